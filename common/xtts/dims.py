@@ -105,6 +105,10 @@ class ModelDims:
         gpt = dataclasses.replace(self.gpt, num_text_tokens=num_text_tokens, start_text=start_text, stop_text=stop_text)
         return dataclasses.replace(self, gpt=gpt)
 
+    def with_layers(self, layers: int) -> ModelDims:
+        """The same model with another number of GPT blocks."""
+        return dataclasses.replace(self, gpt=dataclasses.replace(self.gpt, layers=layers))
+
     def to_dict(self) -> dict:
         """Nested plain values, for checkpoints and hashes."""
         return dataclasses.asdict(self)

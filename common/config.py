@@ -1,0 +1,298 @@
+"""One run's settings: a typed tree, strict about names, read from YAML and `a.b=c` overrides, dumped into the run folder.
+
+`load` reads and checks; `resolve` fills in what depends on the machine (threads, window, determinism) exactly once, when a run
+is created; children read only the resolved `RUN/config.yaml`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from common.errors import BadInput
+from common.xtts.dims import SIZES, ModelDims
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+def _as_sources(value: Any) -> Any:
+    """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list of sources."""
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    return [{"path": v} if isinstance(v, (str, os.PathLike)) else v for v in values]
+
+
+class Section(BaseModel):
+    """A part of the tree: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(Section):
+    """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
+
+    path: str
+    format: Literal["auto", "ljspeech", "coqui", "vctk"] = "auto"
+    language: str | None = None  # of rows that name none; null: data.language
+    speaker: str | None = None  # of rows that name none; null: the folder's name
+
+
+Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+
+
+class Data(Section):
+    """What is trained on and what is left out."""
+
+    train: Sources = Field(default_factory=list)
+    val: Sources = Field(default_factory=list)  # empty: a split of `train`, stored in the manifest
+    language: str = "en"
+    eval_fraction: float = Field(0.01, ge=0, lt=1)
+    eval_max: Positive = 256
+    min_audio_s: float = Field(0.5, gt=0)
+    max_audio_s: float = Field(255995 / 22050, gt=0)
+    max_text_tokens: Positive = 200
+    scan_threads: int = Field(0, ge=0)  # 0: one per CPU
+
+
+class Text(Section):
+    """Vocabulary and normalisation."""
+
+    vocab: str | None = None  # a vocab.json; null: a BPE is trained on the corpus
+    vocab_size: Positive = 256
+    strip_arabic_diacritics: bool = False
+
+
+class Model(Section):
+    """Which networks, and where their first weights come from."""
+
+    size: Literal["tiny", "small", "xtts", "arithmetic"] = "xtts"
+    layers: Positive | None = None  # fewer GPT layers than the size has
+    dvae: str | None = None  # DVAE weights (.safetensors); null: stage 1 trains them
+    mel_stats: str | None = None  # the statistics that belong to those weights; null: measured on the corpus
+
+
+class Batching(Section):
+    """How utterances become batches of static shape."""
+
+    buckets: Positive = 8
+    batch_size: Positive = 8
+    positions_per_batch: Positive | None = None  # a token budget instead of a fixed batch size
+    sampling: Literal["epoch", "balanced"] = "epoch"
+    mask_prompt: bool = True  # the conditioning clip's own codes are not predicted
+
+
+class Optim(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(5e-6, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: Positive | None = None  # where the cosine ends; null: the run's last step
+    weight_decay: float = Field(0.01, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.96, ge=0, lt=1)
+    clip_norm: float = Field(0.0, ge=0)  # 0: none
+
+
+class Train(Section):
+    """Stage 2: the GPT."""
+
+    epochs: Positive = 1000
+    max_steps: Positive | None = None
+    accumulate: Positive = 1
+    text_loss_weight: float = Field(0.01, ge=0)
+    optim: Optim = Field(default_factory=Optim)
+    eval_every: int = Field(1000, ge=0)  # steps; 0: at each epoch's end only
+    eval_batches: Positive | None = None
+    save_every: Positive = 1000
+    keep: Positive = 3
+    log_every: Positive = 50
+    max_bad_steps: Positive = 10
+
+
+class DvaeStage(Section):
+    """Stage 1: the audio tokeniser, trained when `model.dvae` names no weights."""
+
+    max_steps: Positive = 20000
+    batch_size: Positive = 32
+    crop_frames: Positive = 128
+    optim: Optim = Field(default_factory=lambda: Optim(learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0))
+    eval_every: int = Field(1000, ge=0)
+    save_every: Positive = 1000
+
+
+class Producers(Section):
+    """Processes that turn files into batches."""
+
+    count: int = Field(1, ge=0)
+    decode_threads: int = Field(0, ge=0)  # per producer; 0: the cores there are, shared out
+    leases: Positive = 3  # batches in work in one producer
+    lease_ttl_s: float = Field(60.0, gt=0)
+
+
+class Transport(Section):
+    """The wire between producers and trainer."""
+
+    high_water_mark: Positive | None = None  # batches in existence; null: max(8, 2 x producers)
+    min_ready: int = Field(1, ge=0)  # batches waiting before step 1
+    bind: str = "ipc"  # or tcp://address:port
+    mel_dtype: Literal["float16", "float32"] = "float16"
+    memory_budget_mb: Positive = 4096
+    data_timeout_s: float = Field(120.0, gt=0)
+
+
+class Threads(Section):
+    """TensorFlow's CPU threads. They change the bits, so they are fixed when the run is created; 0: decided then."""
+
+    trainer_intra: int = Field(0, ge=0)
+    trainer_inter: int = Field(0, ge=0)
+    producer_intra: int = Field(0, ge=0)
+    producer_inter: int = Field(0, ge=0)
+
+
+class Samples(Section):
+    """What is made to be listened to at the end of a run."""
+
+    count: int = Field(4, ge=0)
+    texts: list[str] = Field(default_factory=list)  # spoken besides the evaluation set's own
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: str = "runs/run"
+    seed: int = Field(1, ge=0, lt=2**31)
+    deterministic: bool | None = None  # null: true on the CPU
+    devices: Literal["gpu", "auto"] = "gpu"  # auto: GPUs where there are, else the CPU
+    data_gpu: str | None = None  # "0", "0,2", a UUID, "cpu"; null: chosen
+    model_gpu: str | None = None
+    jit: bool | None = None  # XLA; null: on GPUs
+    gpu_memory_mb: int = Field(0, ge=0)  # the data process's cap where both share a GPU; 0: a sixth of the card
+    data: Data = Field(default_factory=Data)
+    text: Text = Field(default_factory=Text)
+    model: Model = Field(default_factory=Model)
+    batching: Batching = Field(default_factory=Batching)
+    train: Train = Field(default_factory=Train)
+    dvae: DvaeStage = Field(default_factory=DvaeStage)
+    producers: Producers = Field(default_factory=Producers)
+    transport: Transport = Field(default_factory=Transport)
+    threads: Threads = Field(default_factory=Threads)
+    samples: Samples = Field(default_factory=Samples)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder."""
+        return Path(self.run)
+
+    @property
+    def dims(self) -> ModelDims:
+        """The model's sizes before the vocabulary is known."""
+        dims = SIZES["tiny" if self.model.size == "arithmetic" else self.model.size]
+        if self.model.layers is None:
+            return dims
+        return dims.with_layers(self.model.layers)
+
+
+def _nearest(model: type[BaseModel], loc: tuple) -> str:
+    """ "; did you mean 'x'?" for the last name of `loc`, or the names that exist there."""
+    for part in loc[:-1]:
+        f = model.model_fields.get(part) if isinstance(part, str) and model else None
+        if f is None:
+            return ""
+        kinds = (f.annotation, *getattr(f.annotation, "__args__", ()))
+        model = next((a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    if model is None:
+        return ""
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(str(loc[-1]), names, 1, 0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; known here: {', '.join(names)}"
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    lines = []
+    for e in error.errors():
+        key = ".".join(str(p) for p in e["loc"])
+        if e["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown key '{key}'{_nearest(Config, e['loc'])}")
+        else:
+            lines.append(f"{where}: {key}: {e['msg']} (got {e['input']!r})")
+    return "\n".join(lines)
+
+
+def set_override(tree: dict, override: str) -> None:
+    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what they mean in a file.
+
+    Raises:
+        BadInput: the text has no `=`, or the path runs through a value that is no section.
+    """
+    key, eq, text = override.partition("=")
+    if not eq or not key or key.startswith("-"):
+        raise BadInput(f"'{override}' is neither a flag nor key=value; --help lists the flags, configs/ shows the keys")
+    try:
+        value = yaml.safe_load(text) if text else None
+    except yaml.YAMLError as e:
+        raise BadInput(f"{override}: the value is not YAML: {e}") from e
+    *parents, last = key.split(".")
+    for p in parents:
+        tree = tree.setdefault(p, {}) if isinstance(tree, dict) else None
+        if not isinstance(tree, dict):
+            raise BadInput(f"{override}: '{p}' is not a section")
+    tree[last] = value
+
+
+def parse(tree: dict, where: str = "settings") -> Config:
+    """A checked `Config` from plain values; BadInput lists every fault with the nearest known name."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as e:
+        raise BadInput(_explain(e, where)) from e
+
+
+def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
+    """Read a YAML file and apply overrides. BadInput: no such file, not YAML, an unknown key or a wrong value."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig")) or {}
+    except OSError as e:
+        raise BadInput(f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/") from e
+    except yaml.YAMLError as e:
+        raise BadInput(f"{path} is not YAML: {e}") from e
+    if not isinstance(tree, dict):
+        raise BadInput(f"{path}: expected keys and values at the top level")
+    for o in overrides:
+        set_override(tree, o)
+    return parse(tree, str(path))
+
+
+def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
+    """Fill in what depends on the machine. Done once, when the run is created: the results decide the bits."""
+    share = max(1, cores // 2)
+    t = config.threads
+    threads = Threads(
+        trainer_intra=t.trainer_intra or (cores if on_cpu else 4),
+        trainer_inter=t.trainer_inter or 2,
+        producer_intra=t.producer_intra or (share if on_cpu else 4),
+        producer_inter=t.producer_inter or 2,
+    )
+    hwm = config.transport.high_water_mark or max(8, 2 * config.producers.count)
+    return config.model_copy(
+        update={
+            "deterministic": on_cpu if config.deterministic is None else config.deterministic,
+            "jit": (not on_cpu) if config.jit is None else config.jit,
+            "threads": threads,
+            "transport": config.transport.model_copy(update={"high_water_mark": hwm}),
+        }
+    )
+
+
+def dump(config: Config, path: str | os.PathLike) -> None:
+    """Write the whole tree as YAML, atomically."""
+    path = Path(path)
+    tmp = path.with_name(path.name + ".tmp")
+    tmp.write_text(yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(tmp, path)

@@ -1,0 +1,48 @@
+"""Files that survive a power cut, and digests of what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import xxhash
+
+
+def digest(value) -> str:
+    """xxh3-128 of a JSON-able value, in canonical form."""
+    return xxhash.xxh3_128(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_digest(path: str | os.PathLike) -> str:
+    """xxh3-128 of a file's bytes."""
+    h = xxhash.xxh3_128()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 22):
+            h.update(chunk)
+    return h.hexdigest()
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write aside, fsync, rename, fsync the folder: a reader sees the old file or the new one, also after a power cut."""
+    fd, tmp = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(data.encode() if isinstance(data, str) else data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(tmp, path)
+    except BaseException:
+        Path(tmp).unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
+
+
+def fsync(path: str | os.PathLike) -> None:
+    """What was written to the file, or renamed within the folder, is on disk when this returns."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,41 @@
+"""Exit codes, and the errors that carry one to a process's edge."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1  # while running
+BAD_INPUT = 2  # found before any GPU was opened
+HOPELESS = 3  # out of memory, read-only folder, ten non-finite steps: a restart would end the same way
+REPLACED = 4  # a trainer that saved and left because another one asked for its place
+INTERRUPTED = 130
+TERMINATED = 143
+
+
+class RunError(Exception):
+    """A failure with an exit code and a message for the user: what, where, what to do."""
+
+    exit_code = FAILED
+
+
+class BadInput(RunError):
+    """Input or settings cannot work; nothing was started and nothing was lost."""
+
+    exit_code = BAD_INPUT
+
+
+class Hopeless(RunError):
+    """A failure that will not get better by trying again."""
+
+    exit_code = HOPELESS
+
+
+class Replaced(RunError):
+    """Another trainer asked for this run; this one saved and leaves."""
+
+    exit_code = REPLACED
+
+
+class Stopped(RunError):
+    """SIGTERM, SIGINT or the parent's death asked the process to leave."""
+
+    exit_code = TERMINATED

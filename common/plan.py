@@ -1,0 +1,198 @@
+"""The plan: batch number → bucket, utterances, crop and dropout seeds. A pure function, the same in every process.
+
+`plan.batch(g)` needs no history: it costs O(log buckets) and no memory beyond the memory-mapped order of utterances.
+
+Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last, short batch is padded with rows
+of weight 0, so shapes stay static and the loss exact. `balanced`: with replacement, every language equally often (XTTS's own
+recipe): the bucket is drawn with weight p_b / B_b, p_b = Σ_lang n(lang, b) / (L n_lang), then each row's language within it, then
+the utterance: the marginal distribution of "language uniformly, then utterance uniformly". `fixed`: evaluation, in order, no crops.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from common import counters
+from common.buckets import Bucket
+
+# Purposes of the counter streams. Changing a number changes every run.
+_ORDER, _ROWS, _CROP, _DROPOUT, _BUCKET, _LANGUAGE, _PICK = range(7)
+_NAMES = {"train": 0, "eval": 1}
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """What batch `g` of a plan consists of; B = the bucket's batch size."""
+
+    plan: str  # "train" or "eval"
+    g: int
+    epoch: int
+    bucket: int
+    utterances: np.ndarray  # int64[B], -1 in padding rows
+    weights: np.ndarray  # float32[B], 0 in padding rows
+    row_seeds: np.ndarray  # uint64[B], for crops
+    seed: tuple[int, int]  # int32 pair, for dropout
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that hold an utterance."""
+        return int((self.utterances >= 0).sum())
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """Step `step` (1-based): `count` batches from `first_g` on, in one epoch."""
+
+    step: int
+    epoch: int
+    first_g: int
+    count: int
+
+
+class Plan:
+    """One plan of one stage. Build with `write_plan`, open with `Plan.open`.
+
+    Args:
+        name: "train" or "eval".
+        seed: the run's seed, already mixed with the stage.
+        sampling: "epoch", "balanced" or "fixed".
+        buckets: the static shapes, shared by both plans of a stage.
+        order: int32[N], utterance ids sorted by bucket, then language, then id.
+        offsets: int64[buckets, languages + 1], where each (bucket, language) begins in `order`.
+    """
+
+    def __init__(self, name: str, seed: int, sampling: str, buckets: list[Bucket], order: np.ndarray, offsets: np.ndarray):
+        self.name, self.seed, self.sampling, self.buckets, self.order, self.offsets = name, seed, sampling, buckets, order, offsets
+        self.num_utterances = len(order)
+        sizes = offsets[:, -1] - offsets[:, 0]
+        per_bucket = np.array([-(-int(n) // b.batch_size) for n, b in zip(sizes, buckets, strict=True)], np.int64)
+        self._sizes, self._starts = sizes, np.concatenate([[0], np.cumsum(per_bucket)])
+        self.batches_per_epoch = int(self._starts[-1])
+        if sampling == "balanced" and self.num_utterances:
+            self._prepare_balanced()
+
+    def _prepare_balanced(self) -> None:
+        counts = np.diff(self.offsets, axis=1).astype(np.float64)  # [buckets, languages]
+        per_language = counts.sum(0)
+        share = counts / np.where(per_language > 0, per_language, 1) / max(1, (per_language > 0).sum())
+        rows = np.array([b.batch_size for b in self.buckets], np.float64)
+        weight = share.sum(1) / rows
+        weight /= weight.sum()
+        self._bucket_cdf = np.cumsum(weight)
+        self._language_cdf = np.cumsum(share / np.where(share.sum(1, keepdims=True) > 0, share.sum(1, keepdims=True), 1), axis=1)
+        # An epoch has as many rows as there are utterances, in expectation.
+        self.batches_per_epoch = max(1, round(self.num_utterances / float((weight * rows).sum())))
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike, name: str) -> Plan:
+        """Memory-map a plan that `write_plan` wrote. OSError where it is missing."""
+        folder = Path(folder)
+        meta = json.loads((folder / f"{name}.json").read_text())
+        order = np.load(folder / f"{name}.order.npy", mmap_mode="r") if meta["num_utterances"] else np.zeros(0, np.int32)
+        offsets = np.load(folder / f"{name}.offsets.npy")
+        return cls(name, meta["seed"], meta["sampling"], [Bucket(**b) for b in meta["buckets"]], order, offsets)
+
+    # -- batches -------------------------------------------------------------------------------------------------------------------
+
+    def _key(self, purpose: int, *parts: int) -> np.uint64:
+        return counters.key(self.seed, _NAMES[self.name], purpose, *parts)
+
+    def _locate(self, g: int) -> tuple[int, int, int]:
+        """(epoch, bucket, number of the batch within its bucket)."""
+        epoch, i = divmod(g, self.batches_per_epoch)
+        if self.sampling == "balanced":
+            u = float(counters.uniform(counters.draws(self._key(_BUCKET), g)))
+            return epoch, min(int(np.searchsorted(self._bucket_cdf, u, "right")), len(self.buckets) - 1), 0
+        if self.sampling == "epoch":
+            i = int(counters.permute(self.batches_per_epoch, self._key(_ORDER, epoch), i))
+        bucket = int(np.searchsorted(self._starts, i, "right")) - 1
+        return epoch, bucket, i - int(self._starts[bucket])
+
+    def num_rows(self, g: int) -> int:
+        """Rows of batch g that hold an utterance, without building it."""
+        _, bucket, k = self._locate(g)
+        rows = self.buckets[bucket].batch_size
+        return rows if self.sampling == "balanced" else int(min(rows, self._sizes[bucket] - k * rows))
+
+    def bucket_of(self, g: int) -> int:
+        """The bucket of batch g."""
+        return self._locate(g)[1]
+
+    def batch(self, g: int) -> PlannedBatch:
+        """Batch number g. IndexError: g is negative, the plan is empty, or g is past the end of a fixed plan."""
+        if g < 0 or not self.num_utterances or (self.sampling == "fixed" and g >= self.batches_per_epoch):
+            raise IndexError(f"batch {g} of plan {self.name}: it has {self.batches_per_epoch} per epoch")
+        epoch, bucket, k = self._locate(g)
+        rows = self.buckets[bucket].batch_size
+        if self.sampling == "balanced":
+            picks = self._pick_balanced(g, bucket, rows)
+        else:
+            index = np.arange(k * rows, min((k + 1) * rows, int(self._sizes[bucket])))
+            if self.sampling == "epoch":
+                index = counters.permute(int(self._sizes[bucket]), self._key(_ROWS, epoch, bucket), index)
+            picks = self.offsets[bucket, 0] + index
+        utterances = np.full(rows, -1, np.int64)
+        utterances[: len(picks)] = self.order[picks]
+        weights = (utterances >= 0).astype(np.float32)
+        dropout = counters.draws(self._key(_DROPOUT, g), np.arange(2)) >> np.uint64(33)  # 31 bits: non-negative int32
+        row_seeds = counters.draws(self._key(_CROP, g), np.arange(rows))
+        return PlannedBatch(self.name, g, epoch, bucket, utterances, weights, row_seeds, (int(dropout[0]), int(dropout[1])))
+
+    def _pick_balanced(self, g: int, bucket: int, rows: int) -> np.ndarray:
+        u = counters.uniform(counters.draws(self._key(_LANGUAGE, g), np.arange(rows)))
+        language = np.minimum(np.searchsorted(self._language_cdf[bucket], u, "right"), self.offsets.shape[1] - 2)
+        begin, end = self.offsets[bucket, language], self.offsets[bucket, language + 1]
+        v = counters.uniform(counters.draws(self._key(_PICK, g), np.arange(rows)))
+        return begin + (v * (end - begin)).astype(np.int64)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------------
+
+    def steps_per_epoch(self, accumulate: int) -> int:
+        """Optimizer updates per epoch; the last may have fewer batches."""
+        return -(-self.batches_per_epoch // accumulate)
+
+    def step(self, s: int, accumulate: int) -> PlannedStep:
+        """Step s (1-based): which batches it consumes. A step never crosses an epoch's end."""
+        epoch, i = divmod(s - 1, self.steps_per_epoch(accumulate))
+        first = epoch * self.batches_per_epoch + i * accumulate
+        return PlannedStep(s, epoch, first, min(accumulate, (epoch + 1) * self.batches_per_epoch - first))
+
+
+def write_plan(
+    folder: Path,
+    name: str,
+    *,
+    seed: int,
+    sampling: str,
+    buckets: list[Bucket],
+    ids: np.ndarray,
+    bucket_of: np.ndarray,
+    language: np.ndarray,
+) -> str:
+    """Write a plan's arrays; returns the digest of its content.
+
+    Args:
+        ids: int[N] utterance ids of the plan; `bucket_of` and `language` belong to them, elementwise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    num_languages = int(language.max()) + 1 if len(language) else 1
+    rank = np.lexsort((ids, language, bucket_of))
+    order = np.ascontiguousarray(ids[rank], np.int32)
+    cell = bucket_of[rank].astype(np.int64) * num_languages + language[rank]
+    bounds = np.searchsorted(cell, np.arange(len(buckets) * num_languages + 1))
+    offsets = np.stack([bounds[b * num_languages : (b + 1) * num_languages + 1] for b in range(len(buckets))]).astype(np.int64)
+    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "buckets": [b.to_dict() for b in buckets]}
+    text = json.dumps(meta, indent=1)
+    np.save(folder / f"{name}.order.npy", order)
+    np.save(folder / f"{name}.offsets.npy", offsets)
+    (folder / f"{name}.json").write_text(text)
+    h = xxhash.xxh3_128(text.encode())
+    h.update(order.tobytes())
+    h.update(offsets.tobytes())
+    return h.hexdigest()

@@ -1,0 +1,160 @@
+"""The GPT stack of XTTS v2: conditioning latents, text and audio codes in one causal sequence (spec section 1).
+
+A row is [latents | START text | START codes STOP STOP STOP | padding]: contiguous, so causality alone is the mask. Text and audio share
+one id space and one position space here: audio ids are offset by `num_text_tokens`, audio positions by `num_text_positions`.
+Padding comes last, where nothing before it can see it; its ids and positions must be valid and its targets -1.
+
+Shapes: B batch, T row length without the latents, L latents, P = L + T, S cache length, H heads, D head width, C width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
+from common.xtts.dims import GptDims
+from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup
+from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
+
+# Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no other block's.
+Cache = tuple[tuple[tf.Tensor, tf.Tensor], ...]
+
+_SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
+
+
+class GptBlock(Block):
+    """GPT-2's pre-norm block with tanh GELU: x += c_proj(attention(ln_1 x)); x += mlp(ln_2 x)."""
+
+    def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
+        super().__init__(name, dtype)
+        width = dims.width
+        self.heads, self.dropout = dims.heads, dims.dropout
+        # GPT-2 shrinks what is added to the residual stream by its number of additions.
+        residual_std = 0.02 / math.sqrt(2 * dims.layers)
+        self.ln_1 = LayerNorm(width, name="ln_1", dtype=dtype)
+        self.c_attn = HFConv1D(width, 3 * width, name="attn.c_attn", dtype=dtype)
+        self.c_proj = HFConv1D(width, width, std=residual_std, name="attn.c_proj", dtype=dtype)
+        self.ln_2 = LayerNorm(width, name="ln_2", dtype=dtype)
+        self.c_fc = HFConv1D(width, 4 * width, name="mlp.c_fc", dtype=dtype)
+        self.mlp_proj = HFConv1D(4 * width, width, std=residual_std, name="mlp.c_proj", dtype=dtype)
+
+    def call(self, x, seeds=(None, None, None), key_mask=None):
+        """x [B, P, C] -> [B, P, C]; `seeds`: one int32[2] (or None) per dropout site; `key_mask` as in `causal_attention`."""
+        return self.with_keys(x, seeds, key_mask)[0]
+
+    def with_keys(self, x, seeds=(None, None, None), key_mask=None):
+        """Like `call`, and also this block's keys and values, [B, P, H, D] each."""
+        q, k, v = self._qkv(x)
+        attended = causal_attention(q, k, v, dropout_rate=self.dropout, seed=seeds[0], key_mask_BT=key_mask)
+        return self._add(x, attended, seeds), (k, v)
+
+    def step(self, x, cache, index):
+        """x [B, 1, C], the block's cache, index int32[B] -> x, cache: writes position `index` and attends to 0..index."""
+        q, k, v = self._qkv(x)
+        slot_BS = tf.range(cache[0].shape[1])[tf.newaxis, :]
+        # A select over the cache, not a scatter: it reads what attention reads anyway, and takes an index per row.
+        written = (slot_BS == index[:, tf.newaxis])[:, :, tf.newaxis, tf.newaxis]
+        keys, values = tf.where(written, k, cache[0]), tf.where(written, v, cache[1])
+        seen = (slot_BS <= index[:, tf.newaxis])[:, tf.newaxis, tf.newaxis, :]
+        return self._add(x, attention(q, keys, values, mask=seen), (None, None, None)), (keys, values)
+
+    def _qkv(self, x):
+        return [split_heads(part, self.heads) for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)]
+
+    def _add(self, x, attended, seeds):
+        x = x + dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1])
+        hidden = tf.nn.gelu(self.c_fc(self.ln_2(x)), approximate=True)
+        return x + dropout(self.mlp_proj(hidden), self.dropout, seeds[2])
+
+
+class Gpt(Block):
+    """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings, blocks, norms and heads.
+
+    `seed` initialises the weights (spec section 1.2, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
+    standing by accident, and `parity_init` restores it). Without a seed the weights are zeros, to be loaded.
+    """
+
+    # Left by inference runs, by v1 and by old transformers releases (spec section 10.1).
+    ignored_keys = (r"gpt_inference\..*", r"gpt\.wte\..*", r"gpt\.h\.\d+\.attn\.(bias|masked_bias)")
+
+    def __init__(self, dims: GptDims, name: str = "gpt", *, dtype: str | None = None, seed: int | None = None, parity_init: bool = False):
+        super().__init__(name, dtype)
+        self.dims = dims
+        width, token_std = dims.width, 1.0 if parity_init else 0.02
+        self.conditioning_encoder = ConditioningEncoder(dims, dtype=dtype)
+        self.conditioning_perceiver = PerceiverResampler(dims, dtype=dtype)
+        self.text_embedding = Embedding(dims.num_text_tokens, width, std=token_std, name="text_embedding", dtype=dtype)
+        self.mel_embedding = Embedding(dims.num_audio_tokens, width, std=token_std, name="mel_embedding", dtype=dtype)
+        self.text_positions = Embedding(dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype)
+        self.mel_positions = Embedding(dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype)
+        self.blocks = [GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype) for i in range(dims.layers)]
+        # Two norms in a row, as trained (spec section 12 ①).
+        self.ln_f = LayerNorm(width, name="gpt.ln_f", dtype=dtype)
+        self.final_norm = LayerNorm(width, name="final_norm", dtype=dtype)
+        self.text_head = Linear(width, dims.num_text_tokens, name="text_head", dtype=dtype)
+        self.mel_head = Linear(width, dims.num_audio_tokens, name="mel_head", dtype=dtype)
+        if seed is not None:
+            self.initialise(seed)
+
+    def style_latents(self, cond_mel, training: bool = False):
+        """Normalised log-mel [B, S, 80] of the reference clip -> [B, L, C]. `training` changes nothing: there is no dropout here."""
+        del training
+        return self.conditioning_perceiver(self.conditioning_encoder(cond_mel))
+
+    def hidden(self, latents, ids, positions, seed=None, attention_mask=None):
+        """latents [B, L, C], ids and positions int32[B, T] -> states [B, L + T, C], after both final norms.
+
+        `seed` int32[2]: dropout, a pure function of it; None: no dropout. `attention_mask` [B, L + T] (nonzero = visible key) is only
+        needed for layouts with padding in the middle.
+        """
+        seeds = DropoutSeeds(seed, 1 + _SITES_PER_BLOCK * self.dims.layers)
+        x = dropout(self._inputs(latents, ids, positions), self.dims.dropout, seeds[0])
+        for i, block in enumerate(self.blocks):
+            first = 1 + _SITES_PER_BLOCK * i
+            x = block(x, tuple(seeds[first + site] for site in range(_SITES_PER_BLOCK)), attention_mask)
+        return self.final_norm(self.ln_f(x))
+
+    def text_logits(self, hidden):
+        """States [..., C] -> [..., num_text_tokens]."""
+        return self.text_head(hidden)
+
+    def audio_logits(self, hidden):
+        """States [..., C] -> [..., num_audio_tokens]; class k is audio code k (no offset)."""
+        return self.mel_head(hidden)
+
+    def prefill(self, latents, ids, positions, cache_len: int):
+        """Run a prefix once -> (states [B, L + T, C], cache of `cache_len` >= L + T positions, zeros where not yet written).
+
+        Rows may have different lengths: pad at the end, and let `decode_step` start each row at its own length.
+        """
+        x = self._inputs(latents, ids, positions)
+        padding = cache_len - dims_of(x)[1]
+        cache = []
+        for block in self.blocks:
+            x, keys_values = block.with_keys(x)
+            cache.append(tuple(tf.pad(part, [[0, 0], [0, padding], [0, 0], [0, 0]]) for part in keys_values))
+        cache = tuple((tf.ensure_shape(k, [k.shape[0], cache_len, *k.shape[2:]]), tf.ensure_shape(v, [v.shape[0], cache_len, *v.shape[2:]])) for k, v in cache)
+        return self.final_norm(self.ln_f(x)), cache
+
+    def decode_step(self, ids, positions, cache: Cache, index):
+        """One more position: ids, positions int32[B, 1] -> (states [B, 1, C], cache). Made for the body of a `tf.while_loop`.
+
+        `index` int32, scalar or [B], is where the position goes, counted from the first latent; keys after it are not seen.
+        """
+        x = self._embed(ids, positions)
+        index = tf.broadcast_to(tf.cast(index, tf.int32), dims_of(x)[:1])
+        new_cache = []
+        for block, keys_values in zip(self.blocks, cache, strict=True):
+            x, keys_values = block.step(x, keys_values, index)
+            new_cache.append(keys_values)
+        return self.final_norm(self.ln_f(x)), tuple(new_cache)
+
+    def _inputs(self, latents, ids, positions):
+        return tf.concat([tf.cast(latents, self.compute_dtype), self._embed(ids, positions)], 1)
+
+    def _embed(self, ids, positions):
+        tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
+        places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
+        return lookup(tf.cast(tokens, self.compute_dtype), ids) + lookup(tf.cast(places, self.compute_dtype), positions)

@@ -1,0 +1,304 @@
+"""Small layers whose variables know their names and layouts in Coqui's checkpoints.
+
+A network is a tree of `Block`s. A block's `name` is its path below its parent in the torch module tree (it may contain dots:
+`name="layers.0.1.2"`), and each variable is declared with the last part of its key, the axis order that turns it into torch's layout,
+its initialisation and its weight-decay group. So the network's own source is the mapping to the checkpoint: `Block.tensors()` lists it,
+and `weights.py` and the optimiser read nothing else.
+
+Everything is channels-last: [B, T, C]. Shapes in names: B batch, T time, C channels, G groups.
+`dtype` is a Keras dtype policy: "float32" (default), "float64" (exact tests), "mixed_bfloat16" (float32 variables, bfloat16 compute;
+statistics and softmax stay in float32).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# An initialiser fills a shape from a generator. The distributions used are i.i.d., so layout does not matter.
+Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+# "parity": decayed by Coqui's grouping only (perceiver latents and gamma, by accident of their names).
+Decay = Literal["no", "yes", "parity"]
+
+
+def zeros(_: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """All zeros."""
+    return np.zeros(shape, np.float32)
+
+
+def ones(_: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """All ones."""
+    return np.ones(shape, np.float32)
+
+
+def normal(std: float) -> Init:
+    """N(0, std)."""
+    return lambda rng, shape: rng.standard_normal(shape, np.float32) * np.float32(std)
+
+
+def uniform(bound: float) -> Init:
+    """U(-bound, bound); torch's default for linear and convolution layers has bound 1/sqrt(fan_in)."""
+    return lambda rng, shape: rng.uniform(-bound, bound, shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One variable and what a checkpoint or an optimiser must know of it."""
+
+    key: str  # full name in the torch state dict, without the model's own prefix
+    variable: keras.Variable
+    to_torch: tuple[int, ...]  # transpose(variable, to_torch) has torch's axis order
+    init: Init
+    decay: Decay
+    trainable: bool
+
+    @property
+    def torch_shape(self) -> tuple[int, ...]:
+        """The shape in torch's layout."""
+        return tuple(int(self.variable.shape[axis]) for axis in self.to_torch)
+
+    @property
+    def from_torch(self) -> tuple[int, ...]:
+        """The inverse permutation: transpose(array, from_torch) has this variable's axis order."""
+        return tuple(int(axis) for axis in np.argsort(self.to_torch))
+
+
+class Block(keras.layers.Layer):
+    """Base of every network here: a Keras layer with named sub-blocks (plain attributes or lists) and declared tensors."""
+
+    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other versions). Root blocks set it.
+    ignored_keys: tuple[str, ...] = ()
+
+    def __init__(self, name: str, dtype: str | None = None):
+        super().__init__(name=name, dtype=dtype)
+        self._tensors: list[Tensor] = []
+        # Variables are made in constructors, from explicit sizes: nothing is left for Keras to build.
+        self.built = True
+
+    def tensor(
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        init: Init = zeros,
+        *,
+        to_torch: tuple[int, ...] | None = None,
+        decay: Decay = "no",
+        trainable: bool = True,
+        dtype: str | None = None,
+        autocast: bool = True,
+    ) -> keras.Variable:
+        """Declare a variable; it holds zeros until `initialise` or `weights.load_state_dict`.
+
+        `key` is the end of its torch name ("weight"); `to_torch` as in `Tensor` (default: same layout); `autocast=False` keeps the
+        variable's own dtype under a mixed policy. TensorFlow's shape errors surface unchanged.
+        """
+        variable = self.add_weight(
+            shape=shape, initializer="zeros", name=key, trainable=trainable, dtype=dtype or self.variable_dtype, autocast=autocast
+        )
+        self._tensors.append(Tensor(key, variable, to_torch or tuple(range(len(shape))), init, decay, trainable))
+        return variable
+
+    def tensors(self, prefix: str = "") -> Iterator[Tensor]:
+        """All tensors of this block and those below it, with full keys, in order of construction."""
+        for t in self._tensors:
+            yield Tensor(prefix + t.key, t.variable, t.to_torch, t.init, t.decay, t.trainable)
+        for block in self._flatten_layers(include_self=False, recursive=False):
+            yield from block.tensors(f"{prefix}{block.name}.")
+
+    def initialise(self, seed: int) -> None:
+        """Draw every tensor from its own generator, seeded by (seed, key): equal on every machine and in any order."""
+        for t in self.tensors():
+            rng = np.random.default_rng([seed, zlib.crc32(t.key.encode())])
+            t.variable.assign(t.init(rng, tuple(t.variable.shape)))
+
+
+def dims_of(x: tf.Tensor) -> list:
+    """The dims of `x`: ints where static, scalar tensors where not (lengths in synthesis); for `tf.reshape`."""
+    dynamic = tf.shape(x)
+    return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
+
+
+def statistics_dtype(x: tf.Tensor) -> tf.DType:
+    """The dtype for means, variances, norms and softmax of `x`: float64 stays, all else is float32."""
+    return tf.float64 if x.dtype == tf.float64 else tf.float32
+
+
+class Linear(Block):
+    """x [..., in] -> [..., out]. Torch keeps [out, in], we keep [in, out]."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        bias: bool = True,
+        *,
+        name: str,
+        dtype: str | None = None,
+        init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        super().__init__(name, dtype)
+        default = uniform(1 / math.sqrt(num_in))
+        self.weight = self.tensor("weight", (num_in, num_out), init or default, to_torch=(1, 0), decay="yes")
+        self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
+
+    def call(self, x):
+        """x W + b, as one matrix product over the flattened leading axes."""
+        return _affine(x, self.weight, self.bias)
+
+
+class HFConv1D(Block):
+    """GPT-2's linear layer: Hugging Face already keeps [in, out], N(0, std), bias 0."""
+
+    def __init__(self, num_in: int, num_out: int, *, name: str, std: float = 0.02, dtype: str | None = None):
+        super().__init__(name, dtype)
+        self.weight = self.tensor("weight", (num_in, num_out), normal(std), decay="yes")
+        self.bias = self.tensor("bias", (num_out,), zeros)
+
+    def call(self, x):
+        """x [..., in] -> [..., out]."""
+        return _affine(x, self.weight, self.bias)
+
+
+def _affine(x, weight, bias):
+    # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched one (seen as a tiled copy on CPU).
+    weight = tf.convert_to_tensor(weight)
+    y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
+    if bias is not None:
+        y = tf.nn.bias_add(y, tf.convert_to_tensor(bias))
+    return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
+
+
+class Conv1d(Block):
+    """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
+
+    Zeros are padded on both sides and the convolution is "valid": "same" pads a strided convolution of even length differently from
+    torch (spec section 11.2). Torch keeps [out, in, k], we keep [k, in, out].
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+        *,
+        dilation: int = 1,
+        name: str,
+        dtype: str | None = None,
+        init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        super().__init__(name, dtype)
+        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+        default = uniform(1 / math.sqrt(num_in * kernel))
+        self.weight = self.tensor("weight", (kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
+        self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
+
+    def call(self, x):
+        """x [B, T, in] -> [B, T', out]."""
+        weight = tf.convert_to_tensor(self.weight)
+        if self.kernel == 1 and self.stride == 1 and self.padding == 0:
+            return _affine(x, weight[0], self.bias)
+        if self.padding:
+            x = tf.pad(x, [[0, 0], [self.padding, self.padding], [0, 0]])
+        y = tf.nn.conv1d(x, weight, self.stride, "VALID", dilations=self.dilation)
+        return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
+
+
+class LayerNorm(Block):
+    """Affine normalisation over the last axis, eps 1e-5 (Keras's default is 1e-3), statistics in float32."""
+
+    def __init__(self, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
+        super().__init__(name, dtype)
+        self.eps = eps
+        self.weight = self.tensor("weight", (num_channels,), ones, autocast=False)
+        self.bias = self.tensor("bias", (num_channels,), zeros, autocast=False)
+
+    def call(self, x):
+        """x [..., C] -> same shape and dtype."""
+        wide = tf.cast(x, statistics_dtype(x))
+        centred = wide - tf.reduce_mean(wide, -1, keepdims=True)
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + self.eps)
+        return tf.cast(centred * scale * self.weight + self.bias, x.dtype)
+
+
+class GroupNorm(Block):
+    """Affine normalisation of [B, T, C] over (all T, C/groups neighbouring channels), eps 1e-5, statistics in float32."""
+
+    def __init__(self, groups: int, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
+        super().__init__(name, dtype)
+        if num_channels % groups:
+            raise ValueError(f"{name}: {num_channels} channels do not divide into {groups} groups; change cond_groups or width")
+        self.groups, self.eps = groups, eps
+        self.weight = self.tensor("weight", (num_channels,), ones, autocast=False)
+        self.bias = self.tensor("bias", (num_channels,), zeros, autocast=False)
+
+    def call(self, x):
+        """x [B, T, C] -> same shape and dtype."""
+        shape = dims_of(x)
+        wide = tf.cast(x, statistics_dtype(x))
+        wide = tf.reshape(wide, [*shape[:-1], self.groups, shape[-1] // self.groups])
+        centred = wide - tf.reduce_mean(wide, [1, 3], keepdims=True)
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), [1, 3], keepdims=True) + self.eps)
+        return tf.cast(tf.reshape(centred * scale, shape) * self.weight + self.bias, x.dtype)
+
+
+class Embedding(Block):
+    """A table [num_ids, width], read with `lookup` so that several tables can be joined into one id space first."""
+
+    def __init__(self, num_ids: int, width: int, *, name: str, std: float = 0.02, dtype: str | None = None):
+        super().__init__(name, dtype)
+        self.weight = self.tensor("weight", (num_ids, width), normal(std))
+
+    def call(self, ids):
+        """ids int[...] -> [..., width]."""
+        return tf.cast(lookup(tf.convert_to_tensor(self.weight), ids), self.compute_dtype)
+
+
+@tf.custom_gradient
+def lookup(table_VC: tf.Tensor, ids: tf.Tensor):
+    """Rows of `table_VC` at `ids` [...] -> [..., C]. Ids must be in [0, V).
+
+    The gradient is a product with the one-hot ids, not a scatter: a scatter-add's order, and so its bits, vary on GPUs. It costs
+    less than a head's weight gradient.
+    """
+
+    def grad(d_out):
+        num_ids, width = table_VC.shape
+        one_hot = tf.one_hot(tf.reshape(ids, [-1]), num_ids, dtype=d_out.dtype)
+        return tf.matmul(one_hot, tf.reshape(d_out, [-1, width]), transpose_a=True), None
+
+    return tf.gather(table_VC, ids), grad
+
+
+class DropoutSeeds:
+    """A pure function from the step's seed to one seed per dropout site: no state, equal for equal (seed, site).
+
+    `seed` is int32[2], or None for no dropout anywhere. Adjacent seeds give unrelated masks: they are hashed, not added to.
+    """
+
+    def __init__(self, seed: tf.Tensor | None, num_sites: int):
+        self._seeds = None
+        if seed is not None:
+            self._seeds = tf.random.stateless_uniform([num_sites, 2], seed, minval=None, maxval=None, dtype=tf.int32)
+
+    def __getitem__(self, site: int) -> tf.Tensor | None:
+        return None if self._seeds is None else self._seeds[site]
+
+
+def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
+    """Zero a fraction `rate` of `x` and scale the rest by 1/(1 - rate); the mask depends on `seed` int32[2] and the shape alone."""
+    if seed is None or rate == 0.0:
+        return x
+    kept = tf.random.stateless_uniform(tf.shape(x), seed, dtype=tf.float32) >= rate
+    return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))

@@ -1,0 +1,42 @@
+"""LJSpeech: `metadata.csv` with lines `id|raw text|normalised text` or `id|text`, no header, no quoting; audio in `wavs/`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from producer.readers.row import Item, Notice, Row, RowError, audio_candidates, find_metadata, lines, not_utf8
+
+_NUMBER = re.compile(r"[-+]?[0-9]+([.,:][0-9]+)*( ?s)?\Z")
+
+
+def read(path: Path) -> Iterator[Item]:
+    """Rows of an LJSpeech folder, or of its metadata file. BadInput: there is no metadata file.
+
+    The text is the last column. A last column that is a bare number beside a worded one (a duration that some tool appended)
+    is not the text: the worded one is, and the file gets a notice.
+    """
+    metadata = find_metadata(path)
+    root, file = metadata.parent, str(metadata)
+    numeric = rows = 0
+    for number, line in lines(metadata):
+        if line is None:
+            yield not_utf8(metadata, number)
+            continue
+        fields = [f.strip() for f in line.split("|")]
+        rows += 1
+        if len(fields) not in (2, 3):
+            hint = "" if len(fields) < 4 else " (other columns need a header line: audio_file|text|speaker_name|language)"
+            yield RowError(file, number, fields[0], f"expected 2 or 3 fields, got {len(fields)}{hint}", "wrong number of fields")
+            continue
+        if not fields[0]:
+            yield RowError(file, number, "", "empty id", "empty id")
+            continue
+        text = fields[-1] or fields[1]
+        if len(fields) == 3 and _NUMBER.match(fields[2]) and any(c.isalpha() for c in fields[1]):
+            numeric += 1
+            text = fields[1]
+        yield Row(file, number, fields[0], audio_candidates(root, fields[0]), text)
+    if numeric:
+        yield Notice(file, f"column 3 looks numeric in {numeric}/{rows} rows; column 2 was taken as the text there")

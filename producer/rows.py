@@ -1,0 +1,109 @@
+"""Text tokens and audio codes to the rows of a stage-2 batch: ids, positions and targets, in NumPy.
+
+Shapes: B rows, T row positions, Lt text-head positions, n codes, l text tokens.
+A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask is right. The target at a
+position is what the next one holds: t1..tl STOP under the text, c1..cn STOP STOP STOP STOP under the audio.
+Source: xtts-spec 1.5 (sequence, four STOP labels), 1.6 (masking of the prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.xtts.dims import GptDims
+
+NO_TARGET = -1
+NUM_STOP_INPUTS = 3  # after c1..cn
+NUM_STOP_LABELS = 4
+
+
+def num_codes(num_samples: int, samples_per_code: int = 1024) -> int:
+    """Codes of an utterance: ceil(samples / 1024), the last one partly silence."""
+    return -(-num_samples // samples_per_code)
+
+
+def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) -> tuple[int, int]:
+    """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start + length)` shows them.
+
+    Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code target would teach STOP alone.
+    Source: xtts-spec 1.6, "the intended form".
+    """
+    first, end = start // samples_per_code, min((start + length) // samples_per_code, n)
+    if first == 0 and end >= n:
+        end = n - 1
+    return first, max(first, end)
+
+
+class RowError(ValueError):
+    """A row does not fit its bucket: the plan and the manifest disagree."""
+
+
+def empty_rows(batch_size: int, row_len: int, text_len: int) -> dict[str, np.ndarray]:
+    """Arrays of a batch whose rows are all padding: ids and positions int32[B,T] 0, targets int32[B,Lt] and [B,T] -1."""
+    return {
+        "ids": np.zeros((batch_size, row_len), np.int32),
+        "positions": np.zeros((batch_size, row_len), np.int32),
+        "text_targets": np.full((batch_size, text_len), NO_TARGET, np.int32),
+        "audio_targets": np.full((batch_size, row_len), NO_TARGET, np.int32),
+    }
+
+
+def pack_row(
+    arrays: dict[str, np.ndarray], row: int, tokens: np.ndarray, codes: np.ndarray, hidden: tuple[int, int] | None, gpt: GptDims
+) -> None:
+    """Write one utterance into row `row` of `arrays` (from `empty_rows`).
+
+    Args:
+        arrays: as `empty_rows` makes them.
+        row: index of a row that is still padding.
+        tokens: int[l] text ids, language tag included, without START and STOP.
+        codes: int[n] DVAE codes.
+        hidden: code indices [first, end) without a target (`prompt_codes`), or None.
+        gpt: ids and offsets; audio ids follow the text ids, audio positions the text positions.
+
+    Raises RowError when the utterance is longer than the row.
+    """
+    num_text, n = len(tokens) + 1, len(codes)
+    num_audio = n + 1 + NUM_STOP_INPUTS
+    end = num_text + num_audio
+    row_len, text_len = arrays["ids"].shape[1], arrays["text_targets"].shape[1]
+    if end > row_len or num_text > text_len:
+        raise RowError(f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})")
+    ids, positions = arrays["ids"][row], arrays["positions"][row]
+    ids[0] = gpt.start_text
+    ids[1:num_text] = tokens
+    ids[num_text] = gpt.num_text_tokens + gpt.start_audio
+    ids[num_text + 1 : num_text + 1 + n] = codes
+    ids[num_text + 1 : num_text + 1 + n] += gpt.num_text_tokens
+    ids[num_text + 1 + n : end] = gpt.num_text_tokens + gpt.stop_audio
+    positions[:num_text] = np.arange(num_text)
+    positions[num_text:end] = np.arange(gpt.num_text_positions, gpt.num_text_positions + num_audio)
+    text = arrays["text_targets"][row]
+    text[: num_text - 1] = tokens
+    text[num_text - 1] = gpt.stop_text
+    audio = arrays["audio_targets"][row, num_text:end]
+    audio[:n] = codes
+    audio[n:] = gpt.stop_audio
+    if hidden is not None:
+        audio[hidden[0] : hidden[1]] = NO_TARGET
+
+
+def pack_rows(
+    row_len: int,
+    text_len: int,
+    tokens: Sequence[np.ndarray | None],
+    codes: Sequence[np.ndarray | None],
+    hidden: Sequence[tuple[int, int] | None],
+    gpt: GptDims,
+) -> dict[str, np.ndarray]:
+    """All rows of a batch; a row whose tokens are None stays padding.
+
+    Returns ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt]. Raises RowError (see `pack_row`).
+    """
+    arrays = empty_rows(len(tokens), row_len, text_len)
+    for row, (t, c, h) in enumerate(zip(tokens, codes, hidden, strict=True)):
+        if t is not None:
+            pack_row(arrays, row, t, c, h, gpt)
+    return arrays
