@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from common import wire
 
@@ -42,6 +41,7 @@ class Item:
     lease: int | None = None
     data: wire.Data | None = None
     producer: str = ""
+    maker: bytes = b""
     failed_by: bytes | None = None
     nacks: list[tuple[bytes, str]] = field(default_factory=list)
     expired: int = 0
@@ -84,7 +84,7 @@ class Peer:
 
     @property
     def label(self) -> str:
-        return self.name or self.id.hex()[:8]
+        return self.name or self.id.hex()[-8:]
 
 
 class LeaseBook:
@@ -108,7 +108,8 @@ class LeaseBook:
         self.gen = 0
         self.peers: dict[bytes, Peer] = {}
         self.outbox: deque[tuple[bytes, wire.Message]] = deque()
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # events by kind
+        self.outcomes: Counter[str] = Counter()  # closed leases by outcome
         self._last_lease = 0
         self._reset(iter(()), lambda plan, g: {})
 
@@ -257,6 +258,7 @@ class LeaseBook:
 
     def _close(self, record: LeaseRecord, outcome: str, why: str = "") -> None:
         record.outcome = outcome
+        self.outcomes[outcome] += 1
         peer = self.peers.get(record.peer)
         if peer is not None:
             peer.leases.pop(record.id, None)
@@ -264,7 +266,7 @@ class LeaseBook:
             record.item.lease = None
             if record.item.state == LEASED:
                 record.item.state = FREE
-        fields = {"plan": record.item.plan, "g": record.item.g, "lease": record.id, "peer": peer.label if peer else record.peer.hex()[:8]}
+        fields = {"plan": record.item.plan, "g": record.item.g, "lease": record.id, "peer": peer.label if peer else record.peer.hex()[-8:]}
         self.event("lease_end", outcome=outcome, why=why, **fields)
 
     def _fail(self, record: LeaseRecord, outcome: str, why: str) -> None:
@@ -300,7 +302,7 @@ class LeaseBook:
             return "bad"
         item = record.item
         self._compare(record, data.digest, peer.label)
-        if item.state not in (FREE, LEASED) or self._items.get(item.position) is not item:
+        if item.state not in (FREE, LEASED, FAILED) or self._items.get(item.position) is not item:
             self.event("duplicate", **fields)
             if record.outcome is None:
                 self._close(record, "revoked", "another copy came first")
@@ -321,7 +323,7 @@ class LeaseBook:
             for behind in peer.leases.values():  # the peer gets on: leases it takes up after this one start to count now
                 if behind.item.position > item.position:
                     behind.deadline = max(behind.deadline, self.clock() + self.lease_ttl_s)
-        item.state, item.data, item.producer = READY, data, peer.label
+        item.state, item.data, item.producer, item.maker = READY, data, peer.label, peer.id
         peer.produced += 1
 
     def _compare(self, record: LeaseRecord, digest: str, label: str) -> None:
@@ -386,7 +388,7 @@ class LeaseBook:
             if record.item is item:
                 record.item = Item(position, item.plan, item.g, state=DELIVERED)
         self.event("reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike)
-        maker = next((p for p in self.peers.values() if p.label == item.producer), None)
+        maker = self.peers.get(item.maker)
         if strike and maker is not None:
             item.failed_by = maker.id
             self._strike(maker, f"rejected: {reason}")
@@ -398,8 +400,3 @@ class LeaseBook:
     def nbytes(self) -> int:
         """Bytes of the arrays held for delivery."""
         return sum(a.nbytes for item in self._items.values() if item.data for a in item.data.arrays.values())
-
-    def content(self) -> dict[str, np.ndarray]:
-        """Arrays held, by `plan/g/name` (for tests of what is kept)."""
-        held = [item for item in self._items.values() if item.data]
-        return {f"{i.plan}/{i.g}/{name}": a for i in held for name, a in i.data.arrays.items()}

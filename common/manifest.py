@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from common.durable import fsync
 from common.errors import BadInput
 
 VERSION = 1
@@ -38,6 +39,7 @@ CREATE TABLE utterances (
 CREATE TABLE rejects (file TEXT NOT NULL, line INTEGER NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, facts TEXT NOT NULL) WITHOUT ROWID;
 """
+Roots = Sequence[str | os.PathLike] | str | os.PathLike | None
 _FIELDS = "id, source, path, name, text, clean, tokens, language, speaker, num_samples, source_rate, source_frames, size, split"
 
 
@@ -178,14 +180,9 @@ class ManifestWriter:
         self.set_meta("num_utterances", self.num_utterances)
         self._db.execute("COMMIT")
         self._db.close()
-        with open(self._aside, "rb+") as f:
-            os.fsync(f.fileno())
+        fsync(self._aside)
         os.replace(self._aside, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        fsync(self._path.parent)
 
     def abandon(self) -> None:
         """Drop what was written; the final path stays as it was."""
@@ -199,7 +196,7 @@ def _digest(db: sqlite3.Connection, languages: dict[str, int]) -> str:
     for row in db.execute(f"SELECT {_FIELDS} FROM utterances ORDER BY id"):
         # A clip outside its source's root is known by its file name: where it lies is this machine's affair.
         path = os.path.basename(row[2]) if os.path.isabs(row[2]) else row[2]
-        h.update(repr((*row[:2], path, *row[3:])).encode())
+        h.update(repr((*row[:2], path, *row[4:])).encode())  # not row[3], the name: it may be an absolute path
     return h.hexdigest()
 
 
@@ -222,7 +219,7 @@ class Manifest:
         return ManifestWriter(path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike, data_roots: Sequence[str | os.PathLike] | str | os.PathLike | None = None, check: bool = True) -> Manifest:
+    def open(cls, path: str | os.PathLike, data_roots: Roots = None, check: bool = True) -> Manifest:
         """Open an existing manifest read-only.
 
         Args:
@@ -341,7 +338,7 @@ def _quote(path: Path) -> str:
     return os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
-def _remap(roots: list[Path], data_roots: Sequence[str | os.PathLike] | str | os.PathLike | None) -> list[Path]:
+def _remap(roots: list[Path], data_roots: Roots) -> list[Path]:
     if data_roots is None:
         return roots
     given = [Path(data_roots)] if isinstance(data_roots, (str, os.PathLike)) else [Path(r) for r in data_roots]

@@ -104,13 +104,7 @@ class RunFolder:
         write_atomically(path, f"{number}\n")
         return number
 
-    def write_endpoint(self, address: str, public_key: str | None, generation: int) -> None:
-        """Tell producers where the trainer listens."""
-        write_atomically(self.path / "endpoint.json", json.dumps({"address": address, "public_key": public_key, "generation": generation}))
-
-    def read_endpoint(self) -> dict | None:
-        """{"address", "public_key", "generation"}, or None before the first trainer has bound."""
-        try:
-            return json.loads((self.path / "endpoint.json").read_text())
-        except FileNotFoundError:
-            return None
+    @property
+    def endpoint_file(self) -> Path:
+        """Where the trainer says how to reach it (common/address.py)."""
+        return self.path / "endpoint.json"

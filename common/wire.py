@@ -239,8 +239,9 @@ def _arrays_of(entries: list[dict], frames: Sequence[bytes | memoryview]) -> dic
             raise WireError(f"DATA: array {name!r} twice")
         dtype = np.dtype(entry["dtype"]).newbyteorder("<")
         size = len(frame) if isinstance(frame, bytes) else frame.nbytes
-        if math.prod(shape) * dtype.itemsize != size:
-            raise WireError(f"array {name!r}: {entry['dtype']}{list(shape)} needs {math.prod(shape) * dtype.itemsize} bytes, frame has {size}")
+        needed = math.prod(shape) * dtype.itemsize
+        if needed != size:
+            raise WireError(f"array {name!r}: {entry['dtype']}{list(shape)} needs {needed} bytes, its frame has {size}")
         array = np.frombuffer(frame, dtype).reshape(shape) if size else np.empty(shape, dtype)
         if not array.flags.aligned:  # frames up to 8 kB are slices of ZeroMQ's read buffer, at any offset
             array = array.copy()

@@ -8,11 +8,10 @@ Source: xtts-spec 1.5 (sequence, four STOP labels), 1.6 (masking of the prompt).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from common.xtts.dims import GptDims
+from producer.maker import BatchError
 
 NO_TARGET = -1
 NUM_STOP_INPUTS = 3  # after c1..cn
@@ -36,41 +35,27 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
     return first, max(first, end)
 
 
-class RowError(ValueError):
-    """A row does not fit its bucket: the plan and the manifest disagree."""
-
-
-def empty_rows(batch_size: int, row_len: int, text_len: int) -> dict[str, np.ndarray]:
-    """Arrays of a batch whose rows are all padding: ids and positions int32[B,T] 0, targets int32[B,Lt] and [B,T] -1."""
-    return {
-        "ids": np.zeros((batch_size, row_len), np.int32),
-        "positions": np.zeros((batch_size, row_len), np.int32),
-        "text_targets": np.full((batch_size, text_len), NO_TARGET, np.int32),
-        "audio_targets": np.full((batch_size, row_len), NO_TARGET, np.int32),
-    }
-
-
 def pack_row(
     arrays: dict[str, np.ndarray], row: int, tokens: np.ndarray, codes: np.ndarray, hidden: tuple[int, int] | None, gpt: GptDims
 ) -> None:
-    """Write one utterance into row `row` of `arrays` (from `empty_rows`).
+    """Write one utterance into row `row` of a batch; a row that nobody writes stays padding.
 
     Args:
-        arrays: as `empty_rows` makes them.
+        arrays: ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt], as `common.batch.empty_batch` makes them.
         row: index of a row that is still padding.
         tokens: int[l] text ids, language tag included, without START and STOP.
         codes: int[n] DVAE codes.
         hidden: code indices [first, end) without a target (`prompt_codes`), or None.
         gpt: ids and offsets; audio ids follow the text ids, audio positions the text positions.
 
-    Raises RowError when the utterance is longer than the row.
+    Raises BatchError when the utterance is longer than the row.
     """
     num_text, n = len(tokens) + 1, len(codes)
     num_audio = n + 1 + NUM_STOP_INPUTS
     end = num_text + num_audio
     row_len, text_len = arrays["ids"].shape[1], arrays["text_targets"].shape[1]
     if end > row_len or num_text > text_len:
-        raise RowError(f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})")
+        raise BatchError(f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})")
     ids, positions = arrays["ids"][row], arrays["positions"][row]
     ids[0] = gpt.start_text
     ids[1:num_text] = tokens
@@ -88,22 +73,3 @@ def pack_row(
     audio[n:] = gpt.stop_audio
     if hidden is not None:
         audio[hidden[0] : hidden[1]] = NO_TARGET
-
-
-def pack_rows(
-    row_len: int,
-    text_len: int,
-    tokens: Sequence[np.ndarray | None],
-    codes: Sequence[np.ndarray | None],
-    hidden: Sequence[tuple[int, int] | None],
-    gpt: GptDims,
-) -> dict[str, np.ndarray]:
-    """All rows of a batch; a row whose tokens are None stays padding.
-
-    Returns ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt]. Raises RowError (see `pack_row`).
-    """
-    arrays = empty_rows(len(tokens), row_len, text_len)
-    for row, (t, c, h) in enumerate(zip(tokens, codes, hidden, strict=True)):
-        if t is not None:
-            pack_row(arrays, row, t, c, h, gpt)
-    return arrays

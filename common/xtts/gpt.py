@@ -134,9 +134,8 @@ class Gpt(Block):
         cache = []
         for block in self.blocks:
             x, keys_values = block.with_keys(x)
-            cache.append(tuple(tf.pad(part, [[0, 0], [0, padding], [0, 0], [0, 0]]) for part in keys_values))
-        cache = tuple((tf.ensure_shape(k, [k.shape[0], cache_len, *k.shape[2:]]), tf.ensure_shape(v, [v.shape[0], cache_len, *v.shape[2:]])) for k, v in cache)
-        return self.final_norm(self.ln_f(x)), cache
+            cache.append(tuple(_pad_time(part, padding, cache_len) for part in keys_values))
+        return self.final_norm(self.ln_f(x)), tuple(cache)
 
     def decode_step(self, ids, positions, cache: Cache, index):
         """One more position: ids, positions int32[B, 1] -> (states [B, 1, C], cache). Made for the body of a `tf.while_loop`.
@@ -158,3 +157,9 @@ class Gpt(Block):
         tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
         return lookup(tf.cast(tokens, self.compute_dtype), ids) + lookup(tf.cast(places, self.compute_dtype), positions)
+
+
+def _pad_time(x_BTHD, padding, cache_len):
+    padded = tf.pad(x_BTHD, [[0, 0], [0, padding], [0, 0], [0, 0]])
+    # Static again even after a prefix of unknown length, as the loop's shape invariants need it.
+    return tf.ensure_shape(padded, [x_BTHD.shape[0], cache_len, *x_BTHD.shape[2:]])

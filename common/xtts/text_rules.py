@@ -39,6 +39,8 @@ BACKENDS = {
 # Languages whose thousands are grouped with commas and whose decimals follow a point; elsewhere the other way round.
 COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh"})
 XTTS_COMMA_GROUPS = frozenset({"en", "ru"})
+# Ours: languages that group thousands with a space ("12 500").
+SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "nb", "no", "sk", "sv", "uk"})
 
 # What follows the digits of an ordinal number.
 ORDINAL_SUFFIXES = {
@@ -135,7 +137,8 @@ _TO_QUOTE = "“”„‟«»‹›〝〞＂"
 _TO_APOSTROPHE = "‘’‚‛′ʼ`´＇"
 _TO_HYPHEN = "‐‑‒–—―−⁃﹣－"
 # Soft hyphen, zero-width space, joiner and no-break, bidirectional marks, variation selectors: they carry no sound.
-INVISIBLE = "\u00ad\u200b\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u061c\ufeff\ufe0e\ufe0f"
+INVISIBLE = "\u00ad\u200b\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u061c"
+INVISIBLE += "\ufeff\ufe0e\ufe0f"
 TYPOGRAPHY = {
     **dict.fromkeys(map(ord, _TO_QUOTE), '"'),
     **dict.fromkeys(map(ord, _TO_APOSTROPHE), "'"),
@@ -147,7 +150,7 @@ CJK_PUNCTUATION = {ord("、"): ", ", ord("。"): ". "}
 # above is the same sound as heh + yeh ("khane-ye"), usually written with a zero-width non-joiner before that yeh.
 PERSIAN_LETTERS = {
     "ي": "ی", "ى": "ی", "ې": "ی", "ك": "ک", "ڪ": "ک", "ٱ": "ا", "ہ": "ه", "ھ": "ه", "ە": "ه", "ۀ": "ه ی", "ۂ": "ه ی",
-    "،": ",", "؛": ";", "؟": "?", "۔": ".", "٭": "*",
+    "،": ",", "؛": ";", "؟": "?", "۔": ".",
 }  # fmt: skip
 ARABIC_DIACRITICS = "\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652\u0653\u0656\u0657\u0658\u0670"
 

@@ -67,14 +67,15 @@ def load_state_dict(model: Block, state: Mapping[str, np.ndarray]) -> None:
 
 def check(what: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray], ignored: tuple[str, ...] = ()) -> None:
     """WeightsError unless `state` has exactly the keys and shapes of `shapes`, besides keys that fully match a regex of `ignored`."""
-    missing = [key for key in shapes if key not in state]
-    extra = [key for key in state if key not in shapes and not any(re.fullmatch(pattern, key) for pattern in ignored)]
-    misshapen = [
-        f"{key} is {tuple(state[key].shape)}, needs {shape}" for key, shape in shapes.items() if key in state and tuple(state[key].shape) != shape
-    ]
-    faults = [f"{len(names)} {fault}: {_few(names)}" for fault, names in (("missing", missing), ("extra", extra), ("misshapen", misshapen)) if names]
-    if faults:
-        raise WeightsError(f"{what}: the weights do not fit the model's dims: " + "; ".join(faults))
+    both = [key for key in shapes if key in state]
+    faults = {
+        "missing": [key for key in shapes if key not in state],
+        "extra": [key for key in state if key not in shapes and not any(re.fullmatch(pattern, key) for pattern in ignored)],
+        "misshapen": [f"{key} is {tuple(state[key].shape)}, needs {shapes[key]}" for key in both if tuple(state[key].shape) != shapes[key]],
+    }
+    if any(faults.values()):
+        listed = "; ".join(f"{len(names)} {fault}: {_few(names)}" for fault, names in faults.items() if names)
+        raise WeightsError(f"{what}: the weights do not fit the model's dims: {listed}")
 
 
 def with_prefix(prefix: str, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,0 +1,77 @@
+"""Learning byte-pair merges: the same merges from the same words, whatever the hash seed or the number of threads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+Pair = tuple[str, str]
+# A pair must occur at least so often to be merged, or the token would name a single word.
+_MIN_COUNT = 2
+# Rarer words hardly change the merges; each costs about 1 kB while learning.
+_MAX_WORDS = 300_000
+
+
+def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: frozenset[str] = frozenset()) -> list[Pair]:
+    """Up to `num_merges` merges, the most frequent pair first, ties by the pair's own order.
+
+    words: symbols of a word (characters, or tokens of earlier merges) -> how often it occurs. taken: tokens that exist already; a merge
+    that makes one of them is applied without counting. Fewer merges come back when no pair occurs twice.
+    """
+    ranked = sorted(words.items(), key=lambda item: (-item[1], tuple(item[0])))[:_MAX_WORDS]
+    symbols = [list(word) for word, _ in ranked]
+    counts = [count for _, count in ranked]
+    pair_counts: Counter[Pair] = Counter()
+    where: defaultdict[Pair, set[int]] = defaultdict(set)
+    for index, word in enumerate(symbols):
+        for pair in zip(word, word[1:], strict=False):
+            pair_counts[pair] += counts[index]
+            where[pair].add(index)
+    heap = [(-count, pair) for pair, count in pair_counts.items() if count >= _MIN_COUNT]
+    heapq.heapify(heap)
+    merges: list[Pair] = []
+    made = set(taken)
+    new = 0
+    while heap and new < num_merges:
+        negative, pair = heapq.heappop(heap)
+        if -negative != pair_counts[pair]:  # stale: the pair was pushed again with its present count
+            continue
+        merges.append(pair)
+        new += pair[0] + pair[1] not in made
+        made.add(pair[0] + pair[1])
+        for changed in _merge(pair, symbols, counts, pair_counts, where):
+            if pair_counts[changed] >= _MIN_COUNT:
+                heapq.heappush(heap, (-pair_counts[changed], changed))
+    return merges
+
+
+def _merge(pair: Pair, symbols: list[list[str]], counts: list[int], pair_counts: Counter[Pair], where: dict[Pair, set[int]]) -> set[Pair]:
+    """Merges `pair` in every word that holds it; returns the pairs whose counts changed."""
+    left, right = pair
+    changed: set[Pair] = set()
+    for index in where.pop(pair):
+        old = symbols[index]
+        new: list[str] = []
+        position = 0
+        while position < len(old):
+            if position + 1 < len(old) and old[position] == left and old[position + 1] == right:
+                new.append(left + right)
+                position += 2
+            else:
+                new.append(old[position])
+                position += 1
+        symbols[index] = new
+        before, after = Counter(zip(old, old[1:], strict=False)), Counter(zip(new, new[1:], strict=False))
+        for other in before.keys() | after.keys():
+            difference = after[other] - before[other]
+            if difference:
+                pair_counts[other] += difference * counts[index]
+                changed.add(other)
+            if other in after:
+                where[other].add(index)
+            elif other != pair:
+                where[other].discard(index)
+    del pair_counts[pair]
+    changed.discard(pair)
+    return changed

@@ -1,0 +1,287 @@
+"""Decoded clips to batches on the device: mels, DVAE codes and the rows around them. One compiled function per shape.
+
+Shapes: B rows, S samples of the bucket's longest wav, n codes, F mel frames, M mel channels. Everything is float32 on the device
+(TensorFloat-32 is switched off); mels travel in the wire's dtype.
+Source: xtts-spec 1.5-1.6 (rows, prompt), 2 (codes), 3 (conditioning clip).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+import xxhash
+from safetensors.numpy import load_file
+
+from common.batch import empty_batch
+from common.config import Config
+from common.errors import BadInput
+from common.plan import PlannedBatch
+from common.run import RunFolder
+from common.xtts.audio import CondMel, DvaeMel, counter_hash, prompt_slice
+from common.xtts.dims import AudioDims
+from common.xtts.dvae import Dvae, clip_codes
+from common.xtts.filterbank import num_frames
+from common.xtts.weights import WeightsError, load_state_dict
+from producer.maker import BatchError, Clip, Made
+from producer.rows import num_codes, pack_row, prompt_codes
+
+
+def configure_tensorflow(config: Config) -> None:
+    """Settings that decide the bits of the features; call before TensorFlow touches a device."""
+    tf.config.threading.set_intra_op_parallelism_threads(config.threads.producer_intra)
+    tf.config.threading.set_inter_op_parallelism_threads(config.threads.producer_inter)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    if config.deterministic:
+        tf.random.set_seed(config.seed)
+        tf.config.experimental.enable_op_determinism()
+
+
+def load_dvae(run: RunFolder) -> Dvae:
+    """The run's DVAE with its weights. BadInput: the file is not there, or does not fit the dims."""
+    dvae = Dvae(run.dims.dvae)
+    try:
+        load_state_dict(dvae, load_file(run.dvae_weights))
+    except FileNotFoundError as e:
+        raise BadInput(f"{run.dvae_weights} is missing: stage 1 writes it, or model.dvae names it") from e
+    except WeightsError as e:
+        raise BadInput(f"{run.dvae_weights}: {e}") from e
+    return dvae
+
+
+def crop_frames(num_samples: int, row_seed: int, frames: int, audio: AudioDims, training: bool) -> tuple[int, int]:
+    """Stage 1's crop of an utterance: (first frame, number of frames <= `frames`).
+
+    Training: uniform (hash counter 0 of the row's seed); evaluation: the middle. A shorter utterance is taken whole.
+    """
+    total = num_frames(num_samples, audio.hop_samples)
+    n = min(frames, total)
+    first = (counter_hash(row_seed, 0) * (total - n + 1)) >> 64 if training else (total - n) // 2
+    return first, n
+
+
+def crop_span(first: int, n: int, num_samples: int, audio: AudioDims) -> tuple[int, int]:
+    """Samples [start, end) of the clip that frames first .. first + n - 1 are computed from, borders' reflections included."""
+    half = audio.win_samples // 2
+    start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half
+    # np.pad reflects at most all but one of the samples it has.
+    return max(0, min(start, num_samples - half - 1)), min(num_samples, max(end, half + 1))
+
+
+def crop_samples(part: np.ndarray, span: tuple[int, int], first: int, n: int, audio: AudioDims) -> np.ndarray:
+    """float32[(n + 3) · hop]: what the windows of frames first .. first + n - 1 see, from `part` = the clip's samples of `span`.
+
+    Beyond the clip's ends it is reflected, as the centred STFT of the whole clip does.
+    """
+    half = audio.win_samples // 2
+    start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half
+    left, right = max(0, -start), max(0, end - span[1])
+    padded = np.pad(part, (left, right), mode="reflect")
+    offset = start - (span[0] - left)
+    return padded[offset : offset + end - start]
+
+
+class _StageMaker:
+    """What both stages share: plans, manifest, compiled functions by shape."""
+
+    stage: str
+
+    def __init__(self, run: RunFolder):
+        config = run.config
+        self.dims, self.mel_dtype = run.dims, config.transport.mel_dtype
+        self.feature_hash = run.feature_hash(self.stage)
+        self.num_traces = 0
+        self._manifest = run.manifest
+        self._plans = {name: run.plan(self.stage, name) for name in ("train", "eval")}
+        self._jit = bool(config.jit) and bool(tf.config.list_logical_devices("GPU"))
+        self._functions: dict[tuple[int, ...], tf.types.experimental.PolymorphicFunction] = {}
+
+    def plan(self, name: str, g: int) -> PlannedBatch:
+        """Batch `g` of plan `name`. IndexError: there is none; KeyError: no such plan."""
+        return self._plans[name].batch(g)
+
+    def _bucket(self, planned: PlannedBatch):
+        return self._plans[planned.plan].buckets[planned.bucket]
+
+    def _shape(self, planned: PlannedBatch) -> tuple[int, ...]:
+        """What the compiled function depends on."""
+        raise NotImplementedError
+
+    def compiles(self, planned: PlannedBatch) -> bool:
+        """True if making this batch will first compile a function."""
+        return self._shape(planned) not in self._functions
+
+    def _function(self, planned: PlannedBatch, body, *specs: tf.TensorSpec):
+        shape = self._shape(planned)
+        if shape not in self._functions:
+
+            def traced(*args):
+                self.num_traces += 1
+                return body(*args)
+
+            self._functions[shape] = tf.function(traced, input_signature=specs, jit_compile=self._jit, autograph=False)
+        return self._functions[shape]
+
+    def _utterances(self, planned: PlannedBatch) -> list[tuple[int, object]]:
+        rows = np.flatnonzero(planned.utterances >= 0)
+        try:
+            return list(zip(rows.tolist(), self._manifest.utterances(planned.utterances[rows]), strict=True))
+        except KeyError as e:
+            raise BatchError(f"plan and manifest disagree: {e.args[0]}") from e
+
+    def _empty(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
+        return empty_batch(self.stage, self._bucket(planned), self.dims, self.mel_dtype)
+
+
+def _usable(clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> list[tuple[Clip, np.ndarray]]:
+    """Clips that have the samples they should have; the others are listed in `made.bad`."""
+    usable = []
+    for clip, samples in zip(clips, decoded, strict=True):
+        expected = clip.utterance.num_samples - clip.start if clip.num_samples is None else clip.num_samples
+        if isinstance(samples, Exception):
+            made.bad.append((clip.utterance.id, str(samples)))
+        elif len(samples) != expected:
+            reason = f"{clip.utterance.path}: {len(samples)} samples, the manifest says {expected}; scan again"
+            made.bad.append((clip.utterance.id, reason))
+        else:
+            usable.append((clip, samples))
+    return usable
+
+
+class GptMaker(_StageMaker):
+    """Stage 2: ids, positions, targets, conditioning mel (see `producer.maker.Maker`)."""
+
+    stage = "gpt"
+
+    def __init__(self, run: RunFolder):
+        super().__init__(run)
+        self._mask_prompt = run.config.batching.mask_prompt
+        self._dvae = load_dvae(run)
+        self._dvae_mel, self._cond_mel = DvaeMel(run.mel_stats, self.dims.audio), CondMel(run.mel_stats, self.dims.audio)
+
+    def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
+        bucket = self._bucket(planned)
+        return bucket.batch_size, bucket.num_codes
+
+    def clips(self, planned: PlannedBatch) -> list[Clip]:
+        """Every row's whole utterance. BatchError: the manifest does not know it."""
+        return [Clip(row, u) for row, u in self._utterances(planned)]
+
+    def _features(self, wav, cond):
+        """wav [B, S + 8192], cond [B, cond_max] -> codes int32 [B, S / 1024], conditioning mel [B, F, M] in the wire's dtype."""
+        codes = clip_codes(self._dvae, self._dvae_mel, wav, self.dims.audio)
+        return codes, tf.cast(self._cond_mel(cond), self.mel_dtype)
+
+    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+        """The arrays of `common.batch.GPT_FIELDS`. BatchError: a row does not fit its bucket."""
+        start = time.perf_counter()
+        made = Made(self._empty(planned))
+        bucket, audio, training = self._bucket(planned), self.dims.audio, planned.plan == "train"
+        wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
+        cond = np.zeros((bucket.batch_size, audio.cond_max_samples), np.float32)
+        usable = _usable(clips, decoded, made)
+        prompts = {}
+        for clip, samples in usable:
+            if len(samples) > bucket.num_samples:
+                raise BatchError(f"utterance {clip.utterance.id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
+            wav[clip.row, : len(samples)] = samples
+            at, length = prompts[clip.row] = prompt_slice(len(samples), int(planned.row_seeds[clip.row]), audio, training)
+            cond[clip.row, :length] = samples[at : at + length]
+        assembled = time.perf_counter()
+        function = self._function(planned, self._features, tf.TensorSpec(wav.shape), tf.TensorSpec(cond.shape))
+        codes, cond_mel = (t.numpy() for t in function(tf.constant(wav), tf.constant(cond)))
+        featurized = time.perf_counter()
+        for clip, samples in usable:
+            n = num_codes(len(samples), audio.samples_per_code)
+            hidden = prompt_codes(*prompts[clip.row], n, audio.samples_per_code) if training and self._mask_prompt else None
+            pack_row(made.arrays, clip.row, clip.utterance.tokens, codes[clip.row, :n], hidden, self.dims.gpt)
+            made.arrays["cond_mel"][clip.row] = cond_mel[clip.row]
+            made.arrays["weights"][clip.row] = planned.weights[clip.row]
+        made.spent_s = {"mel+codes": featurized - assembled, "pack": time.perf_counter() - featurized + assembled - start}
+        return made
+
+    def probe(self) -> str:
+        """32 hex digits: codes and conditioning mel of a fixed signal on this device, and TensorFlow's version."""
+        audio = self.dims.audio
+        wav = np.zeros((1, 16 * audio.samples_per_code + audio.pad_samples), np.float32)
+        wav[0, : 16 * audio.samples_per_code] = probe_signal(16 * audio.samples_per_code)
+        cond = np.zeros((1, audio.cond_max_samples), np.float32)
+        cond[0, : audio.cond_min_samples] = probe_signal(audio.cond_min_samples)
+        return _digest(*self._features(tf.constant(wav), tf.constant(cond)))
+
+
+class DvaeMaker(_StageMaker):
+    """Stage 1: crops of mel frames, equal to those frames of the whole clip's mel (see `producer.maker.Maker`)."""
+
+    stage = "dvae"
+
+    def __init__(self, run: RunFolder):
+        super().__init__(run)
+        self._mel = DvaeMel(run.mel_stats, self.dims.audio)
+
+    def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
+        bucket = self._bucket(planned)
+        return bucket.batch_size, bucket.row_len
+
+    def _crop(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
+        frames, audio = self._bucket(planned).row_len, self.dims.audio
+        return crop_frames(num_samples, int(planned.row_seeds[row]), frames, audio, planned.plan == "train")
+
+    def clips(self, planned: PlannedBatch) -> list[Clip]:
+        """The samples under each row's crop. BatchError: the manifest does not know an utterance."""
+        clips = []
+        for row, u in self._utterances(planned):
+            start, end = crop_span(*self._crop(planned, row, u.num_samples), u.num_samples, self.dims.audio)
+            clips.append(Clip(row, u, start, end - start))
+        return clips
+
+    def _features(self, samples):
+        """[B, (F + 3) · hop] -> DVAE mel [B, F, M] in the wire's dtype: the frames whose window lies inside."""
+        mel = self._mel(samples)
+        edge = self.dims.audio.win_samples // 2 // self.dims.audio.hop_samples
+        return tf.cast(mel[:, edge : mel.shape[1] - edge], self.mel_dtype)
+
+    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+        """The arrays of `common.batch.DVAE_FIELDS`."""
+        start = time.perf_counter()
+        made = Made(self._empty(planned))
+        bucket, audio = self._bucket(planned), self.dims.audio
+        windows = np.zeros((bucket.batch_size, (bucket.row_len - 1) * audio.hop_samples + audio.win_samples), np.float32)
+        usable = _usable(clips, decoded, made)
+        for clip, part in usable:
+            first, n = self._crop(planned, clip.row, clip.utterance.num_samples)
+            seen = crop_samples(part, (clip.start, clip.start + len(part)), first, n, audio)
+            windows[clip.row, : len(seen)] = seen
+            made.arrays["num_frames"][clip.row] = n
+            made.arrays["weights"][clip.row] = planned.weights[clip.row]
+        assembled = time.perf_counter()
+        mel = self._function(planned, self._features, tf.TensorSpec(windows.shape))(tf.constant(windows)).numpy()
+        featurized = time.perf_counter()
+        for clip, _ in usable:
+            n = made.arrays["num_frames"][clip.row]
+            made.arrays["mel"][clip.row, :n] = mel[clip.row, :n]
+        made.spent_s = {"mel": featurized - assembled, "pack": time.perf_counter() - featurized + assembled - start}
+        return made
+
+    def probe(self) -> str:
+        """32 hex digits: mel of a fixed signal on this device, and TensorFlow's version."""
+        return _digest(self._features(tf.constant(probe_signal(16384)[None])))
+
+
+def probe_signal(num_samples: int) -> np.ndarray:
+    """float32[num_samples] within [-1, 1]: a sum of integer-phase triangle waves, so that no libm decides its bits."""
+    t = np.arange(num_samples, dtype=np.int64)
+    waves = [np.abs((t * step) % 65536 - 32768).astype(np.float32) / 16384 - 1 for step in (601, 2311, 7919)]
+    return (waves[0] / 2 + waves[1] / 4 + waves[2] / 4).astype(np.float32)
+
+
+def _digest(*tensors: tf.Tensor) -> str:
+    h = xxhash.xxh3_128(tf.__version__.encode())
+    for t in tensors:
+        h.update(np.ascontiguousarray(t.numpy()).tobytes())
+    return h.hexdigest()
+
+
+MAKERS = {"gpt": GptMaker, "dvae": DvaeMaker}

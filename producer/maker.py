@@ -1,0 +1,68 @@
+"""What serving needs of the code that makes a stage's batches. `featurize.py` and `arithmetic.py` implement it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from common.manifest import Utterance
+from common.plan import PlannedBatch
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recording, or a part of it, that a row needs. `start` and `num_samples` count at 22 050 Hz; None: to the end."""
+
+    row: int
+    utterance: Utterance
+    start: int = 0
+    num_samples: int | None = None
+
+
+@dataclass
+class Made:
+    """A batch, and what went wrong in it."""
+
+    arrays: dict[str, np.ndarray] = field(repr=False)
+    bad: list[tuple[int, str]] = field(default_factory=list)  # (utterance id, reason): rows of weight 0
+    spent_s: dict[str, float] = field(default_factory=dict)  # by part of the work
+
+
+class BatchError(ValueError):
+    """A batch cannot be made at all; the trainer is told why (NACK)."""
+
+
+class Maker(Protocol):
+    """Makes the batches of one stage. A pure function of the plan and the files: the same batch is the same bytes."""
+
+    feature_hash: str
+    num_traces: int  # compiled functions so far
+
+    def plan(self, name: str, g: int) -> PlannedBatch:
+        """Batch `g` of plan `name`. IndexError: there is none."""
+
+    def clips(self, planned: PlannedBatch) -> list[Clip]:
+        """What must be decoded, in order of rows. BatchError: the manifest does not know an utterance."""
+
+    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+        """The arrays that `common.batch` specifies. An exception in place of a clip's samples makes its row weight 0.
+
+        BatchError: a row does not fit its bucket.
+        """
+
+    def compiles(self, planned: PlannedBatch) -> bool:
+        """True if making this batch will first compile its bucket's function."""
+
+    def probe(self) -> str:
+        """32 hex digits: features of a fixed signal on this device."""
+
+
+def without(planned: PlannedBatch, utterances: Collection[int]) -> PlannedBatch:
+    """The batch with some utterances' rows turned into padding; the other rows stay where they are, with their seeds."""
+    out = np.isin(planned.utterances, np.fromiter(utterances, np.int64, len(utterances)))
+    ids, weights = np.where(out, -1, planned.utterances), np.where(out, np.float32(0), planned.weights)
+    return dataclasses.replace(planned, utterances=ids, weights=weights)

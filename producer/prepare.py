@@ -1,0 +1,275 @@
+"""Creating a run folder, or finding that the one there is the same run.
+
+Order of birth: read the metadata → vocabulary → scan → mel statistics → plans → identity. Everything is made aside and moved in at
+the end, so a folder either is a run or is not. No TensorFlow, no GPU: whatever is wrong with the input is found here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from common import config as config_module
+from common import counters
+from common.batch import num_bytes
+from common.buckets import Bucket, make_buckets
+from common.config import Config, Threads
+from common.durable import digest, file_digest, write_atomically
+from common.errors import BadInput
+from common.manifest import EVAL, TRAIN, Manifest
+from common.plan import Plan, write_plan
+from common.run import STAGES, RunFolder
+from common.xtts import filterbank
+from common.xtts.dims import ModelDims
+from common.xtts.tokenizer import Tokenizer, VocabularyError
+from producer.corpus import CorpusRows, read_rows
+from producer.decode import DecodeError, decode
+from producer.scan import ScanResult, scan
+
+log = logging.getLogger(__name__)
+
+# Enough clips for the mean of 80 channels to settle, few enough to take seconds.
+_MEL_STATS_CLIPS = 64
+# Settings that decide what is trained; named when a folder turns out to hold another run.
+_IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
+
+
+def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str], None] = log.info) -> RunFolder:
+    """Create `config.run`, or resume it.
+
+    Args:
+        on_cpu: no process of the run uses a GPU (decides determinism and compile mode).
+        cores: CPU cores this machine lends the run (decides TensorFlow's threads, once).
+        out: receives lines for the user.
+
+    Raises:
+        BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds another run (says what differs).
+    """
+    _check(config)
+    folder = config.run_dir
+    existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
+    if existing is None and folder.exists() and (folder / "checkpoints").exists():
+        raise BadInput(f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another run= folder")
+    config = config_module.resolve(config, on_cpu, cores)
+    if existing is not None:
+        config = _keep_machine_settings(config, existing.config)
+    aside = folder / ".new"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+    except OSError as e:
+        raise BadInput(f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder") from e
+    try:
+        identity = _make(config, aside, existing, out)
+        if existing is None:
+            _move_in(config, aside, folder, identity)
+            out(f"created {folder}")
+        else:
+            _compare(identity, existing, config)
+            config_module.dump(config, folder / "config.yaml")
+            out(f"resuming {folder} (same corpus, plan, features and sizes)")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return RunFolder(folder)
+
+
+def _check(config: Config) -> None:
+    if config.dvae.crop_frames % 4:
+        raise BadInput(f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so it must be a multiple of 4")
+    if config.model.dvae and not config.model.mel_stats:
+        raise BadInput("model.dvae needs model.mel_stats: codes mean nothing without the statistics the DVAE was trained with")
+    for key in ("dvae", "mel_stats"):
+        path = getattr(config.model, key)
+        if path and not Path(path).is_file():
+            raise BadInput(f"model.{key}: there is no file {path}")
+    if config.text.vocab and not Path(config.text.vocab).is_file():
+        raise BadInput(f"text.vocab: there is no file {config.text.vocab}")
+
+
+def _keep_machine_settings(config: Config, old: Config) -> Config:
+    """Threads, determinism and compile mode decide the bits: they stay what they were when the run was created."""
+    for name in ("deterministic", "jit"):
+        if getattr(config, name) != getattr(old, name):
+            log.warning("%s stays %s as the run was created (this start would have %s)", name, getattr(old, name), getattr(config, name))
+    if config.threads != old.threads:
+        log.warning("threads stay as the run was created: %s", old.threads.model_dump())
+    return config.model_copy(update={"deterministic": old.deterministic, "jit": old.jit, "threads": Threads(**old.threads.model_dump())})
+
+
+# -- making ------------------------------------------------------------------------------------------------------------------------
+
+
+def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable[[str], None]) -> dict:
+    """Fill `aside` with everything a run consists of; returns its identity."""
+    rows = read_rows(config)
+    tokenizer = _vocabulary(config, rows, existing, out)
+    tokenizer.save(aside / "vocab.json")
+    result: ScanResult = scan(
+        config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None, out=out
+    )
+    manifest = Manifest.open(aside / "manifest.sqlite", check=False)
+    dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
+    stats = _mel_stats(config, manifest, existing, dims)
+    save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
+    if config.model.dvae:
+        (aside / "dvae").mkdir()
+        shutil.copyfile(config.model.dvae, aside / "dvae" / "model.safetensors")
+    plans = {stage: _plans(config, aside / "plan" / stage, stage, manifest, dims) for stage in STAGES}
+    _check_memory(config, aside, dims)
+    for line in _plan_lines(aside, dims):
+        out(line)
+    manifest.close()
+    result.write_rejects(aside / "rejects.tsv")
+    return {
+        "format": 1,
+        "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),
+        "seed": config.seed,
+        "manifest": manifest.digest,
+        "plan": plans,
+        "accumulate": config.train.accumulate,
+        "dims": dims.to_dict(),
+        "vocabulary": tokenizer.digest,
+        "mel_stats": digest(stats.tolist()),
+        "mel_dtype": config.transport.mel_dtype,
+        "mask_prompt": config.batching.mask_prompt,
+        "kind": "arithmetic" if config.model.size == "arithmetic" else "xtts",
+        "trains_dvae": config.model.dvae is None,
+        "dvae": file_digest(config.model.dvae) if config.model.dvae else None,
+    }
+
+
+def _vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None]) -> Tokenizer:
+    options = {"keep_diacritics": not config.text.strip_arabic_diacritics}
+    try:
+        if config.text.vocab:
+            return Tokenizer.load(config.text.vocab, **options)
+        if existing is not None:
+            return Tokenizer.load(existing.path / "vocab.json", **options)
+        tokenizer = Tokenizer.train(rows.pairs(), config.text.vocab_size, rows.languages, **options)
+    except VocabularyError as e:
+        raise BadInput(str(e)) from e
+    out(f"vocabulary: {tokenizer.vocab_size} tokens learnt from the corpus, languages {', '.join(tokenizer.languages)}")
+    return tokenizer
+
+
+def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims) -> np.ndarray:
+    """float32[80]: the given statistics, or the mean |log-mel| per channel over a fixed sample of the training clips."""
+    if config.model.mel_stats:
+        try:
+            arrays = load_file(config.model.mel_stats)
+        except (SafetensorError, OSError) as e:
+            raise BadInput(f"model.mel_stats={config.model.mel_stats} is not a safetensors file: {e}") from e
+        stats = arrays.get("mel_stats")
+        if stats is None or stats.shape != (dims.audio.num_mels,):
+            raise BadInput(
+                f"{config.model.mel_stats}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has {sorted(arrays)}"
+            )
+        return stats.astype(np.float32)
+    if config.model.size == "arithmetic":
+        return np.ones(dims.audio.num_mels, np.float32)
+    if existing is not None and existing.manifest.digest == manifest.digest:
+        return existing.mel_stats
+    ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
+    chosen = ids[np.argsort(counters.draws(counters.key(0, len(ids)), np.arange(len(ids))))[:_MEL_STATS_CLIPS]]
+    return filterbank.mel_stats(_decodable(manifest, np.sort(chosen)))
+
+
+def _decodable(manifest: Manifest, ids: np.ndarray):
+    for u in manifest.utterances(ids):
+        try:
+            yield decode(u.path)
+        except DecodeError as e:
+            log.warning("not used for the mel statistics: %s", e)
+
+
+def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: ModelDims) -> dict[str, str]:
+    """Write both plans of a stage; returns their digests."""
+    columns = manifest.columns()
+    n = len(columns["split"])
+    if stage == "dvae":
+        buckets = [Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)]
+        of = np.zeros(n, np.int16)
+    else:
+        num_codes = -(-columns["num_samples"].astype(np.int64) // dims.audio.samples_per_code)
+        buckets, of = make_buckets(
+            columns["num_tokens"],
+            num_codes,
+            num_buckets=config.batching.buckets,
+            batch_size=config.batching.batch_size,
+            positions_per_batch=config.batching.positions_per_batch,
+            num_latents=dims.gpt.num_latents,
+        )
+    seed = int(counters.key(config.seed, STAGES.index(stage)) >> np.uint64(1))
+    digests = {}
+    for name, split, sampling in (("train", TRAIN, config.batching.sampling), ("eval", EVAL, "fixed")):
+        ids = np.flatnonzero(columns["split"] == split)
+        digests[name] = write_plan(
+            folder, name, seed=seed, sampling=sampling, buckets=buckets, ids=ids, bucket_of=of[ids], language=columns["language"][ids]
+        )
+    return digests
+
+
+def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
+    """C4 of the protocol: the window times the largest batch stays within the budget."""
+    kinds = [("arithmetic", "gpt")] if config.model.size == "arithmetic" else [(s, s) for s in STAGES]
+    sizes = [num_bytes(k, b, dims, config.transport.mel_dtype) for k, s in kinds for b in Plan.open(aside / "plan" / s, "train").buckets]
+    window = config.transport.high_water_mark
+    if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
+        fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
+        raise BadInput(
+            f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is {window * max(sizes) / 1e6:.0f} MB, over "
+            f"transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches would fit"
+        )
+
+
+def _plan_lines(aside: Path, dims: ModelDims) -> list[str]:
+    plan = Plan.open(aside / "plan" / "gpt", "train")
+    shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
+    evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
+    return [
+        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch, {shapes}"
+    ]
+
+
+# -- same run? ---------------------------------------------------------------------------------------------------------------------
+
+
+def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
+    for name in ("manifest.sqlite", "vocab.json", "mel_stats.safetensors", "rejects.tsv", "plan", "dvae"):
+        if (aside / name).exists():
+            target = folder / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(aside / name, target)
+    config_module.dump(config, folder / "config.yaml")
+    write_atomically(folder / "identity.json", json.dumps(identity, indent=1))
+
+
+def _compare(identity: dict, existing: RunFolder, config: Config) -> None:
+    """BadInput naming what makes this another run than the folder's."""
+    differs = [k for k in identity if identity[k] != existing.identity.get(k)]
+    if not differs:
+        return
+    old, new = ({s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config))
+    changed = sorted(set(_flat(old).items()) ^ set(_flat(new).items()))
+    keys = sorted({k for k, _ in changed})
+    settings = "; ".join(f"{k}: {_flat(old).get(k)} there, {_flat(new).get(k)} now" for k in keys) or "the files of the corpus changed"
+    raise BadInput(
+        f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}). Give the new run a folder of its own with run=…, "
+        f"or restore the old settings to resume"
+    )
+
+
+def _flat(tree, prefix: str = "") -> dict[str, str]:
+    if not isinstance(tree, dict):
+        return {prefix: repr(tree)}
+    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()}

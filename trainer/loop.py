@@ -1,0 +1,285 @@
+"""One stage's training loop: batches in order → micro-steps → update → ledger, evaluation, checkpoint. Knows no socket and no TensorFlow.
+
+What the loop promises: weights are the product of exactly the steps that the folded ledger lists; the position in a checkpoint is that
+of its weights; an evaluation changes no weight; a step that is not finite changes nothing but the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.durable import write_atomically
+from common.errors import Hopeless, Replaced, RunError, Stopped
+from trainer import ledger
+from trainer.checkpoint import Checkpoints, SaveFailed
+from trainer.feed import Feed, Quarantine
+from trainer.ledger import Ledger
+from trainer.observe import Observer
+from trainer.schedule import Position, Schedule
+
+if TYPE_CHECKING:
+    from trainer.step import Step
+
+log = logging.getLogger(__name__)
+
+# Metrics stay on the device this many steps, so that reading them never makes the host wait for the step in flight.
+_LAG = 2
+_MAX_FAILED_SAVES = 3
+
+
+@dataclass(frozen=True)
+class StageFiles:
+    """Where a stage keeps its history."""
+
+    ledger: Path
+    checkpoints: Path
+    quarantine: Path
+
+
+def restore(files: StageFiles, keep: int, step: Step, identity: dict, dims: dict) -> tuple[Checkpoints, Ledger, Position]:
+    """Open a stage's history and bring the step to its newest whole checkpoint; a run without one stands at step 0.
+
+    Raises:
+        BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
+    """
+    checkpoints = Checkpoints(files.checkpoints, keep)
+    lines = ledger.read(files.ledger)
+    found = checkpoints.load_latest(ledger.last_checkpoint(lines))
+    position = Position()
+    if found is not None:
+        if found.state["identity"] != identity or found.state["dims"] != dims:
+            raise Hopeless(f"{found.path} belongs to another run; give this run a folder of its own")
+        step.load_state_dict(found.tensors)
+        position = Position(**found.state["position"])
+        log.info("resumed step %d from %s", position.step, found.path.name)
+    book = Ledger(files.ledger)
+    if lines:
+        book.resume(position.step)
+    return checkpoints, book, position
+
+
+class Loop:
+    """Trains one stage from where it stands to its end.
+
+    Args:
+        stop: None, or why to leave now: "stop" (save and leave), "replace" (another trainer takes over: save and leave),
+            "orphan" (the supervisor is gone: leave without saving).
+        score: which evaluated loss names the best checkpoint ("audio" or "recon").
+        saving: entered around each save, so that a stop waits for it.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        schedule: Schedule,
+        position: Position,
+        feed: Feed,
+        server,
+        *,
+        checkpoints: Checkpoints,
+        book: Ledger,
+        quarantine: Quarantine,
+        quarantine_file: Path,
+        observer: Observer,
+        identity: dict,
+        dims: dict,
+        stop: Callable[[], str | None],
+        max_bad_steps: int,
+        score: str,
+        saving: Callable[[], AbstractContextManager],
+    ):
+        self.step, self.schedule, self.position, self.feed, self.server = step, schedule, position, feed, server
+        self.checkpoints, self.book, self.quarantine, self.quarantine_file = checkpoints, book, quarantine, quarantine_file
+        self.observer, self.identity, self.dims, self.stop = observer, identity, dims, stop
+        self.max_bad_steps, self.score, self.saving = max_bad_steps, score, saving
+        self._pending: deque = deque()
+        self._bad_in_a_row = 0
+        self._failed_saves = 0
+        self._saved_step: int | None = position.step or None
+        self._seen_buckets: set[tuple[str, int]] = set()
+        self._known_bad = len(quarantine)
+
+    def run(self) -> Position:
+        """Train to the end; returns the final position. A stop, a failure or a replacement raises, after saving what is whole."""
+        try:
+            self._run()
+        except Stopped:
+            self._leave()
+        except Hopeless:
+            raise
+        except RunError:  # no data, a batch nobody can make: what was trained so far is whole
+            self._save_if_new()
+            raise
+        return self.position
+
+    def _run(self) -> None:
+        if self.schedule.eval_due(self.position.step) and self.position.evaluated != self.position.step:
+            self._evaluate()
+        while self.position.step < self.schedule.total_steps:
+            self._train_step()
+            s = self.position.step
+            better = self._evaluate() if self.schedule.eval_due(s) else False
+            if better or self.schedule.save_due(s):
+                self._save()
+            if self.stop():
+                raise Stopped("stop was asked for")
+        self._drain(0)
+        self._save_if_new()
+
+    # -- a step --------------------------------------------------------------------------------------------------------------------
+
+    def _train_step(self) -> None:
+        planned = self.schedule.step(self.position.step + 1)
+        began, waited = time.perf_counter(), 0.0
+        rows = [self.schedule.train.num_rows(g) for g in range(planned.first_g, planned.first_g + planned.count)]
+        batches = []
+        for g, n in zip(range(planned.first_g, planned.first_g + planned.count), rows, strict=True):
+            fed, wait_s = self.feed.next()
+            if (fed.planned.plan, fed.planned.g) != ("train", g):
+                raise RuntimeError(f"the feed gave {fed.planned.plan} batch {fed.planned.g} where train batch {g} was due")
+            waited += wait_s
+            self._announce("micro", fed)
+            # Each utterance of the step counts alike: a short batch weighs as much as it has rows.
+            self.step.micro(fed.planned.bucket, fed.arrays, fed.planned.seed, n / sum(rows))
+            self.server.release()
+            batches.append(fed)
+        result = self.step.apply()
+        line = {
+            "step": planned.step,
+            "epoch": planned.epoch,
+            "g": planned.first_g,
+            "count": planned.count,
+            "digest": ledger.combine([b.digest for b in batches]),
+            "producers": [b.producer for b in batches],
+            "wait_ms": round(waited * 1e3, 2),
+            "step_ms": round((time.perf_counter() - began) * 1e3, 2),
+        }
+        self.position = replace(self.position, step=planned.step, next_g=planned.first_g + planned.count)
+        self._pending.append((line, result, batches, sum(rows)))
+        for b in batches:
+            b.arrays = None  # the device's memory is the next batch's
+        self._drain(_LAG)
+
+    def _announce(self, what: str, fed) -> None:
+        """The first use of a bucket compiles it, which can take a minute: say so."""
+        key = (what, fed.planned.bucket)
+        if key not in self._seen_buckets:
+            self._seen_buckets.add(key)
+            shape = self.schedule.train.buckets[fed.planned.bucket]
+            self.observer.compiling(what, fed.planned.bucket, len(self.schedule.train.buckets), shape)
+
+    def _drain(self, keep: int) -> None:
+        """Read the metrics of all steps but the newest `keep`, and write their ledger lines."""
+        while len(self._pending) > keep:
+            line, result, batches, rows = self._pending.popleft()
+            values = {k: float(v) for k, v in result.items()}
+            finite = bool(values.pop("finite"))
+            line["loss"] = values["loss"] if finite else None
+            if not finite:
+                line["skipped"] = True
+            self.book.append(line)
+            self.observer.step(line, values, rows=rows, num_bytes=sum(b.num_bytes for b in batches), server=self.server)
+            self._bad_in_a_row = 0 if finite else self._bad_in_a_row + 1
+            if not finite:
+                self._report_bad(line, values, batches)
+
+    def _report_bad(self, line: dict, values: dict, batches: list) -> None:
+        ids = [int(u) for b in batches for u in b.planned.utterances if u >= 0]
+        log.warning(
+            "step %d skipped: loss %s, gradient norm %s; weights unchanged; utterances %s",
+            line["step"],
+            values["loss"],
+            values.get("grad_norm"),
+            ids,
+        )
+        if self._bad_in_a_row >= self.max_bad_steps:
+            raise Hopeless(
+                f"{self._bad_in_a_row} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); nothing of them "
+                f"was kept. Lower the learning rate, set a clip_norm, or look at these recordings"
+            )
+
+    # -- evaluation and checkpoints -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> bool:
+        """Run the evaluation plan; True if it is the best so far."""
+        began, results = time.perf_counter(), []
+        for _ in range(self.schedule.num_eval_batches):
+            fed, _ = self.feed.next()
+            if fed.planned.plan != "eval":
+                raise RuntimeError(f"the feed gave train batch {fed.planned.g} during an evaluation")
+            self._announce("evaluate", fed)
+            results.append(self.step.evaluate(fed.planned.bucket, fed.arrays))
+            self.server.release()
+        self._drain(0)
+        losses = mean_losses(results)
+        s, score = self.position.step, losses[self.score]
+        better = score == score and (self.position.best_score is None or score < self.position.best_score)
+        self.position = replace(self.position, evaluated=s)
+        if better:
+            self.position = replace(self.position, best_step=s, best_score=score)
+        self.observer.evaluation(s, losses, better, time.perf_counter() - began)
+        return better
+
+    def _save(self) -> None:
+        self._drain(0)
+        began = time.perf_counter()
+        self.book.flush()
+        kept = self.quarantine.before(self.position.next_g)
+        self.position = replace(self.position, quarantine=kept)
+        self.observer.saving()
+        try:
+            with self.saving():
+                self.checkpoints.save(self.position.step, self.step.state_dict(), self._state())
+        except SaveFailed as e:
+            self._failed_saves += 1
+            log.error("%s (failure %d of %d)", e, self._failed_saves, _MAX_FAILED_SAVES)
+            if self._failed_saves >= _MAX_FAILED_SAVES:
+                raise RunError(f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}") from e
+            return
+        self._failed_saves, self._saved_step = 0, self.position.step
+        self.book.checkpoint(self.position.step)
+        if len(kept) != self._known_bad:
+            self._known_bad = len(kept)
+            self._write_quarantine(kept)
+        self.observer.saved(self.position.step, time.perf_counter() - began)
+
+    def _state(self) -> dict:
+        return {
+            "position": asdict(self.position),
+            "best_step": self.position.best_step,
+            "identity": self.identity,
+            "dims": self.dims,
+        }
+
+    def _write_quarantine(self, kept: list[dict]) -> None:
+        write_atomically(self.quarantine_file, "".join(json.dumps(e) + "\n" for e in kept))
+
+    def _save_if_new(self) -> None:
+        if self._saved_step != self.position.step and self.position.step > 0:
+            self._save()
+
+    def _leave(self) -> None:
+        why = self.stop()
+        if why != "orphan":
+            self._save_if_new()
+        if why == "replace":
+            raise Replaced(f"step {self.position.step} saved; another trainer takes over")
+        raise Stopped(f"stopped at step {self.position.step}" + ("" if why == "orphan" else ", saved"))
+
+
+def mean_losses(results: list[dict]) -> dict[str, float]:
+    """{"audio": Σ audio_sum / Σ audio_count, …} over an evaluation's batches; NaN where a count is 0."""
+    totals: dict[str, float] = {}
+    for r in results:
+        for k, v in r.items():
+            totals[k] = totals.get(k, 0.0) + float(v)
+    names = [k[:-4] for k in totals if k.endswith("_sum")]
+    return {n: totals[f"{n}_sum"] / totals[f"{n}_count"] if totals[f"{n}_count"] else float("nan") for n in names}

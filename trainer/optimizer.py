@@ -1,0 +1,129 @@
+"""AdamW with torch's arithmetic, over the tensors of a network, inside the caller's compiled function.
+
+Torch's and not Keras's: epsilon is added after the bias-corrected root, the decay is lr · weight_decay · p, and bias corrections are
+computed in float64. State is in tf.Variables; it leaves and enters as NumPy arrays in torch's layout under torch's names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+
+from common.xtts.layers import Tensor
+from common.xtts.weights import check, from_torch, to_torch
+
+# The learning rate (float64 scalar) of update t = 1, 2, … (int64 scalar).
+Schedule = Callable[[tf.Tensor], tf.Tensor]
+
+
+def schedule(
+    kind: Literal["constant", "cosine"], learning_rate: float, warmup_steps: int = 0, total_steps: int = 0, final_ratio: float = 0.1
+) -> Schedule:
+    """Linear warm-up to `learning_rate` over `warmup_steps` updates, then constant, or a half cosine that reaches
+    final_ratio · learning_rate at `total_steps` and stays there. ValueError on an unknown kind, or a cosine without room to fall.
+    """
+    if kind not in ("constant", "cosine"):
+        raise ValueError(f"schedule: unknown kind {kind!r}; choose constant or cosine")
+    if kind == "cosine" and total_steps <= warmup_steps:
+        raise ValueError(f"schedule: cosine needs total_steps ({total_steps}) greater than warmup_steps ({warmup_steps})")
+
+    def at(t: tf.Tensor) -> tf.Tensor:
+        t = tf.cast(t, tf.float64)
+        lr = tf.constant(learning_rate, tf.float64)
+        if kind == "cosine":
+            progress = tf.clip_by_value((t - warmup_steps) / (total_steps - warmup_steps), 0.0, 1.0)
+            lr *= final_ratio + (1 - final_ratio) * 0.5 * (1 + tf.cos(math.pi * progress))
+        return lr * tf.minimum(t / warmup_steps, 1.0) if warmup_steps else lr
+
+    return at
+
+
+class AdamW:
+    """Adam with decoupled weight decay on the tensors whose `decay` says so ("parity" ones too, if `decay_parity`)."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        learning_rate: Schedule,
+        *,
+        betas: tuple[float, float] = (0.9, 0.96),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        decay_parity: bool = False,
+    ):
+        self.tensors = [t for t in tensors if t.trainable]
+        self.learning_rate, self.betas, self.eps = learning_rate, betas, eps
+        decayed = ("yes", "parity") if decay_parity else ("yes",)
+        self.weight_decays = [weight_decay if t.decay in decayed else 0.0 for t in self.tensors]
+        # Updates done. int64, because TensorFlow keeps int32 variables in host memory.
+        self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")
+        self.exp_avg = [_zeros_like(t, "exp_avg") for t in self.tensors]
+        self.exp_avg_sq = [_zeros_like(t, "exp_avg_sq") for t in self.tensors]
+
+    @property
+    def parameters(self) -> list[tf.Variable]:
+        """The variables that `update` changes, in the order in which it takes their gradients."""
+        return [t.variable.value for t in self.tensors]
+
+    def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor) -> tf.Tensor:
+        """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
+        moments and t keep every bit, whatever the gradients hold.
+        """
+        beta1, beta2 = self.betas
+        t = self.t + 1
+        lr = self.learning_rate(t)
+        t_wide = tf.cast(t, tf.float64)
+        step_size = lr / (1 - tf.pow(tf.constant(beta1, tf.float64), t_wide))
+        root_correction = tf.sqrt(1 - tf.pow(tf.constant(beta2, tf.float64), t_wide))
+        for parameter, gradient, weight_decay, m, v in zip(
+            self.parameters, gradients, self.weight_decays, self.exp_avg, self.exp_avg_sq, strict=True
+        ):
+            dtype = parameter.dtype
+            new_m = m + (gradient - m) * (1 - beta1)
+            new_v = v * beta2 + tf.square(gradient) * (1 - beta2)
+            decayed = parameter * tf.cast(1 - lr * weight_decay, dtype) if weight_decay else parameter
+            divisor = tf.sqrt(new_v) / tf.cast(root_correction, dtype) + self.eps
+            new = decayed - tf.cast(step_size, dtype) * (new_m / divisor)
+            # Selects rather than a branch: they fuse into the update, and a branch would keep a second copy of everything.
+            parameter.assign(tf.where(enabled, new, parameter))
+            m.assign(tf.where(enabled, new_m, m))
+            v.assign(tf.where(enabled, new_v, v))
+        self.t.assign(tf.where(enabled, t, self.t))
+        return tf.cast(lr, tf.float32)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """`step` (int64 scalar) and `exp_avg.<key>`, `exp_avg_sq.<key>` of every trained tensor, copies in torch's layout."""
+        state = {"step": np.asarray(self.t.numpy(), np.int64)}
+        for name, slots in self._slots():
+            state.update({f"{name}.{t.key}": to_torch(t, slot.numpy()) for t, slot in zip(self.tensors, slots, strict=True)})
+        return state
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Inverse of `state_dict`; WeightsError, and nothing changed, if names or shapes differ."""
+        shapes = {f"{name}.{t.key}": t.torch_shape for name, _ in self._slots() for t in self.tensors}
+        check("optimizer", {"step": (), **shapes}, state)
+        for name, slots in self._slots():
+            for t, slot in zip(self.tensors, slots, strict=True):
+                slot.assign(from_torch(t, np.asarray(state[f"{name}.{t.key}"])))
+        self.t.assign(int(state["step"]))
+
+    def _slots(self):
+        return ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)
+
+
+def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """√ of the sum of squares over all gradients, scalar; not finite if any of them is not."""
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+
+
+def clip_coefficient(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
+    """What torch's clip_grad_norm_ multiplies gradients of this global norm with: min(1, clip_norm / (norm + 1e-6))."""
+    return tf.minimum(clip_norm / (norm + 1e-6), 1.0)
+
+
+def _zeros_like(t: Tensor, name: str) -> tf.Variable:
+    return tf.Variable(tf.zeros(t.variable.shape, t.variable.dtype), trainable=False, name=f"{name}.{t.key}")

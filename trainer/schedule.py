@@ -1,0 +1,77 @@
+"""In which order the trainer consumes batches: training batches with evaluations between them, as one sequence.
+
+The channel leases along this sequence, so evaluation needs no window, no credit and no order of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from common.plan import Plan, PlannedStep
+
+
+@dataclass
+class Position:
+    """Where a stage stands, between two steps; saved inside each checkpoint."""
+
+    step: int = 0  # steps done
+    next_g: int = 0  # the first batch that has not been trained
+    evaluated: int = 0  # the last step after which an evaluation was finished
+    best_step: int | None = None  # the checkpoint with the lowest evaluation score
+    best_score: float | None = None
+    quarantine: list[dict] = field(default_factory=list)  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The run's length and its pauses, in steps.
+
+    Args:
+        total_steps: the last step.
+        eval_every: an evaluation after each multiple; 0: only at epochs' ends.
+        save_every: a checkpoint after each multiple.
+    """
+
+    train: Plan
+    eval: Plan
+    accumulate: int
+    total_steps: int
+    eval_every: int
+    save_every: int
+    eval_batches: int | None = None
+
+    @property
+    def num_eval_batches(self) -> int:
+        """Batches of one evaluation; 0 if there is no evaluation set."""
+        n = self.eval.batches_per_epoch if self.eval.num_utterances else 0
+        return n if self.eval_batches is None else min(n, self.eval_batches)
+
+    def step(self, s: int) -> PlannedStep:
+        """The batches of step s."""
+        return self.train.step(s, self.accumulate)
+
+    def ends_epoch(self, s: int) -> bool:
+        """True if step s is the last of an epoch."""
+        return s % self.train.steps_per_epoch(self.accumulate) == 0
+
+    def eval_due(self, s: int) -> bool:
+        """True if an evaluation follows step s."""
+        if not self.num_eval_batches or s == 0:
+            return False
+        return self.ends_epoch(s) or s == self.total_steps or (self.eval_every > 0 and s % self.eval_every == 0)
+
+    def save_due(self, s: int) -> bool:
+        """True if a checkpoint follows step s, whatever the evaluation said."""
+        return s % self.save_every == 0 or s == self.total_steps
+
+    def batches(self, at: Position) -> Iterator[tuple[str, int]]:
+        """(plan, g) in the order of consumption, from a position to the end of the run."""
+        evaluation = [("eval", g) for g in range(self.num_eval_batches)]
+        if self.eval_due(at.step) and at.evaluated != at.step:
+            yield from evaluation
+        for s in range(at.step + 1, self.total_steps + 1):
+            planned = self.step(s)
+            yield from (("train", g) for g in range(planned.first_g, planned.first_g + planned.count))
+            if self.eval_due(s):
+                yield from evaluation

@@ -1,0 +1,120 @@
+"""Building a stage of the trainer from its run folder: which step, which schedule, how batches reach the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from common.batch import batch_spec
+from common.config import Optim
+from common.durable import fsync
+from common.run import RunFolder
+from trainer.loop import StageFiles
+from trainer.schedule import Schedule
+
+log = logging.getLogger(__name__)
+
+# The evaluated loss that names a stage's best checkpoint.
+SCORES = {"gpt": "audio", "dvae": "recon", "arithmetic": "audio"}
+
+
+@dataclass
+class Stage:
+    """What the loop needs of one stage."""
+
+    number: int
+    name: str  # "dvae" or "gpt"
+    kind: str  # its batches: "dvae", "gpt" or "arithmetic"
+    step: object
+    schedule: Schedule
+    files: StageFiles
+    to_device: Callable[[dict], dict]
+
+
+def schedule_of(run: RunFolder, stage: str) -> Schedule:
+    """A stage's schedule from the run's settings."""
+    c, train = run.config, run.plan(stage, "train")
+    if stage == "dvae":
+        return Schedule(train, run.plan(stage, "eval"), 1, c.dvae.max_steps, c.dvae.eval_every, c.dvae.save_every)
+    total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
+    if c.train.max_steps is not None:
+        total = min(total, c.train.max_steps)
+    return Schedule(train, run.plan(stage, "eval"), c.train.accumulate, total, c.train.eval_every, c.train.save_every, c.train.eval_batches)
+
+
+def files_of(run: RunFolder, stage: str) -> StageFiles:
+    """Where a stage keeps its history."""
+    folder = run.stage_folder(stage)
+    return StageFiles(folder / "ledger.jsonl", folder / "checkpoints", folder / "quarantine.jsonl")
+
+
+def build(run: RunFolder, stage: str) -> Stage:
+    """Networks, schedule and files of a stage. Imports TensorFlow unless the run is arithmetic."""
+    schedule = schedule_of(run, stage)
+    kind = run.kind(stage)
+    if kind == "arithmetic":
+        from trainer.arithmetic import ArithmeticStep
+
+        step, to_device = ArithmeticStep(), lambda arrays: {k: np.array(v) for k, v in arrays.items()}
+    else:
+        step, to_device = _networks(run, stage, schedule)
+    number = run.stages.index(stage) + 1
+    return Stage(number, stage, kind, step, schedule, files_of(run, stage), to_device)
+
+
+def _options(optim: Optim, schedule: Schedule, **more):
+    from trainer.step import StepOptions
+
+    return StepOptions(
+        learning_rate=optim.learning_rate,
+        betas=(optim.beta1, optim.beta2),
+        weight_decay=optim.weight_decay,
+        clip_norm=optim.clip_norm,
+        schedule=optim.schedule,
+        warmup_steps=optim.warmup_steps,
+        total_steps=optim.decay_steps or schedule.total_steps,
+        **more,
+    )
+
+
+def _networks(run: RunFolder, stage: str, schedule: Schedule):
+    import tensorflow as tf
+
+    c = run.config
+    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed}
+    if stage == "dvae":
+        from trainer.dvae_step import DvaeStep
+
+        step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
+    else:
+        from trainer.step import GptStep
+
+        options = _options(c.train.optim, schedule, text_loss_weight=c.train.text_loss_weight, **common)
+        step = GptStep(run.dims, options, schedule.train.buckets)
+
+    def to_device(arrays: dict) -> dict:
+        # Copies once, into TensorFlow's own memory: the frame underneath is freed afterwards.
+        return {k: tf.convert_to_tensor(v) for k, v in arrays.items()}
+
+    return step, to_device
+
+
+def spec_of(run: RunFolder, stage: Stage) -> Callable:
+    """PlannedBatch → dtypes and shapes of its arrays."""
+    buckets = stage.schedule.train.buckets
+    specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in buckets]
+    return lambda planned: specs[planned.bucket]
+
+
+def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:
+    """Stage 1 has ended: its weights become the ones that producers of stage 2 load. Atomic; its presence means "ended"."""
+    tmp = run.dvae_weights.with_suffix(".tmp")
+    save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, tmp)
+    fsync(tmp)
+    tmp.replace(run.dvae_weights)
+    fsync(run.dvae_weights.parent)
+    log.info("stage 1 ended: %s", run.dvae_weights)

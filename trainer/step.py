@@ -1,0 +1,203 @@
+"""The training step: micro-batches add gradients, `apply` makes one optimizer update of them. Knows no process, socket or file.
+
+`Step` is what the trainer's loop needs; `GptStep` is stage 2. One compiled function per bucket and purpose, each with a fixed signature;
+nothing here waits for the device: results are scalars that live there until the caller reads them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from common.batch import batch_spec
+from common.buckets import Bucket
+from common.xtts import weights
+from common.xtts.dims import ModelDims
+from common.xtts.gpt import Gpt
+from trainer.losses import gpt_losses
+from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
+
+Scalars = dict[str, tf.Tensor]
+State = dict[str, dict[str, np.ndarray]]
+
+
+class Step(Protocol):
+    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`."""
+
+    trace_counts: Mapping[str, int]  # "micro/<bucket>", "evaluate/<bucket>", "apply" -> how often traced: 1, or shapes leak
+
+    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
+        """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least `loss` (unscaled) and `finite`."""
+
+    def apply(self) -> Scalars:
+        """Update from the group and begin the next one. Returns at least `loss` (the scaled sum), `grad_norm`, `learning_rate`, and
+        `finite`: where it is false, weights and optimizer state kept every bit, and only the group was dropped.
+        """
+
+    def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
+        """Sums and counts of the losses, without dropout, changing nothing."""
+
+    def state_dict(self) -> State:
+        """{"model": …, "optimizer": …}, NumPy copies."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changed in that part, where it does not fit."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Everything about the update that is not the network. Defaults are XTTS's recipe (spec section 8)."""
+
+    learning_rate: float = 5e-6
+    betas: tuple[float, float] = (0.9, 0.96)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    clip_norm: float = 0.0  # 0: no clipping
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0  # where the cosine ends
+    final_lr_ratio: float = 0.1  # of learning_rate, at the cosine's end
+    text_loss_weight: float = 0.01
+    parity: Literal["", "coqui"] = ""  # "coqui": also decay perceiver latents and gamma; token embeddings born N(0, 1)
+    compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
+    mel_dtype: str = "float32"  # of cond_mel on arrival
+    jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
+    init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
+
+
+class GptStep:
+    """Stage 2: the GPT stack on batches of contiguous rows (see `common.xtts.gpt`)."""
+
+    def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
+        self.dims, self.options = dims, options
+        self.model = Gpt(dims.gpt, dtype=options.compute_dtype, seed=options.init_seed, parity_init=options.parity == "coqui")
+        self.optimizer = AdamW(
+            list(weights.tensors(self.model).values()),
+            schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            decay_parity=options.parity == "coqui",
+        )
+        self._accumulators = [tf.Variable(tf.zeros_like(p), trainable=False) for p in self.optimizer.parameters]
+        # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
+        self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
+        self.trace_counts: Counter[str] = Counter()
+        self._signatures = [_signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets]
+        self._micro = [self._compile_micro(i) for i in range(len(buckets))]
+        self._evaluate = [self._compile_evaluate(i) for i in range(len(buckets))]
+        self._apply = tf.function(self._traced_apply, input_signature=[], jit_compile=options.jit, autograph=False)
+
+    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
+        """See `Step.micro`. Returns `loss`, `text_ce`, `audio_ce`, their sums and counts, and `finite` (bool).
+
+        `seed` fixes the dropout. `scale` = 1 / (micro-batches in the group) is the original's mean of means. ValueError on a batch of
+        another bucket.
+        """
+        inputs = self._inputs(bucket, batch)
+        return self._micro[bucket](inputs, tf.constant(seed, tf.int32, [2]), tf.constant(scale, tf.float32))
+
+    def apply(self) -> Scalars:
+        """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
+        `learning_rate`, `finite`.
+        """
+        return self._apply()
+
+    def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
+        """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
+        return self._evaluate[bucket](self._inputs(bucket, batch))
+
+    def state_dict(self) -> State:
+        """See `Step.state_dict`; the model in Coqui's names, without the prefix `gpt.`."""
+        return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        """See `Step.load_state_dict`."""
+        weights.load_state_dict(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._clear()
+
+    def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
+        """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""
+        model, first = self.model, self.dims.gpt.num_latents
+        latents = model.style_latents(batch["cond_mel"])
+        hidden = model.hidden(latents, batch["ids"], batch["positions"], seed)
+        # Static slices: text can only be in the first positions, so its large head runs on those alone; the audio head's surplus is cheap.
+        text_len = batch["text_targets"].shape[1]
+        return gpt_losses(
+            model.text_logits(hidden[:, first : first + text_len]),
+            model.audio_logits(hidden[:, first:]),
+            batch["text_targets"],
+            batch["audio_targets"],
+            batch["weights"],
+            self.options.text_loss_weight,
+        )
+
+    def _compile_micro(self, bucket: int):
+        def micro(batch, seed, scale):
+            self.trace_counts[f"micro/{bucket}"] += 1
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(self.optimizer.parameters)
+                out = self.losses(batch, seed)
+                scaled = out["loss"] * tf.cast(scale, out["loss"].dtype)
+            for accumulator, gradient in zip(self._accumulators, tape.gradient(scaled, self.optimizer.parameters), strict=True):
+                accumulator.assign_add(gradient)
+            losses = tf.stack([out["loss"], out["text_ce"], out["audio_ce"]])
+            self._group_losses.assign_add(tf.cast(losses, tf.float32) * scale)
+            return {**out, "finite": tf.math.is_finite(out["loss"])}
+
+        signature = [self._signatures[bucket], tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32)]
+        return tf.function(micro, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+
+    def _compile_evaluate(self, bucket: int):
+        def evaluate(batch):
+            self.trace_counts[f"evaluate/{bucket}"] += 1
+            out = self.losses(batch, seed=None)
+            return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
+
+        return tf.function(evaluate, input_signature=[self._signatures[bucket]], jit_compile=self.options.jit, autograph=False)
+
+    def _traced_apply(self) -> Scalars:
+        self.trace_counts["apply"] += 1
+        gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
+        norm, losses = global_norm(gradients), tf.convert_to_tensor(self._group_losses)
+        finite = tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
+        if self.options.clip_norm:
+            coefficient = clip_coefficient(norm, self.options.clip_norm)
+            gradients = [g * coefficient for g in gradients]
+        lr = self.optimizer.update(gradients, enabled=finite)
+        self._clear()
+        return {
+            "loss": losses[0],
+            "text_ce": losses[1],
+            "audio_ce": losses[2],
+            "grad_norm": norm,
+            "learning_rate": lr,
+            "finite": finite,
+        }
+
+    def _clear(self) -> None:
+        for accumulator in (*self._accumulators, self._group_losses):
+            accumulator.assign(tf.zeros_like(accumulator))
+
+    def _inputs(self, bucket: int, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of another shape or dtype."""
+        inputs = {}
+        for name, spec in self._signatures[bucket].items():
+            if name not in batch:
+                raise ValueError(f"bucket {bucket}: the batch has no field {name}; it has {', '.join(sorted(batch))}")
+            value = tf.convert_to_tensor(batch[name])
+            if value.dtype != spec.dtype or value.shape != spec.shape:
+                got, wanted = (f"{x.dtype.name}{x.shape.as_list()}" for x in (value, spec))
+                raise ValueError(f"bucket {bucket}: {name} is {got}, the bucket's is {wanted}")
+            inputs[name] = value
+        return inputs
+
+
+def _signature(spec: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, tf.TensorSpec]:
+    return {name: tf.TensorSpec(shape, tf.as_dtype(dtype)) for name, (dtype, shape) in spec.items()}
