@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 import xxhash
@@ -26,15 +25,15 @@ def file_digest(path: str | os.PathLike) -> str:
 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Write aside, fsync, rename, fsync the folder: a reader sees the old file or the new one, also after a power cut."""
-    fd, tmp = tempfile.mkstemp(prefix=path.name + ".", dir=path.parent)
+    tmp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(fd, "wb") as f:
+        with open(tmp, "wb") as f:
             f.write(data.encode() if isinstance(data, str) else data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(tmp, path)
     except BaseException:
-        Path(tmp).unlink(missing_ok=True)
+        tmp.unlink(missing_ok=True)
         raise
     fsync(path.parent)
 

@@ -275,8 +275,12 @@ def _limit(device: Device, memory_mb: int | None) -> Device:
     return device if device.kind == "cpu" else Device("gpu", device.visible, device.index, device.gpu, memory_mb)
 
 
-def child_env(device: Device, threads: int, env: Mapping[str, str]) -> dict[str, str | None]:
-    """The environment that pins one child; None removes a variable. `threads`: for libraries that start a thread per core."""
+def child_env(device: Device, env: Mapping[str, str]) -> dict[str, str | None]:
+    """The environment that pins one child; None removes a variable.
+
+    Libraries that start a thread per core get one: processes would take the cores from each other, and the number must not
+    follow the machine, because a BLAS's thread count changes bits. TensorFlow's own threads come from the run's settings.
+    """
     set_: dict[str, str | None] = {
         "CUDA_VISIBLE_DEVICES": device.visible,
         "CUDA_DEVICE_ORDER": env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
@@ -291,5 +295,5 @@ def child_env(device: Device, threads: int, env: Mapping[str, str]) -> dict[str,
     elif device.kind == "gpu":
         set_["TF_FORCE_GPU_ALLOW_GROWTH"] = env.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        set_[name] = env.get(name, str(max(1, threads)))
+        set_[name] = env.get(name, "1")
     return set_

@@ -114,7 +114,7 @@ class LeaseClient:
                 self._changed.wait(left)
 
     def ready(self, gen: int, info: dict) -> None:
-        """Answer to Welcome: from now on leases come. name, pid, host and capacity are added to info. Repeated by itself after a reconnect."""
+        """Answer to Welcome: from now on leases come. name, pid, host and capacity are added; repeated by itself after a reconnect."""
         full = {"name": self._name, "pid": os.getpid(), "host": socket.gethostname(), "capacity": self._capacity, **info}
         message = wire.Ready(gen, full)
         wire.encode(self._run, message)  # a mistake shows here, not in the thread

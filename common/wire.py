@@ -159,9 +159,10 @@ def check_run_id(run: str) -> str:
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """xxh3-128, 32 hex digits, over (name, dtype, shape, bytes) of every array in the mapping's order."""
+    """xxh3-128, 32 hex digits, over (name, dtype, shape, bytes) of every array in the mapping's order. Raises WireError."""
     h = xxhash.xxh3_128()
     for name, array in arrays.items():
+        _check_dtype(name, array)
         h.update(f"{name}:{array.dtype.name}:{','.join(map(str, array.shape))};".encode())
         h.update(_bytes_of(array))
     return h.hexdigest()
@@ -208,6 +209,11 @@ def decode(frames: Sequence[bytes | memoryview]) -> tuple[str, Message]:
     return run, cls(**header)
 
 
+def _check_dtype(name: str, array: np.ndarray) -> None:
+    if array.dtype.name not in DTYPES or not array.dtype.isnative:
+        raise WireError(f"array {name!r}: dtype {array.dtype} does not travel, only native {', '.join(DTYPES)}")
+
+
 def _bytes_of(array: np.ndarray) -> memoryview | bytes:
     """The array's bytes, without a copy where it is contiguous (np.ascontiguousarray would turn shape () into (1,))."""
     if not array.flags.c_contiguous:
@@ -221,8 +227,7 @@ def _describe(arrays: Mapping[str, np.ndarray]) -> tuple[list[dict], list[bytes 
     place = {name: i for i, name in enumerate(order)}
     entries = []
     for name, array in arrays.items():
-        if array.dtype.name not in DTYPES or not array.dtype.isnative:
-            raise WireError(f"array {name!r}: dtype {array.dtype} does not travel, only native {', '.join(DTYPES)}")
+        _check_dtype(name, array)
         entries.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "frame": place[name]})
     return entries, [_bytes_of(arrays[name]) for name in order]
 

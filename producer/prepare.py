@@ -32,6 +32,7 @@ from common.xtts.dims import ModelDims
 from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
+from producer.report import write_rejects
 from producer.scan import ScanResult, scan
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     tokenizer = _vocabulary(config, rows, existing, out)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
-        config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None, out=out
+        config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
@@ -128,7 +129,9 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     for line in _plan_lines(aside, dims):
         out(line)
     manifest.close()
-    result.write_rejects(aside / "rejects.tsv")
+    write_rejects(result.report.rejects, aside / "rejects.tsv")
+    for line in result.report.lines():
+        out(line)
     return {
         "format": 1,
         "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),

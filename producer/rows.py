@@ -55,7 +55,9 @@ def pack_row(
     end = num_text + num_audio
     row_len, text_len = arrays["ids"].shape[1], arrays["text_targets"].shape[1]
     if end > row_len or num_text > text_len:
-        raise BatchError(f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})")
+        raise BatchError(
+            f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})"
+        )
     ids, positions = arrays["ids"][row], arrays["positions"][row]
     ids[0] = gpt.start_text
     ids[1:num_text] = tokens

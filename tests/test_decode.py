@@ -75,7 +75,11 @@ def test_a_part_reads_only_that_part(tmp_path):
 
 def test_c13_non_finite_and_absurd_samples(tmp_path):
     tone = sine(44100)
-    for name, value, text in (("nan", np.nan, "non-finite: 1"), ("inf", -np.inf, "non-finite: 1"), ("huge", 1e30, "absurd level: peak 1e\\+30")):
+    for name, value, text in (
+        ("nan", np.nan, "non-finite: 1"),
+        ("inf", -np.inf, "non-finite: 1"),
+        ("huge", 1e30, "absurd level: peak 1e\\+30"),
+    ):
         x = tone.copy()
         x[1000] = value
         fails(write_wav(tmp_path / f"{name}.wav", x, subtype="FLOAT"), text)

@@ -42,9 +42,7 @@ def read(path: Path) -> Iterator[Item]:
     number, first = next(rows, (1, ""))
     header = parse_header(first or "")
     if header is None:
-        raise BadInput(
-            f"{metadata}:{number}: no header; the first line must name the columns, like audio_file|text|speaker_name|language"
-        )
+        raise BadInput(f"{metadata}:{number}: no header; the first line must name the columns, like audio_file|text|speaker_name|language")
     separator, columns, width = header
     for number, line in rows:
         if line is None:

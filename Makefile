@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make demo` (the main job) and `make test`.
+# Set-up happens on the way: a virtual environment in .venv, with TensorFlow's GPU build where an NVIDIA driver is present, else its CPU build.
+SHELL := /bin/bash
+PY := .venv/bin/python
+EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] || command -v nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
+
+.PHONY: help setup demo test lint clean
+help:
+	@echo "make demo    train on a synthesised four-language corpus, start to finish (runs/demo)"
+	@echo "make test    the test suite"
+	@echo "make lint    ruff"
+	@echo "make setup   only the virtual environment (TensorFlow build here: $(EXTRA))"
+
+setup: .venv/installed-$(EXTRA)
+
+# The first Python from 3.10 to 3.13 that runs: TensorFlow has wheels for those.
+.venv/bin/python:
+	@for p in python3.12 python3.11 python3.13 python3.10 python3; do \
+	  if $$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	    echo "virtual environment with $$($$p --version)"; exec $$p -m venv .venv; \
+	  fi; done; \
+	echo "no Python 3.10, 3.11, 3.12 or 3.13 with venv found; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 2
+
+.venv/installed-%: pyproject.toml | .venv/bin/python
+	@echo "installing (TensorFlow's $* build; a few minutes the first time)"
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[$*,test]'
+	@touch $@
+
+demo: setup
+	$(PY) launch.py --config configs/demo.yaml
+
+test: setup
+	$(PY) -m pytest
+
+lint: setup
+	@$(PY) -m ruff --version >/dev/null 2>&1 || $(PY) -m pip install --quiet --disable-pip-version-check 'ruff>=0.6,<1'
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean:
+	rm -rf .venv build *.egg-info

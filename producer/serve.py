@@ -1,0 +1,247 @@
+"""The producer's event loop: leases in, batches out; decoding of the next batches goes on while one is on the device.
+
+Nothing here is remembered between leases but the open stage: a lease that is revoked or dropped costs only the work in hand. Clips of
+at most `leases` batches are in memory. Without a trainer the loop waits, warm, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import BadInput
+from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
+from common.plan import PlannedBatch
+from producer.decode import DecodeError, DecodePool
+from producer.maker import BatchError, Clip, Made, Maker, without
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2  # how late a stop may be noticed
+DECODE_SLICE_S = 0.05  # how late an event may be noticed while clips are being decoded
+TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
+REASON_CHARS = 500
+
+
+@dataclass
+class Job:
+    """A leased batch on its way."""
+
+    lease: Lease
+    planned: PlannedBatch
+    clips: list[Clip]
+    futures: list[Future]
+
+    def decoded(self) -> list[np.ndarray | DecodeError]:
+        """The clips' samples; whatever is not the file's fault is raised."""
+        results = []
+        for future in self.futures:
+            error = future.exception()
+            if error is not None and not isinstance(error, DecodeError):
+                raise error
+            results.append(future.result() if error is None else error)
+        return results
+
+    def drop(self) -> None:
+        """Nobody needs it any more."""
+        for future in self.futures:
+            future.cancel()
+
+
+class Meter:
+    """Where the time goes, as a line in the log every `every_s` seconds."""
+
+    def __init__(self, every_s: float):
+        self._every_s = every_s
+        self.total = self.bad = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._since, self._made, self._spent = time.monotonic(), 0, Counter()
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Add to a part: one of the batch's, or `blocked` or `idle`."""
+        self._spent[part] += seconds
+
+    def batch(self, made: Made) -> None:
+        """A batch has left."""
+        self._made += 1
+        self.total += 1
+        self.bad += len(made.bad)
+        self._spent.update(made.spent_s)
+
+    def line(self, now: float) -> str | None:
+        """The line, when it is due; counting then begins again."""
+        elapsed = now - self._since
+        if elapsed < self._every_s:
+            return None
+        waits = {name: self._spent.pop(name, 0.0) for name in ("blocked", "idle")}
+        parts = ", ".join(f"{name} {1000 * s / max(1, self._made):.1f}" for name, s in self._spent.items())
+        text = f"made {self._made / elapsed:.2f}/s ({self.total} batches so far, {self.bad} bad clips)"
+        text += f"; ms per batch: {parts}" if parts else ""
+        text += "".join(f"; {name} {100 * s / elapsed:.0f} %" for name, s in waits.items())
+        self._start()
+        return text
+
+
+def _ignore(phase: str, batches: int) -> None:
+    """`report` of a service that nobody watches."""
+
+
+class Service:
+    """One producer's loop.
+
+    Args:
+        client: the channel's end.
+        make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the features have changed.
+        pool: decodes; must take `leases` batches' clips without blocking.
+        should_stop: looked at several times a second.
+        info: what READY says besides feature_hash and probe (device, …).
+        data_roots: folders of the corpus; when one is gone, batches are refused instead of their clips being set aside.
+        report: called with the phase and the number of batches made.
+        log_every_s: seconds between the lines that say where the time goes.
+    """
+
+    def __init__(
+        self,
+        client: LeaseClient,
+        make_stage: Callable[[str], Maker],
+        pool: DecodePool | None,
+        should_stop: Callable[[], bool],
+        *,
+        info: dict | None = None,
+        data_roots: tuple[str, ...] = (),
+        report: Callable[[str, int], None] = _ignore,
+        log_every_s: float = 10.0,
+    ):
+        self._client, self._make_stage, self._pool, self._should_stop = client, make_stage, pool, should_stop
+        self._info, self._data_roots, self._report = info or {}, data_roots, report
+        self.meter = Meter(log_every_s)
+        self.stage, self.maker = "", None
+        self._jobs: list[Job] = []
+
+    def run(self) -> str:
+        """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
+
+        Raises:
+            BadInput: the trainer refuses this producer (other features, another version, a key it does not know).
+        """
+        reason = "stop was asked for"
+        while not self._should_stop():
+            self._tell()
+            event = self._client.poll(0.0 if self._jobs else POLL_S)
+            if isinstance(event, Stop):
+                reason = event.reason or "the run is over"
+                break
+            if isinstance(event, Refused):
+                self._client.bye()
+                raise BadInput(f"the trainer refuses this producer: {event.reason}")
+            if isinstance(event, Welcome):
+                self._open(event)
+            elif isinstance(event, Lease):
+                self._take(event)
+            elif self._jobs:
+                self._advance()
+            else:
+                self._waited()
+        for job in self._jobs:
+            job.drop()
+        self._client.bye()
+        return reason
+
+    def _tell(self) -> None:
+        line = self.meter.line(time.monotonic())
+        if line:
+            log.info("%s", line)
+
+    def _status(self, text: str) -> None:
+        self._client.set_status(text)
+        self._report(text, self.meter.total)
+
+    def _waited(self) -> None:
+        """POLL_S without leases: blocked if the trainer is there and needs none, idle if it is not."""
+        here = self.maker is not None and self._client.trainer_silent_s < TRAINER_SILENT_S
+        self.meter.spend("blocked" if here else "idle", POLL_S)
+        self._status("blocked" if here else "idle")
+
+    def _open(self, welcome: Welcome) -> None:
+        """Answer a generation; the maker stays, with what it has compiled, where stage and features are the same."""
+        for job in self._jobs:
+            job.drop()
+        self._jobs.clear()
+        stage = str(welcome.info.get("stage"))
+        if self.maker is None or stage != self.stage or self.maker.feature_hash != welcome.info.get("feature_hash"):
+            self._status(f"opening stage {stage}")
+            self.maker = None  # before the next one is built: both would not fit into a small device
+            self.stage, self.maker = stage, self._make_stage(stage)
+            log.info("stage %s, features %s", stage, self.maker.feature_hash)
+        self._client.ready(welcome.gen, {"feature_hash": self.maker.feature_hash, "probe": self.maker.probe(), **self._info})
+        self._status("ready")
+
+    def _take(self, lease: Lease) -> None:
+        """Find out what the batch needs and start decoding it."""
+        if self.maker is None or not self._client.is_current(lease):
+            return
+        start = time.perf_counter()
+        try:
+            planned = without(self.maker.plan(lease.plan, lease.g), lease.extra.get("quarantined", ()))
+            clips = self.maker.clips(planned)
+        except (BatchError, IndexError, KeyError) as e:
+            self._refuse(lease, f"{type(e).__name__}: {e}")
+            return
+        futures = [self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c)) for c in clips]
+        self._jobs.append(Job(lease, planned, clips, futures))
+        self._jobs.sort(key=lambda job: job.lease.position)
+        self.meter.spend("read", time.perf_counter() - start)
+
+    def _advance(self) -> None:
+        """Bring the job that is needed soonest a little further: its clips, then the batch."""
+        job = self._jobs[0]
+        if not self._client.is_current(job.lease):
+            self._jobs.pop(0).drop()
+            return
+        if not all(f.done() for f in job.futures):
+            self._status("working")
+            start = time.perf_counter()
+            wait(job.futures, DECODE_SLICE_S)
+            self.meter.spend("decode", time.perf_counter() - start)
+            return
+        self._jobs.pop(0)
+        try:
+            made = self._make(job)
+        except BatchError as e:
+            self._refuse(job.lease, str(e))
+            return
+        start = time.perf_counter()
+        self._client.send(job.lease, made.arrays, {"bad": [[u, reason[:REASON_CHARS]] for u, reason in made.bad]})
+        self.meter.spend("send", time.perf_counter() - start)
+        self.meter.batch(made)
+        self._report("working", self.meter.total)
+
+    def _make(self, job: Job) -> Made:
+        decoded = job.decoded()
+        if any(isinstance(d, DecodeError) for d in decoded):
+            gone = [root for root in self._data_roots if not os.path.isdir(root)]
+            if gone:
+                raise BatchError(f"the data folder {gone[0]} is not there")
+        self._status(f"compiling(bucket {job.planned.bucket})" if self.maker.compiles(job.planned) else "working")
+        made = self.maker.make(job.planned, job.clips, decoded)
+        for utterance, reason in made.bad:
+            log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
+        return made
+
+    def _refuse(self, lease: Lease, why: str) -> None:
+        log.warning("%s %d cannot be made: %s", lease.plan, lease.g, why)
+        self._client.nack(lease, why)
+
+
+def _as_scanned(clip: Clip) -> dict[str, int]:
+    """What the manifest knows of the file, for `decode` to compare."""
+    return {"source_rate": clip.utterance.source_rate, "source_frames": clip.utterance.source_frames}
