@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import time
 import wave
+from pathlib import Path
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+_FLUSH_S = 5.0
 
 
 def wav_bytes(samples: np.ndarray, sample_rate: int) -> bytes:
     """float32[N] in [-1, 1] → a mono 16-bit WAV file's bytes; louder samples are clipped."""
-    pcm = (np.clip(samples, -1, 1) * 32767).astype("<i2")
+    pcm = np.round(np.clip(samples, -1, 1) * 32767).astype("<i2")
     out = io.BytesIO()
     with wave.open(out, "wb") as f:
         f.setnchannels(1)
@@ -29,10 +33,22 @@ class Board:
     """Writes one event file in `folder`; view with `tensorboard --logdir RUN/tensorboard`."""
 
     def __init__(self, folder: str | os.PathLike):
-        self._writer = EventFileWriter(str(folder), max_queue_size=100, flush_secs=5)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard's own EventFileWriter imports TensorFlow to open a file; the record format is all that is needed.
+        self._file = open(folder / f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}", "ab")
+        self._records = RecordWriter(self._file)
+        self._flushed = 0.0
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _add(self, step: int, values: list[Summary.Value]) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _write(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+        if time.monotonic() - self._flushed > _FLUSH_S:
+            self._records.flush()
+            self._flushed = time.monotonic()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Curves, by tag."""
@@ -56,4 +72,4 @@ class Board:
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        self._records.close()

@@ -24,6 +24,7 @@ from common.links import MAX_FRAME_BYTES, RECEIVE_AT_ONCE, Received, RouterLink
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
 TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
+RELEASE_WAIT_S = 900.0  # a first step may compile for minutes while next() waits in another thread for its release()
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
 PROBES_S = (0.0, 0.03, 0.1, 0.3)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
 
@@ -157,9 +158,9 @@ class LeaseServer:
     def next(self, timeout_s: float = 30.0, should_stop: Callable[[], bool] = lambda: False) -> Delivery | None:
         """The next batch of the schedule, None at its end.
 
-        Raises NoData after timeout_s (names the cause), BatchFailed when every producer refuses it, Stopped within 0.2 s of should_stop().
+        Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it, Stopped within 0.2 s of should_stop().
         """
-        start = time.monotonic()
+        start = since = time.monotonic()  # since: the deadline counts while a batch is awaited, not while release() is
         with self._changed:
             while True:
                 self._check_alive()
@@ -175,7 +176,10 @@ class LeaseServer:
                     return None
                 if should_stop():
                     raise Stopped("told to stop while waiting for a batch")
-                left = start + timeout_s - time.monotonic()
+                now = time.monotonic()
+                if item is None and self._book.in_state(leases.DELIVERED) and now < start + RELEASE_WAIT_S:
+                    since = now
+                left = since + timeout_s - now
                 if left <= 0:
                     raise NoData(channel_status.why_no_data(self._book, self.endpoint, timeout_s, self._last_lost))
                 self._changed.wait(min(left, POLL_S))
@@ -197,6 +201,7 @@ class LeaseServer:
     def ready_count(self) -> int:
         """Batches waiting here now."""
         with self._changed:
+            self._check_alive()
             return self._book.in_state(leases.READY)
 
     def stats(self) -> dict[str, Any]:

@@ -42,6 +42,9 @@ class DeviceInfo:
     memory_limit_mb: int | None = None
     compute_capability: tuple[int, int] | None = None
 
+    def __str__(self) -> str:
+        return self.label
+
 
 def prove_device(
     expected: str | None = None, memory_limit_mb: int | None = None, *, intra_threads: int = 0, inter_threads: int = 0
@@ -95,7 +98,9 @@ def _prove_gpu(tf, memory_limit_mb: int | None) -> DeviceInfo:
         raise BadInput(f"the GPU {visible} cannot compute: {str(e).splitlines()[0]}; {diagnose(tf)}") from e
     uuid, bus_id = _identify(visible)
     name = details.get("device_name", "GPU")
-    label = f"GPU {uuid or visible} ({bus_id or 'bus id unknown'}, {name}" + (f", at most {memory_limit_mb} MB)" if memory_limit_mb else ")")
+    label = f"GPU {uuid or visible} ({bus_id or 'bus id unknown'}, {name}" + (
+        f", at most {memory_limit_mb} MB)" if memory_limit_mb else ")"
+    )
     return DeviceInfo("gpu", "/device:GPU:0", label, uuid, bus_id, memory_limit_mb, details.get("compute_capability"))
 
 

@@ -7,9 +7,8 @@ MIG names), else in NVML order, which is that of the PCI bus.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from common.config import Config
@@ -185,8 +184,11 @@ def choose_gpus(config: Config, listing: Listing, env: Mapping[str, str]) -> Dev
     if model is None:
         model = (CPU,) if cpu_only else (_default("model_gpu", visible, data, listing, env),)
     if len(data) > max(1, config.producers.count):
-        notes.append(f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count} producers: "
-                     f"{', '.join(str(d) for d in data[config.producers.count:])} stays idle; --num-producers {len(data)} uses all")  # fmt: skip
+        idle = ", ".join(str(d) for d in data[max(1, config.producers.count) :])
+        notes.append(
+            f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count} producer(s): {idle} stays idle; "
+            f"--num-producers {len(data)} uses all"
+        )
     devices = Devices(data, model[0], tuple(notes))
     return _split_memory(devices, config)
 
@@ -219,7 +221,9 @@ def _one(key: str, text: str, visible: list[Device], listing: Listing, env: Mapp
         if len(found) == 1:
             return found[0]
         raise BadInput(f"{key}={text}: {'several GPUs begin so' if found else 'no such GPU'}; {_what_there_is(visible, listing, env)}")
-    raise BadInput(f"{key}={text}: expected an index, a list such as 0,2, a UUID (GPU-…, MIG-…) or cpu; {_what_there_is(visible, listing, env)}")
+    raise BadInput(
+        f"{key}={text}: expected an index, a list such as 0,2, a UUID (GPU-…, MIG-…) or cpu; {_what_there_is(visible, listing, env)}"
+    )
 
 
 def _default(key: str, visible: list[Device], taken: tuple[Device, ...], listing: Listing, env: Mapping[str, str]) -> Device:
@@ -261,14 +265,43 @@ def _split_memory(devices: Devices, config: Config) -> Devices:
     usable = min(card.memory_mb, card.free_mb or card.memory_mb) - CONTEXT_MB * (1 + len(shared))
     cap = config.gpu_memory_mb or max(512, card.memory_mb // 6 // len(shared))
     rest = usable - cap * len(shared)
+    where, who = f"GPU {devices.trainer.index}", f"{len(shared)} producer(s)"
     if rest < 1024:
         raise BadInput(
-            f"GPU {devices.trainer.index} has {card.free_mb} of {card.memory_mb} MB free: after {len(shared)} producer(s) of {cap} MB and the CUDA "
-            f"contexts the trainer is left {rest} MB. Free the card (nvidia-smi shows who uses it), lower gpu_memory_mb, or use --data-gpu cpu"
+            f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and the CUDA contexts the trainer is left "
+            f"{rest} MB. Free the card (nvidia-smi shows who uses it), lower gpu_memory_mb, or use --data-gpu cpu"
         )
-    note = f"GPU {devices.trainer.index} is shared: {len(shared)} producer(s) get {cap} MB each, the trainer {rest} MB (gpu_memory_mb changes it)"
+    note = f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB (gpu_memory_mb changes it)"
     producers = tuple(_limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers)
     return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
+
+
+def choose_one(config: Config, asked: str | None, number: int, listing: Listing, env: Mapping[str, str]) -> Device:
+    """The device of one more producer, the `number`th beyond the run's own, while the run may be using its GPUs.
+
+    Raises:
+        BadInput: no such device, or it is the trainer's card and too little of it is free.
+    """
+    if asked is not None and "," in asked:
+        raise BadInput(f"--gpu {asked}: one producer uses one device")
+    planned = choose_gpus(config if asked is None else config.model_copy(update={"data_gpu": asked}), without_use(listing), env)
+    device = planned.producers[number % len(planned.producers)]
+    if device.kind == "cpu":
+        return CPU
+    cap = device.memory_mb or config.gpu_memory_mb or None
+    free = next((g.free_mb for g in listing.gpus if device.gpu and g.uuid == device.gpu.uuid), 0)
+    if device.visible == planned.trainer.visible and free:
+        cap = min(cap or free, free - CONTEXT_MB)
+        if cap < 512:
+            raise BadInput(
+                f"GPU {device.index} is the trainer's and has {free} MB free, too little for another producer; use --gpu cpu or another GPU"
+            )
+    return _limit(device, cap)
+
+
+def without_use(listing: Listing) -> Listing:
+    """The listing as if nothing ran: what is in use now may be this run's own."""
+    return Listing(tuple(replace(g, free_mb=0) for g in listing.gpus), listing.reason, listing.driver)
 
 
 def _limit(device: Device, memory_mb: int | None) -> Device:

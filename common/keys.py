@@ -22,6 +22,10 @@ from common.address import ChannelError
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 
 
+class KeyFileError(ChannelError):
+    """A key file that is missing, readable by others, or not a key pair."""
+
+
 @dataclass(frozen=True)
 class KeyPair:
     """CURVE keys in Z85, 40 characters each."""
@@ -45,20 +49,20 @@ class KeyPair:
 
     @classmethod
     def load(cls, path: Path) -> KeyPair:
-        """Raises ChannelError naming the file and what to do."""
+        """Raises KeyFileError naming the file and what to do."""
         try:
             mode = path.stat().st_mode
             data = json.loads(path.read_text())
             pair = cls(data["public"], data["secret"])
             right = zmq.curve_public(pair.secret.encode()).decode() == pair.public
         except OSError as error:
-            raise ChannelError(f"{path}: cannot read the key ({error.strerror})") from None
+            raise KeyFileError(f"{path}: cannot read the key ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError):
-            raise ChannelError(f"{path}: not a key file of this system; delete it to have a new one made") from None
+            raise KeyFileError(f"{path}: not a key file of this system; delete it to have a new one made") from None
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ChannelError(f"{path}: others can read the secret key (mode {stat.S_IMODE(mode):04o}); chmod 600 it, or delete it")
+            raise KeyFileError(f"{path}: others can read the secret key (mode {stat.S_IMODE(mode):04o}); chmod 600 it, or delete it")
         if not right:
-            raise ChannelError(f"{path}: the public key does not belong to the secret key; delete it to have a new one made")
+            raise KeyFileError(f"{path}: the public key does not belong to the secret key; delete it to have a new one made")
         return pair
 
     @classmethod

@@ -57,7 +57,7 @@ class LeaseRecord:
     peer: bytes
     issued: float
     deadline: float
-    content: bytes  # what the batch's content may depend on besides (plan, g): the packed `extra`
+    content: bytes | None  # what the bytes may depend on besides (plan, g): the packed `extra`; None once rejected
     outcome: str | None = None
 
 
@@ -227,17 +227,12 @@ class LeaseBook:
                 able = [p for p in able if len(p.leases) < p.capacity]
 
     def _fill_window(self) -> None:
-        while not self.exhausted and self.released + self.window > self._fetched:
+        while not self.exhausted and len(self._items) < self.window:
             entry = next(self._schedule, None)
-            if entry is None:
-                self.exhausted = True
-                return
-            plan, g = entry
-            self._items[self._fetched] = Item(self._fetched, plan, int(g))
-
-    @property
-    def _fetched(self) -> int:
-        return self.released + len(self._items)
+            self.exhausted = entry is None
+            if entry is not None:
+                position = self.released + len(self._items)
+                self._items[position] = Item(position, entry[0], int(entry[1]))
 
     def _choose(self, item: Item, able: list[Peer], now: float) -> Peer | None:
         """A peer with credit left: clean ones first, then the one with the fewest leases for its capacity."""
@@ -307,9 +302,8 @@ class LeaseBook:
             if record.outcome is None:
                 self._close(record, "revoked", "another copy came first")
             return "duplicate"
-        late = record.outcome is not None
+        self.event("data", late=record.outcome is not None, position=item.position, **fields)
         self._accept(item, record, data, peer)
-        self.event("data", late=late, position=item.position, bytes=sum(a.nbytes for a in data.arrays.values()), **fields)
         return "accepted"
 
     def _accept(self, item: Item, record: LeaseRecord, data: wire.Data, peer: Peer) -> None:
@@ -327,6 +321,8 @@ class LeaseBook:
         peer.produced += 1
 
     def _compare(self, record: LeaseRecord, digest: str, label: str) -> None:
+        if record.content is None:
+            return
         key = (record.item.plan, record.item.g, record.content)
         known, by = self._digests.setdefault(key, (digest, label))
         self._digests.move_to_end(key)
@@ -386,7 +382,7 @@ class LeaseBook:
         self._digests = OrderedDict((k, v) for k, v in self._digests.items() if k[:2] != (item.plan, item.g))
         for record in self._records.values():  # a late copy of what was rejected must not be taken for the new one
             if record.item is item:
-                record.item = Item(position, item.plan, item.g, state=DELIVERED)
+                record.item, record.content = Item(position, item.plan, item.g, state=DELIVERED), None
         self.event("reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike)
         maker = self.peers.get(item.maker)
         if strike and maker is not None:

@@ -29,6 +29,7 @@ class ProcessSpec:
     device: str = ""  # in words, for the start-up lines
     main: bool = False  # its end with 0 is the program's
     restarts: int = 3
+    by_steps: bool = False  # restarts are forgotten when its status shows a higher step, else after ten minutes of work
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
     save_s: float = 0.0  # instead of grace_s while its status says "saving"
     lock: Path | None = None  # held by this process; another holder is adopted instead of raced

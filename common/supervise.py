@@ -6,7 +6,8 @@ Policy
 - a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10 minutes of work
 - exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the trainer's ends the program
   with 1, a producer's only if no other is left
-- exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when it dies
+- exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when it dies; a program of the
+  trainer alone (no lock to watch) ends with 0
 - Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at once
 """
 
@@ -235,6 +236,9 @@ class Supervisor:
             return
         if child.spec.main and code == OK:
             self._done_at = self._clock()
+        elif code == REPLACED and child.spec.lock is None:
+            self._view.say(f"{child.spec.name} saved and left for another one, which is not watched from here")
+            self._done_at = self._clock()
         elif child.spec.lock is not None and self._left_to_another(child, code):
             child.adopt_until = self._clock() + REPLACE_S
         elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
@@ -260,7 +264,7 @@ class Supervisor:
         if self._came_further(child, pid):
             child.failures = 0
         if child.failures >= child.spec.restarts:
-            again = f" after {child.failures} restarts" + (" without progress" if child.spec.main else "") if child.failures else ""
+            again = f" after {child.failures} restarts" + (" without progress" if child.spec.by_steps else "") if child.failures else ""
             return self._give_up(child, what + again, code if code in (INTERRUPTED, TERMINATED) else FAILED)
         child.failures += 1
         delay = BACKOFF_S * 2 ** (child.failures - 1)
@@ -269,7 +273,7 @@ class Supervisor:
         return None
 
     def _came_further(self, child: Child, pid: int) -> bool:
-        if not child.spec.main:
+        if not child.spec.by_steps:
             return self._clock() - child.started_at > FORGET_S
         s = status.read(self._program.run_dir, child.spec.name)
         if s is None or s.pid != pid:  # it died before its first report

@@ -31,8 +31,8 @@ from producer.rows import num_codes, pack_row, prompt_codes
 
 def configure_tensorflow(config: Config) -> None:
     """Settings that decide the bits of the features; call before TensorFlow touches a device."""
-    tf.config.threading.set_intra_op_parallelism_threads(config.threads.producer_intra)
-    tf.config.threading.set_inter_op_parallelism_threads(config.threads.producer_inter)
+
+
     tf.config.experimental.enable_tensor_float_32_execution(False)
     if config.deterministic:
         tf.random.set_seed(config.seed)

@@ -111,12 +111,12 @@ class Report:
             for line in lines:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        table = Table(title=lines[0], title_justify="left", box=None)
+        table = Table(box=None)
         for column in ("", "clips", "hours"):
             table.add_column(column, justify="left" if not column else "right")
         for share in self.languages + self.speakers[:SHOWN_SPEAKERS]:
             table.add_row(share.name, str(share.clips), f"{share.hours:.2f}")
-        console.print(Group(table, *(Text(line, style="yellow" if line.startswith("warning") else "") for line in lines[3:])))
+        console.print(Group(Text(lines[0], style="bold"), table, *(Text(x, "yellow" if x.startswith("warning") else "") for x in lines[3:])))
 
 
 def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Share]:

@@ -226,9 +226,9 @@ class _Scan:
         if self.kept[EVAL] == 0:
             warnings.append("no evaluation set (data.eval_fraction is 0, or every speaker has a single clip)")
         elif self.kept[EVAL] < 5:
-            warnings.append(f"the evaluation set has {self.kept[EVAL]} clips: its loss says little")
+            warnings.append(f"the evaluation set is small ({self.kept[EVAL]}): its loss says little")
         if self.kept[TRAIN] < FEW_CLIPS:
-            warnings.append(f"only {self.kept[TRAIN]} clips to train on")
+            warnings.append(f"little to train on: {self.kept[TRAIN]} clips")
         return warnings
 
 

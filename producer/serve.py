@@ -124,7 +124,7 @@ class Service:
         self._client, self._make_stage, self._pool, self._should_stop = client, make_stage, pool, should_stop
         self._info, self._data_roots, self._report = info or {}, data_roots, report
         self.meter = Meter(log_every_s)
-        self.stage, self.maker = "", None
+        self.stage, self.maker, self._probe = "", None, ""
         self._jobs: list[Job] = []
 
     def run(self) -> str:
@@ -181,8 +181,9 @@ class Service:
             self._status(f"opening stage {stage}")
             self.maker = None  # before the next one is built: both would not fit into a small device
             self.stage, self.maker = stage, self._make_stage(stage)
-            log.info("stage %s, features %s", stage, self.maker.feature_hash)
-        self._client.ready(welcome.gen, {"feature_hash": self.maker.feature_hash, "probe": self.maker.probe(), **self._info})
+            self._probe = self.maker.probe()
+            log.info("stage %s, features %s, probe %s", stage, self.maker.feature_hash, self._probe)
+        self._client.ready(welcome.gen, {"feature_hash": self.maker.feature_hash, "probe": self._probe, **self._info})
         self._status("ready")
 
     def _take(self, lease: Lease) -> None:
@@ -223,7 +224,7 @@ class Service:
         self._client.send(job.lease, made.arrays, {"bad": [[u, reason[:REASON_CHARS]] for u, reason in made.bad]})
         self.meter.spend("send", time.perf_counter() - start)
         self.meter.batch(made)
-        self._report("working", self.meter.total)
+        self._status("working")  # not "compiling" any more: that would keep leases from expiring
 
     def _make(self, job: Job) -> Made:
         decoded = job.decoded()

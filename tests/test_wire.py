@@ -94,7 +94,13 @@ def test_digest_is_xxh3_128_of_names_dtypes_shapes_and_bytes_in_order():
     a, b = np.array([1, 2], np.int32), np.array([[3]], np.uint8)
     expected = xxhash.xxh3_128_hexdigest(b"a:int32:2;" + a.tobytes() + b"b:uint8:1,1;" + b.tobytes())
     assert wire.digest({"a": a, "b": b}) == expected
-    different = [{"b": b, "a": a}, {"c": a, "b": b}, {"a": a.astype(np.int64), "b": b}, {"a": a.reshape(1, 2), "b": b}, {"a": a[::-1], "b": b}]
+    different = [
+        {"b": b, "a": a},
+        {"c": a, "b": b},
+        {"a": a.astype(np.int64), "b": b},
+        {"a": a.reshape(1, 2), "b": b},
+        {"a": a[::-1], "b": b},
+    ]
     assert len({expected, *(wire.digest(d) for d in different)}) == 6
 
 

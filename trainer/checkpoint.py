@@ -116,8 +116,7 @@ class Checkpoints:
         digests = {}
         for part in _PARTS:
             file = tmp / f"{part}.safetensors"
-            # safetensors wants at least one tensor's worth of contiguous memory per entry
-            save_file({k: np.ascontiguousarray(v) for k, v in tensors.get(part, {}).items()}, file)
+            save_file({k: np.asarray(v, order="C") for k, v in tensors.get(part, {}).items()}, file)
             fsync(file)
             digests[part] = file_digest(file)
         body = {**state, "step": step, "digests": digests}

@@ -113,7 +113,7 @@ def spec_of(run: RunFolder, stage: Stage) -> Callable:
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:
     """Stage 1 has ended: its weights become the ones that producers of stage 2 load. Atomic; its presence means "ended"."""
     tmp = run.dvae_weights.with_suffix(".tmp")
-    save_file({k: np.ascontiguousarray(v) for k, v in weights.items()}, tmp)
+    save_file({k: np.asarray(v, order="C") for k, v in weights.items()}, tmp)
     fsync(tmp)
     tmp.replace(run.dvae_weights)
     fsync(run.dvae_weights.parent)

@@ -148,29 +148,21 @@ def _diacritics() -> dict[int, None]:
 
 
 @functools.cache
-def _abbreviations(language: str) -> re.Pattern | None:
-    table = rules.ABBREVIATIONS.get(language)
-    if not table:
-        return None
+def _abbreviations(language: str) -> list[tuple[re.Pattern, str]]:
     end = r"\b" if language == "ru" else r"\."
-    return re.compile(rf"\b({'|'.join(table)}){end}", re.IGNORECASE)
+    return [(re.compile(rf"\b{short}{end}", re.IGNORECASE), word) for short, word in rules.ABBREVIATIONS.get(language, {}).items()]
 
 
 def _expand_abbreviations(text: str, language: str) -> str:
-    pattern = _abbreviations(language)
-    if pattern is None:
-        return text
-    words = rules.ABBREVIATIONS[language]
-    return pattern.sub(lambda m: words.get(m.group(1).lower(), m.group()), text)
+    if ("-" if language == "ru" else ".") in text:
+        for pattern, word in _abbreviations(language):
+            text = pattern.sub(word, text)
+    return text
 
 
 @functools.cache
 def _symbols(language: str, parity: bool) -> tuple[re.Pattern, dict[str, str]] | None:
-    words = {}
-    if language in rules.SYMBOL_WORDS:
-        words = dict(zip(rules.XTTS_SYMBOLS, rules.SYMBOL_WORDS[language].split("|"), strict=True))
-    if not parity:
-        words |= {sign: by_language[language] for sign, by_language in rules.EXTRA_SYMBOLS.items() if language in by_language}
+    words = rules.symbol_words(language, parity=parity)
     return (re.compile("[" + "".join(words) + "]"), words) if words else None
 
 
@@ -215,6 +207,6 @@ def _katsu():
 def _clean_japanese(text: str, parity: bool) -> str:
     katsu = _katsu()
     if not parity:
-        text = text_numbers.expand(text, "ja", parity=False)
+        text = _expand_symbols(text_numbers.expand(text, "ja", parity=False), "ja", parity=False)
     text = katsu.romaji(text).lower()
     return text if parity else _WHITESPACE.sub(" ", text).strip()

@@ -44,6 +44,7 @@ _GROUPED_AMOUNT = re.compile(rf"(?<=[$€£¥]){_GROUPS.pattern}|{_GROUPS.patter
 _SIGNS = {"$": "美元", "€": "欧元", "£": "英镑", "¥": "元"}
 _AMOUNT = re.compile(r"([$€£¥]) ?(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?) ?([$€£])(?!\d)")
 _SPOKEN = {"&": " 和 ", "@": " 在 ", "#": " 号 ", "$": " 美元 ", "€": " 欧元 "}
+_MINUS = re.compile(r"(?<![0-9A-Za-z])[-−](?=\d)")
 _LONE_PERCENT = re.compile(r"(?<!\d)%")
 
 
@@ -92,7 +93,7 @@ def expand_numbers(text: str, *, parity: bool) -> str:
     """
     if not parity:
         text = _spoken_signs(text)
-    if _HAS_DIGIT.search(text) or "％" in text:
+    if parity or _HAS_DIGIT.search(text):
         text = _expand(text, parity)
     return text.translate(_TO_COMMA)
 
@@ -102,6 +103,7 @@ def _spoken_signs(text: str) -> str:
     text = _GROUPED_AMOUNT.sub(lambda m: m.group().replace(",", ""), text)
     text = _AMOUNT.sub(lambda m: number_words(m.group(2) or m.group(3)) + _SIGNS[m.group(1) or m.group(4)], text)
     text = _GROUPS.sub(lambda m: number_words(m.group().replace(",", "")), text)
+    text = _MINUS.sub("负", text)
     for sign, words in _SPOKEN.items():
         text = text.replace(sign, words)
     return _LONE_PERCENT.sub(" 百分之 ", text)

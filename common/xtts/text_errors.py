@@ -29,5 +29,5 @@ class LanguageUnavailable(RuntimeError):
     """A language whose cleaning needs a package that is not installed: a matter of the machine, not of a row."""
 
     def __init__(self, language: str, package: str):
-        super().__init__(f"language {language} needs the package {package}: pip install {package}")
+        super().__init__(f"language {language} needs the package {package}: pip install {package} (or this project's extra [{language}])")
         self.language, self.package = language, package

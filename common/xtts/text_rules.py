@@ -11,7 +11,7 @@ LANGUAGES = (*XTTS_LANGUAGES, "fa")
 # Cleaned by the common rules alone: lower case, typographic characters, numbers. For vocabularies trained from nothing.
 GENERIC_LANGUAGES = (
     "az", "be", "bg", "bn", "ca", "cy", "da", "el", "eo", "et", "eu", "fi", "ga", "gl", "he", "hr", "id", "is", "ka", "kk", "lt", "lv",
-    "mk", "ms", "nb", "no", "ro", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "uk", "ur", "uz", "vi",
+    "mk", "ms", "no", "ro", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "uk", "ur", "uz", "vi",
 )  # fmt: skip
 
 # Other spellings of a code (ISO 639-2/3, older or mistaken ones). A region ("fa-IR", "pt_BR") is cut off before this.
@@ -19,7 +19,7 @@ ALIASES = {
     "ara": "ar", "arb": "ar", "ces": "cs", "cze": "cs", "cz": "cs", "deu": "de", "ger": "de", "eng": "en", "spa": "es", "fra": "fr",
     "fre": "fr", "hin": "hi", "hun": "hu", "ita": "it", "jpn": "ja", "jp": "ja", "kor": "ko", "kr": "ko", "nld": "nl", "dut": "nl",
     "pol": "pl", "por": "pt", "rus": "ru", "tur": "tr", "zho": "zh", "chi": "zh", "cmn": "zh", "cn": "zh", "fas": "fa", "per": "fa",
-    "pes": "fa", "prs": "fa",
+    "pes": "fa", "prs": "fa", "nb": "no", "nn": "no",
 }  # fmt: skip
 
 # Characters of a text above which XTTS warns that the audio may be cut off.
@@ -40,7 +40,7 @@ BACKENDS = {
 COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh"})
 XTTS_COMMA_GROUPS = frozenset({"en", "ru"})
 # Ours: languages that group thousands with a space ("12 500").
-SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "nb", "no", "sk", "sv", "uk"})
+SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "no", "sk", "sv", "uk"})
 
 # What follows the digits of an ordinal number.
 ORDINAL_SUFFIXES = {
@@ -67,9 +67,11 @@ DEFAULT_CURRENCY_JOINER = ", "
 CURRENCY_SIGNS = {"£": "GBP", "$": "USD", "€": "EUR"}
 # Ours: languages where num2words fails on these currencies or names another one (Arabic: riyals for dollars; Hungarian: English
 # names). Their amounts are read as number + the word of the symbol.
-PLAIN_CURRENCY = frozenset({"ar", "cs", "fa", "hi", "hu", "ko", "tr"})
+PLAIN_CURRENCY = frozenset({"ar", "fa", "hi", "hu", "ko"})
 # Ours: where num2words is wrong on decimals (Arabic reads ,5 as fifty; Persian 3.05 as three and a half): number, this word, number.
 DECIMAL_WORDS = {"ar": "فاصلة", "tr": "virgül", "fa": "ممیز"}
+# Where num2words reads the digits after the point one by one.
+DIGITWISE_DECIMALS = frozenset({"de", "en", "es", "fr", "it", "ja", "ko", "nl", "pt"})
 
 ABBREVIATIONS = {
     "en": {
@@ -112,12 +114,13 @@ SYMBOL_WORDS = {
     "ko": "그리고|에|퍼센트|번호|달러|파운드|도",
     "hi": "और|ऐट दी रेट|प्रतिशत|हैश|डॉलर|पाउंड|डिग्री",
     "fa": "و|ات|درصد|هشتگ|دلار|پوند|درجه",
+    "ja": "アンド|アット|パーセント|ナンバー|ドル|ポンド|度",  # ours: XTTS hands Japanese over as it is
 }
 # Ours: signs that XTTS leaves in the text, where they become unknown tokens.
 EXTRA_SYMBOLS = {
     "€": {
         "ar": "يورو", "cs": "euro", "de": "euro", "en": "euro", "es": "euro", "fa": "یورو", "fr": "euro", "hi": "यूरो", "hu": "euró",
-        "it": "euro", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro", "ru": "евро", "tr": "euro", "zh": "欧元",
+        "it": "euro", "ja": "ユーロ", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro", "ru": "евро", "tr": "euro", "zh": "欧元",
     },
     "№": {"ru": "номер"},
     "٪": {"ar": "في المئة", "fa": "درصد"},
@@ -178,3 +181,11 @@ LANGUAGE_SCRIPTS = {
     "hi": ("Devanagari",), "bn": ("Bengali",), "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "ka": ("Georgian",),
     "zh": ("Han",), "ja": ("Han", "Kana"), "ko": ("Hangul", "Han"),
 }  # fmt: skip
+
+
+def symbol_words(language: str, *, parity: bool) -> dict[str, str]:
+    """Sign -> word; without parity also the signs that XTTS leaves alone. Empty for a language without words."""
+    words = dict(zip(XTTS_SYMBOLS, SYMBOL_WORDS[language].split("|"), strict=True)) if language in SYMBOL_WORDS else {}
+    if not parity:
+        words |= {sign: by_language[language] for sign, by_language in EXTRA_SYMBOLS.items() if language in by_language}
+    return words

@@ -1,0 +1,91 @@
+"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), a name for each added producer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from common import lock
+from common.errors import BadInput, RunError
+from common.lock import Lock
+
+REPLACE_WAIT_S = 60.0
+
+
+@contextlib.contextmanager
+def own_run(run_dir: Path) -> Iterator[None]:
+    """Be the run's launcher while inside. A folder made for a run that could not be created is removed again.
+
+    Raises:
+        BadInput: another launcher or trainer works there; the message names it.
+    """
+    stop_it = f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its own with run=…"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…") from e
+    held = lock.lock(run_dir / "launch.lock", "launch.py", stop_it)
+    try:
+        if (by := _not_leaving(run_dir)) is not None:
+            raise BadInput(f"{run_dir} is in use by {by}; {stop_it}")
+        yield
+    finally:
+        is_run = (run_dir / "identity.json").exists()
+        held.release(unlink=not is_run)
+        if not is_run:
+            with contextlib.suppress(OSError):  # not empty: it was the user's
+                run_dir.rmdir()
+
+
+def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None:
+    """Before a trainer is started by itself: nobody holds RUN/lock when this returns.
+
+    Args:
+        replace: ask a running trainer to save and leave.
+
+    Raises:
+        BadInput: a trainer runs and `replace` is False.
+        RunError: it did not leave within 60 s.
+    """
+    by = _not_leaving(run_dir)
+    if by is None:
+        return
+    if not replace:
+        raise BadInput(f"{run_dir} is in use by {by}; --replace lets it save and takes over")
+    # The lock's holder has its signal handlers installed: it took the lock after that.
+    tell(f"asking {by} to save and leave")
+    try:
+        os.kill(by.pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        pass
+    except PermissionError as e:
+        raise BadInput(f"{by} belongs to another user") from e
+    if (still := lock.wait_free(run_dir / "lock", REPLACE_WAIT_S)) is not None:
+        raise RunError(f"{still} has not left after {REPLACE_WAIT_S:.0f} s; it is still the run's trainer, nothing was started")
+
+
+def _not_leaving(run_dir: Path) -> lock.Holder | None:
+    """The holder of RUN/lock, unless it leaves within 12 s because its supervisor is dead."""
+    by = lock.holder(run_dir / "lock")
+    return lock.wait_free(run_dir / "lock", lock.ORPHAN_WAIT_S) if by is not None and by.leaving else by
+
+
+def extra_name(run_dir: Path) -> tuple[str, int, Lock]:
+    """(name, number, lock that keeps it) for one more producer: producer-extra-0, …
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+    (run_dir / "status").mkdir(exist_ok=True)
+    number = 0
+    while True:
+        path = run_dir / "status" / f"producer-extra-{number}.lock"
+        if lock.holder(path) is None:
+            with contextlib.suppress(BadInput):
+                return path.stem, number, lock.lock(path, path.stem)
+        if not os.access(path.parent, os.W_OK):
+            raise BadInput(f"{path.parent} cannot be written")
+        number += 1

@@ -1,0 +1,308 @@
+"""Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between them.
+
+python launch.py [--config configs/x.yaml] [flags] [key=value ...]     train (no config: configs/demo.yaml)
+python launch.py COMMAND --help                                        everything else
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from common import claims, flags, gpu, lock, status
+from common import config as config_module
+from common.config import Config
+from common.console import Console
+from common.errors import INTERRUPTED, OK, BadInput, RunError, Stopped
+from common.gpu import Device, Devices
+from common.process import ProcessSpec, Program
+from common.supervise import Supervisor
+
+ROOT = Path(__file__).resolve().parent
+STOP_WAIT_S = 45.0
+
+
+# -- the program ----------------------------------------------------------------------------------------------------------------
+
+
+def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
+    """Every process of a run, its device and its environment. The trainer first: the producers connect to it."""
+    run_dir = run_dir.resolve()
+    trainer = ProcessSpec(
+        name="trainer",
+        role="trainer",
+        argv=(sys.executable, "-m", "trainer", "--run", str(run_dir)),
+        env=environment(devices.trainer),
+        device=str(devices.trainer),
+        log=run_dir / "logs" / "trainer.log",
+        main=True,
+        by_steps=True,
+        grace_s=10.0,
+        save_s=30.0,
+        lock=run_dir / "lock",
+    )
+    on = devices.producers
+    producers = (producer_spec(f"producer-{i}", run_dir, on[i % len(on)]) for i in range(config.producers.count))
+    return Program(run_dir, (trainer, *producers))
+
+
+def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
+    """A producer: leases batch numbers from the address in RUN/endpoint.json, sends batches there."""
+    return ProcessSpec(
+        name=name,
+        role="producer",
+        argv=(sys.executable, "-m", "producer", "--run", str(run_dir), "--name", name),
+        env=environment(device),
+        device=str(device),
+        log=run_dir / "logs" / f"{name}.log",
+    )
+
+
+def environment(device: Device) -> dict[str, str | None]:
+    """A child's environment: its one device, and this project importable whatever the working directory holds."""
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    return {**gpu.child_env(device, os.environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------------
+
+
+def train(config: Config, out: TextIO | None = None) -> int:
+    """Create or resume the run and see it through. Returns the exit code; BadInput before any process starts."""
+    devices = gpu.choose_gpus(config, gpu.list_gpus(), os.environ)
+    with claims.own_run(config.run_dir):
+        run = _prepare(config, devices, out)
+        program = make_program(run.config, config.run_dir, devices)
+        return _supervise(program, devices.notes, out)
+
+
+def train_command(args: argparse.Namespace) -> int:
+    """Create or resume a run: producers and trainer, supervised."""
+    for answer in flags.answers(args):
+        tell(answer)
+    return train(_config(args))
+
+
+def trainer_command(args: argparse.Namespace) -> int:
+    """Start a run's trainer alone, while its producers stay up."""
+    config, changed = _existing(args)
+    devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
+    claims.make_room(config.run_dir, args.replace, tell)
+    if changed:
+        _prepare(config, devices)
+    program = make_program(config, config.run_dir, devices)
+    # Neither restarted nor followed here: the run's own launcher adopts this trainer, and two would race.
+    alone = tuple(replace(p, restarts=0, lock=None) for p in program.processes if p.main)
+    return _supervise(Program(program.run_dir, alone), devices.notes)
+
+
+def producer_command(args: argparse.Namespace) -> int:
+    """Add one more producer to a run, at any time."""
+    config, changed = _existing(args)
+    if changed:
+        raise BadInput(f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}")
+    name, number, held = claims.extra_name(config.run_dir)
+    with held:
+        device = gpu.choose_one(config, args.gpu, number, gpu.list_gpus(), os.environ)
+        spec = replace(producer_spec(name, config.run_dir.resolve(), device), main=True)
+        return _supervise(Program(config.run_dir.resolve(), (spec,)), ())
+
+
+def scan_command(args: argparse.Namespace) -> int:
+    """Say which recordings are usable, and why the others are not."""
+    from rich.console import Console as RichConsole
+
+    from producer.corpus import read_rows
+    from producer.prepare import _vocabulary as vocabulary
+    from producer.scan import scan
+
+    config = _config(args)
+    with tempfile.TemporaryDirectory(prefix="scan-") as folder:
+        rows = read_rows(config)
+        tokenizer = vocabulary(config, rows, None, lambda text: None)
+        path = Path(folder) / "manifest.sqlite"
+        report = scan(config, path, tokenizer, rows=rows, strict=args.strict, progress=not args.json).report
+    if args.json:
+        tell(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        report.print(RichConsole())
+    return OK
+
+
+def check_command(args: argparse.Namespace) -> int:
+    """Check this machine: driver, versions, each GPU, and three real steps."""
+    from common import check
+
+    return check.run(_config(args), train, tell)
+
+
+def status_command(args: argparse.Namespace) -> int:
+    """Show what each process of a run is doing."""
+    from rich.console import Console as RichConsole
+
+    run_dir = _run_dir(args)
+    if not status.read_all(run_dir):
+        raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
+    RichConsole().print(status.table(run_dir))
+    return OK
+
+
+def stop_command(args: argparse.Namespace) -> int:
+    """Stop a run; its trainer saves first."""
+    run_dir = _run_dir(args)
+    by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
+    if by is None:
+        raise BadInput(f"nothing runs in {run_dir}; --run names the run folder")
+    tell(f"asking {by} to stop")
+    os.kill(by.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while lock.is_alive(by.pid, by.create_time):
+        if time.monotonic() > deadline:
+            raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
+        time.sleep(0.1)
+    return OK
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
+
+    run: Callable[[argparse.Namespace], int]
+    flags: tuple[str, ...] | None
+    own: dict[str, dict] | None = None
+
+
+def _switch(text: str) -> dict:
+    return {"action": "store_true", "help": text}
+
+
+COMMANDS = {
+    "train": Command(train_command, None),
+    "trainer": Command(
+        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from a running one, which saves first")}
+    ),
+    "producer": Command(producer_command, ("--run",), {"--gpu": {"metavar": "X", "help": "index, UUID or cpu; default: as the run's own"}}),
+    "scan": Command(
+        scan_command,
+        ("--train-data", "--val-data"),
+        {"--strict": _switch("exit 2 if any row is rejected"), "--json": _switch("print JSON")},
+    ),
+    "check": Command(check_command, ("--data-gpu", "--model-gpu")),
+    "status": Command(status_command, ("--run",)),
+    "stop": Command(stop_command, ("--run",)),
+}
+
+
+# -- steps the commands share ---------------------------------------------------------------------------------------------------
+
+
+def tell(text: str, out: TextIO | None = None) -> None:
+    """A line on stdout; a closed terminal does not end the run."""
+    with contextlib.suppress(OSError, ValueError):
+        (out or sys.stdout).write(text + "\n")
+        (out or sys.stdout).flush()
+
+
+def cores() -> int:
+    """CPUs this process may use: its affinity, and a container's quota."""
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
+    from producer.prepare import prepare_run
+
+    return prepare_run(config, on_cpu=devices.trainer.kind == "cpu", cores=cores(), out=lambda text: tell(text, out))
+
+
+def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
+    for line in (*notes, *program.describe(), f"logs: {program.run_dir / 'logs'}"):
+        tell(line, out)
+    with Console(program, out) as view:
+        code = Supervisor(program, view).run()
+    if code == OK:
+        tell(f"done: {program.run_dir}", out)
+    return code
+
+
+def _config(args: argparse.Namespace) -> Config:
+    return config_module.load(args.config or ROOT / "configs" / "demo.yaml", flags.overrides(args))
+
+
+def _run_dir(args: argparse.Namespace) -> Path:
+    """The run folder a command is about: --run, run=…, or that of a config file."""
+    settings = flags.overrides(args)
+    others = [s for s in settings if not s.startswith("run=")]
+    if others:
+        raise BadInput(f"{', '.join(others)}: this command only takes the run folder")
+    return _config(args).run_dir
+
+
+def _existing(args: argparse.Namespace) -> tuple[Config, list[str]]:
+    """An existing run's settings with overrides, and the keys among these that its processes must be told."""
+    settings = flags.overrides(args)
+    run_dir = _config(argparse.Namespace(**{**vars(args), "settings": [], "model_gpu": None})).run_dir
+    named = [s for s in settings if s.startswith("run=")]
+    if named:
+        run_dir = config_module.parse(_as_tree(named)).run_dir
+    if not (run_dir / "identity.json").is_file():
+        raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")
+    rest = [s for s in settings if not s.startswith("run=")]
+    config = config_module.load(run_dir / "config.yaml", [*rest, f"run={json.dumps(str(run_dir))}"])
+    return config, [s.split("=")[0] for s in rest if not s.startswith(("model_gpu=", "data_gpu="))]
+
+
+def _as_tree(settings: list[str]) -> dict:
+    tree: dict = {}
+    for s in settings:
+        config_module.set_override(tree, s)
+    return tree
+
+
+def _parser(name: str) -> flags.Parser:
+    command = COMMANDS[name]
+    text = command.run.__doc__
+    if name == "train":
+        text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(f"  {n:<10} {c.run.__doc__}" for n, c in COMMANDS.items())
+    parser = flags.build("launch.py" if name == "train" else f"launch.py {name}", text, command.flags)
+    for flag, options in (command.own or {}).items():
+        parser.add_argument(flag, **options)
+    return parser
+
+
+def _terminated(number: int, frame) -> NoReturn:
+    raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command line; returns the exit code."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGTERM, _terminated)
+    name, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
+    try:
+        args = flags.parse(_parser(name), rest)
+        return COMMANDS[name].run(args)
+    except RunError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return e.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""`python -m producer --run RUN`: files to batches, for as long as a trainer asks for them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import time
+from pathlib import Path
+
+from common import logs
+from common.address import ChannelError, Endpoint
+from common.config import Config
+from common.errors import BadInput, Stopped
+from common.keys import KeyFileError, KeyPair
+from common.lease_client import LeaseClient
+from common.lifecycle import Stop, run_main
+from common.manifest import Manifest
+from common.run import RunFolder
+from common.status import StatusFile
+from producer.arithmetic import ArithmeticMaker
+from producer.decode import DecodePool
+from producer.maker import Maker
+from producer.serve import Service
+
+MAX_DECODE_THREADS = 8
+DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
+
+log = logging.getLogger(__name__)
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line; the device comes by the environment (common/gpu.py)."""
+    p = argparse.ArgumentParser(prog="python -m producer", description=__doc__)
+    p.add_argument("--run", type=Path, required=True, help="the run folder")
+    p.add_argument("--name", default=f"producer-{os.getpid()}", help="in logs, status and ledger")
+    p.add_argument("--connect", metavar="tcp://HOST:PORT", help="where the trainer listens, instead of what RUN/endpoint.json says")
+    p.add_argument("--data-root", action="append", metavar="DIR", help="where a source's clips lie on this machine; once per source")
+    return p.parse_args()
+
+
+def main(stop: Stop) -> None:
+    """Open the run, prove the device, serve."""
+    args = parse_args()
+    logs.setup(args.name)
+    run = RunFolder(args.run)
+    status = StatusFile(run.path, args.name, "producer")
+    stop.at_exit(status.finish)
+    if args.data_root:
+        run.manifest = Manifest.open(run.path / "manifest.sqlite", args.data_root)
+    device = "none" if run.arithmetic else open_device(run.config)
+    status.update(device=device, phase="connecting")
+
+    client = LeaseClient(
+        endpoint_of(run, args.connect), run.run_id, args.name, run.config.producers.leases, keys=client_keys(run, args.connect, stop)
+    )
+    pool = DecodePool(decode_threads(run.config), DECODE_QUEUE, stop.is_set)
+    service = Service(
+        client,
+        lambda stage: make_stage(run, stage),
+        pool,
+        stop.is_set,
+        info={"device": device, "leases": run.config.producers.leases},
+        data_roots=() if run.arithmetic else tuple(map(str, run.manifest.roots)),
+        report=lambda phase, batches: status.update(phase=phase, batches=batches, stage_name=service.stage),
+    )
+    try:
+        log.info("leaving: %s", service.run())
+    except ChannelError as e:
+        raise BadInput(str(e)) from e
+    finally:
+        client.close()
+        pool.close()
+
+
+def open_device(config: Config) -> str:
+    """Take and prove the device the environment gives; its label. TensorFlow is imported here."""
+    from common.device import prove_device
+    from producer.featurize import configure_tensorflow
+
+    info = prove_device(intra_threads=config.threads.producer_intra, inter_threads=config.threads.producer_inter)
+    configure_tensorflow(config)
+    return info.label
+
+
+def make_stage(run: RunFolder, stage: str) -> Maker:
+    """The maker of a stage's batches. BadInput: no such stage, or its inputs are missing."""
+    if run.arithmetic:
+        return ArithmeticMaker(run, stage)
+    from producer.featurize import MAKERS
+
+    if stage not in MAKERS:
+        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(MAKERS)}; both must be of one version")
+    return MAKERS[stage](run)
+
+
+def endpoint_of(run: RunFolder, connect: str | None):
+    """() → where the trainer listens, None while there is none."""
+    path = run.path / "endpoint.json"
+
+    def look() -> Endpoint | None:
+        found = Endpoint.read(path)
+        if connect is None:
+            return found
+        return Endpoint(connect) if found is None else dataclasses.replace(found, address=connect)
+
+    return look
+
+
+def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | None:
+    """The producers' key pair; None on one host. The trainer writes it before it listens, so a missing one is waited for."""
+    path = run.path / "keys" / "client.json"
+    if (connect or run.config.transport.bind).startswith("ipc"):
+        return None
+    told = False
+    while not path.exists():
+        if stop.is_set():
+            raise Stopped(f"stopped while waiting for {path}")
+        if not told:
+            log.info("waiting for %s, which the trainer writes", path)
+        told = True
+        time.sleep(0.2)
+    try:
+        return KeyPair.load(path)
+    except KeyFileError as e:
+        raise BadInput(str(e)) from e
+
+
+def decode_threads(config: Config) -> int:
+    """Threads that read files: as set, else this producer's share of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.producers.decode_threads or min(MAX_DECODE_THREADS, max(1, cores // max(1, config.producers.count)))
+
+
+if __name__ == "__main__":
+    run_main(main)

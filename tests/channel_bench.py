@@ -1,0 +1,144 @@
+"""What the channel's tests share: producers with known arithmetic, an event log, and the invariants checked on it.
+
+Batch (plan, g) holds `numbers` int32 [4] = 3 g + offset of the plan + [0, 1, 2, 3]: loss, duplication and order show in the values.
+Run as a script, this is a producer process:  python channel_bench.py ADDRESS NAME DELAY_S
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from common.lease_client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
+
+RUN = "00112233445566778899aabbccddeeff"
+OFFSETS = {"train": 0, "eval": 1_000_000}
+
+
+def numbers(plan: str, g: int) -> np.ndarray:
+    return (3 * g + OFFSETS[plan] + np.arange(4)).astype(np.int32)
+
+
+def make(lease: Lease) -> dict[str, np.ndarray]:
+    return {"numbers": numbers(lease.plan, lease.g), "filler": np.full(3000, lease.g, np.float32)}
+
+
+class Producer(threading.Thread):
+    """A producer in a thread: answers every lease after `delay_s`, or does with it what `work` says."""
+
+    def __init__(self, client: LeaseClient, work: Callable[[LeaseClient, Lease], object] | None = None, delay_s: float = 0.0, info=None):
+        super().__init__(daemon=True)
+        self.client, self.work, self.delay_s, self.info = client, work or self.produce, delay_s, info or {}
+        self.welcomes: list[Welcome] = []
+        self.leases: list[Lease] = []
+        self.ended: object = None
+        self.leave = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self.leave.is_set():
+            event = self.client.poll(0.05)
+            if isinstance(event, Welcome):
+                self.welcomes.append(event)
+                self.client.ready(event.gen, self.info)
+            elif isinstance(event, Lease):
+                self.leases.append(event)
+                self.work(self.client, event)
+            elif isinstance(event, (Stop, Refused)):
+                self.ended = event
+                break
+        self.client.bye()
+        self.client.close()
+
+    def produce(self, client: LeaseClient, lease: Lease) -> None:
+        time.sleep(self.delay_s)
+        client.send(lease, make(lease), {"producer": "thread"})
+
+    def end(self) -> None:
+        self.leave.set()
+        self.join(5)
+        assert not self.is_alive()
+
+
+class EventLog:
+    """on_event of a server; `check` tests the invariants I1, I3 to I7 of the protocol on what was logged."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+
+    def __call__(self, kind: str, **fields) -> None:
+        self.events.append({"kind": kind, **fields})
+
+    def of(self, kind: str, **fields) -> list[dict]:
+        return [e for e in self.events if e["kind"] == kind and all(e[k] == v for k, v in fields.items())]
+
+    def check(self, window: int, capacity: int) -> None:
+        gens = list(dict.fromkeys(e["gen"] for e in self.events if e["gen"]))
+        assert gens == sorted(gens)
+        for gen in gens:
+            self._check_generation([e for e in self.events if e["gen"] == gen], window, capacity)
+
+    def _check_generation(self, events: list[dict], window: int, capacity: int) -> None:
+        released = delivered = 0
+        issued, open_by_peer, ends = {}, Counter(), Counter()
+        digests: dict[tuple, str] = {}
+        for e in events:
+            if e["kind"] == "lease":
+                assert released <= e["position"] < released + window  # I4, C1
+                assert e["lease"] not in issued
+                issued[e["lease"]] = e
+                open_by_peer[e["peer"]] += 1
+                assert open_by_peer[e["peer"]] <= capacity  # I4, C2
+            elif e["kind"] == "lease_end":
+                open_by_peer[issued[e["lease"]]["peer"]] -= 1
+                ends[e["outcome"]] += 1
+            elif e["kind"] == "data":
+                assert (issued[e["lease"]]["plan"], issued[e["lease"]]["g"]) == (e["plan"], e["g"])  # I6
+                assert digests.setdefault((e["plan"], e["g"]), e["digest"]) == e["digest"]  # I3
+            elif e["kind"] == "deliver":
+                assert e["position"] == delivered  # I1: in order, once
+                delivered += 1
+            elif e["kind"] == "reject":
+                delivered -= 1
+            elif e["kind"] == "release":
+                assert e["position"] == released < delivered
+                released += 1
+        assert len(issued) == sum(ends.values()) + sum(open_by_peer.values())  # I7
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 5.0) -> float:
+    """Seconds until the condition held."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, "the condition did not come true in time"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def train(server, count: int | None = None, timeout_s: float = 10.0, step_s: float = 0.0) -> list[tuple[str, int]]:
+    """Consume `count` batches (None: to the end of the schedule), checking their content; returns (plan, g) in order."""
+    seen = []
+    while count is None or len(seen) < count:
+        delivery = server.next(timeout_s)
+        if delivery is None:
+            break
+        np.testing.assert_array_equal(delivery.arrays["numbers"], numbers(delivery.plan, delivery.g))
+        seen.append((delivery.plan, delivery.g))
+        time.sleep(step_s)
+        server.release()
+    return seen
+
+
+if __name__ == "__main__":
+    address, name, delay = sys.argv[1:]
+    producer = Producer(LeaseClient(lambda: Endpoint(address), RUN, name, heartbeat_s=0.2), delay_s=float(delay))
+    producer.join()

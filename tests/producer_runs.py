@@ -1,0 +1,108 @@
+"""Run folders with known clips for the producer's tests, written part by part: what is inside is known to the last sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+from corpora import sine, write_wav
+from safetensors.numpy import save_file
+
+from common import config as config_module
+from common.buckets import Bucket, make_buckets
+from common.config import Config
+from common.manifest import EVAL, TRAIN, Manifest
+from common.plan import write_plan
+from common.run import STAGES, RunFolder
+from common.xtts.dims import SIZES, ModelDims
+
+RUN_ID = "0123456789abcdef" * 2
+STATS = np.linspace(2.0, 5.0, 80).astype(np.float32)
+
+
+def settings(folder: Path, size: str = "tiny", **sections: dict) -> Config:
+    """A resolved config: one thread per pool, deterministic, batches of 4."""
+    tree = {
+        "run": str(folder),
+        "model": {"size": size},
+        "batching": {"batch_size": 4, "buckets": 2},
+        "dvae": {"crop_frames": 64, "batch_size": 4},
+        "producers": {"leases": 2, "decode_threads": 2},
+        "threads": dict.fromkeys(("trainer_intra", "trainer_inter", "producer_intra", "producer_inter"), 1),
+    }
+    for name, values in sections.items():
+        tree[name] = {**tree.get(name, {}), **values}
+    return config_module.resolve(config_module.parse(tree), on_cpu=True, cores=2)
+
+
+def tokens_of(i: int) -> list[int]:
+    """Text ids of utterance i."""
+    return [3 + (i + k) % 40 for k in range(4 + i % 9)]
+
+
+def tone(i: int, seconds: float) -> np.ndarray:
+    """Utterance i: two sines, other ones for each i."""
+    n = round(seconds * 22050)
+    return sine(n, 200 + 37 * i, amplitude=0.4) + sine(n, 1000 + 91 * i, amplitude=0.2)
+
+
+def make_run(folder: Path, lengths_s: list[float], *, size: str = "tiny", num_eval: int = 0, audio: dict | None = None, **sections) -> RunFolder:
+    """A run over clips of the given lengths; the last `num_eval` are the evaluation set. An arithmetic run has no files."""
+    config = settings(folder, size, **sections)
+    dims = dataclasses.replace(config.dims, audio=dataclasses.replace(config.dims.audio, **(audio or {})))
+    n = len(lengths_s)
+    folder.mkdir(parents=True, exist_ok=True)
+    with Manifest.create(folder / "manifest.sqlite") as m:
+        (folder / "clips").mkdir(exist_ok=True)
+        m.add_source(folder / "clips")
+        for i, s in enumerate(lengths_s):
+            path = folder / "clips" / f"c{i}.wav"
+            if size != "arithmetic":
+                write_wav(path, tone(i, s))
+            samples = round(s * 22050)
+            m.add_utterance(
+                source=0, path=path, name=f"c{i}", text="x", clean="x", tokens=tokens_of(i), language="en", speaker="a", num_samples=samples,
+                source_rate=22050, source_frames=samples, size=2 * samples, split=TRAIN if i < n - num_eval else EVAL,
+            )  # fmt: skip
+    save_file({"mel_stats": STATS}, folder / "mel_stats.safetensors")
+    _write_plans(folder, config, dims)
+    config_module.dump(config, folder / "config.yaml")
+    identity = {"run_id": RUN_ID, "dims": dims.to_dict(), "trains_dvae": True}
+    (folder / "identity.json").write_text(json.dumps(identity))
+    return RunFolder(folder)
+
+
+def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
+    columns = Manifest.open(folder / "manifest.sqlite").columns()
+    codes = -(-columns["num_samples"] // 1024)
+    b = config.batching
+    gpt = make_buckets(
+        columns["num_tokens"], codes, num_buckets=b.buckets, batch_size=b.batch_size, positions_per_batch=None, num_latents=dims.gpt.num_latents
+    )
+    frames = config.dvae.crop_frames
+    shapes = {"gpt": gpt, "dvae": ([Bucket(config.dvae.batch_size, frames, 0, frames // 4)], np.zeros(len(codes), np.int16))}
+    for stage in STAGES:
+        buckets, of = shapes[stage]
+        for name, split, sampling in (("train", TRAIN, "epoch"), ("eval", EVAL, "fixed")):
+            ids = np.flatnonzero(columns["split"] == split)
+            language = columns["language"][ids]
+            write_plan(
+                folder / "plan" / stage, name, seed=7, sampling=sampling, buckets=buckets, ids=ids, bucket_of=of[ids], language=language
+            )
+
+
+def write_dvae(run: RunFolder, seed: int = 1) -> None:
+    """Random DVAE weights, as stage 1 would leave them."""
+    from common.xtts.dvae import Dvae
+    from common.xtts.weights import state_dict
+
+    state = state_dict(Dvae(run.dims.dvae))
+    rng = np.random.default_rng(seed)
+    random = {k: rng.normal(0, 0.5 / np.sqrt(max(1, np.prod(v.shape[1:]))), v.shape).astype(v.dtype) for k, v in state.items()}
+    run.dvae_weights.parent.mkdir(exist_ok=True)
+    save_file(random, run.dvae_weights)
+
+
+__all__ = ["RUN_ID", "SIZES", "STATS", "make_run", "settings", "tokens_of", "tone", "write_dvae"]

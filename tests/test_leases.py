@@ -1,0 +1,422 @@
+"""The accounting of leases, with a clock that the test turns: no sockets, no threads, no sleep."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from common import wire
+from common.leases import DELIVERED, FREE, LEASED, READY, LeaseBook
+
+WINDOW, TTL, DEAD, GRACE = 4, 10.0, 5.0, 120.0
+
+
+class Bench:
+    """A book, its clock, and what it sent and said."""
+
+    def __init__(self, schedule=None, window=WINDOW, extra=lambda plan, g: {}):
+        self.now = 1000.0
+        self.events: list[dict] = []
+        self.book = LeaseBook(
+            window,
+            capacity=2,
+            lease_ttl_s=TTL,
+            dead_after_s=DEAD,
+            compile_grace_s=GRACE,
+            max_nacks=3,
+            clock=lambda: self.now,
+            on_event=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
+        )
+        self.book.open(1, schedule if schedule is not None else (("train", g) for g in itertools.count()), extra)
+
+    def join(self, name: str, **info):
+        peer = self.book.heard(name.encode())
+        self.book.peer_ready(peer, {"name": name, **info})
+        return peer
+
+    def leases(self) -> list[tuple[str, wire.Lease]]:
+        """New LEASE messages as (peer name, lease)."""
+        self.book.assign()
+        sent = [(peer.decode(), m) for peer, m in self.book.outbox if isinstance(m, wire.Lease)]
+        self.book.outbox.clear()
+        return sent
+
+    def answer(self, name: str, lease: wire.Lease, value: int | None = None, right: bool = True) -> str:
+        arrays = {"a": np.array([lease.g if value is None else value], np.int32)}
+        data = wire.Data(lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), {}, arrays)
+        return self.book.on_data(self.book.heard(name.encode()), data, right)
+
+    def kinds(self, *kinds: str) -> list[dict]:
+        return [e for e in self.events if e["kind"] in kinds]
+
+    def pass_time(self, seconds: float, *alive: str) -> None:
+        """Time passes in steps of 1 s; the peers named send heartbeats."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            for name in alive:
+                self.book.heard(name.encode())
+            self.book.tick()
+
+    def check_accounts(self) -> None:
+        """I7: every lease is accounted for once."""
+        outstanding = sum(len(p.leases) for p in self.book.peers.values())
+        assert self.book.counts["lease"] == sum(self.book.outcomes.values()) + outstanding
+
+
+@pytest.fixture
+def bench():
+    b = Bench()
+    yield b
+    b.check_accounts()
+
+
+def gs(leases) -> list[tuple[str, int]]:
+    return [(name, lease.g) for name, lease in leases]
+
+
+def test_leases_go_lowest_first_and_never_beyond_window_or_capacity(bench):
+    bench.join("a", capacity=3)
+    bench.join("b", capacity=3)
+    assert gs(bench.leases()) == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+    assert gs(bench.leases()) == []
+    assert bench.book.in_state(LEASED) == 4
+
+
+def test_only_peers_that_said_ready_are_leased_to(bench):
+    peer = bench.book.heard(b"a")
+    assert bench.leases() == []
+    bench.book.peer_ready(peer, {})
+    assert gs(bench.leases()) == [("a", 0), ("a", 1)]
+
+
+@pytest.mark.parametrize(("capacity", "used"), [(1, 1), (4, 4), (10**9, 64), (0, 2), ("x", 2), (True, 2), (None, 2)])
+def test_capacity_comes_from_the_peer_if_it_makes_sense(bench, capacity, used):
+    assert bench.join("a", capacity=capacity).capacity == used
+
+
+def test_delivery_is_in_schedule_order_whatever_the_order_of_arrival(bench):
+    bench.join("a", capacity=4)
+    leases = [lease for _, lease in bench.leases()]
+    for lease in (leases[2], leases[1], leases[3]):
+        assert bench.answer("a", lease) == "accepted"
+        assert bench.book.take() is None
+    bench.answer("a", leases[0])
+    assert [bench.book.take()[1].g for _ in range(4)] == [0, 1, 2, 3]
+    assert bench.book.take() is None
+
+
+def test_a_release_is_one_credit(bench):
+    bench.join("a", capacity=9)
+    for _, lease in bench.leases():
+        bench.answer("a", lease)
+    assert bench.leases() == []
+    for _ in range(3):
+        bench.book.take()
+    assert bench.leases() == []
+    assert bench.book.release() == ("train", 0)
+    assert gs(bench.leases()) == [("a", 4)]
+    assert [bench.book.release() for _ in range(3)] == [("train", 1), ("train", 2), None]
+
+
+def test_a_schedule_of_two_plans_is_followed_and_ends():
+    b = Bench([("train", 0), ("train", 1), ("eval", 0), ("eval", 1), ("train", 2), ("eval", 0)])
+    b.join("a", capacity=2)
+    seen = []
+    while not b.book.at_end():
+        for _, lease in reversed(b.leases()):
+            b.answer("a", lease)
+        while (taken := b.book.take()) is not None:
+            seen.append((taken[0].plan, taken[0].g))
+            b.book.release()
+    assert seen == [("train", 0), ("train", 1), ("eval", 0), ("eval", 1), ("train", 2), ("eval", 0)]
+    assert b.book.exhausted
+    b.check_accounts()
+
+
+def test_an_expired_lease_goes_to_another_peer_and_the_late_copy_is_still_taken(bench):
+    bench.join("a", capacity=1)
+    [(_, first)] = bench.leases()
+    bench.join("b", capacity=1)
+    assert gs(bench.leases()) == [("b", 1)]
+    bench.pass_time(TTL + 1, "a", "b")
+    assert [e["peer"] for e in bench.kinds("strike")] == ["a", "b"]
+    bench.now += 1
+    again = bench.leases()
+    assert gs(again) == [("b", 0), ("a", 1)]
+    assert bench.answer("a", first) == "accepted"
+    assert bench.book.outbox.pop() == (b"b", wire.Revoke(1, again[0][1].lease))
+    assert bench.answer("b", again[0][1]) == "duplicate"
+    assert bench.book.take()[0].producer == "a"
+    assert bench.book.outcomes == {"expired": 2, "revoked": 1}
+
+
+def test_strikes_back_off_twice_as_long_each_time_and_good_work_takes_one_off(bench):
+    peer = bench.join("a", capacity=1)
+    for expected in (0.25, 0.5, 1.0, 2.0):
+        [(_, lease)] = bench.leases()
+        bench.answer("a", lease, right=False)
+        assert peer.backoff_until == pytest.approx(bench.now + expected)
+        assert bench.leases() == []
+        bench.now = peer.backoff_until
+    [(_, lease)] = bench.leases()
+    assert bench.answer("a", lease) == "accepted"
+    assert peer.backoff == 3
+    for _ in range(20):
+        bench.now = max(bench.now, peer.backoff_until)
+        bench.answer("a", bench.leases()[0][1], right=False)
+    assert peer.backoff_until - bench.now == 30.0
+
+
+def test_a_live_but_idle_peer_does_not_hold_up_the_others(bench):
+    """Without C5 and C6 the idle peer was leased the same batch for ever."""
+    bench.join("idle", capacity=2)
+    bench.join("good", capacity=2)
+    start, trained = bench.now, 0
+    while trained < 200:
+        for name, lease in bench.leases():
+            if name == "good":
+                bench.answer(name, lease)
+        while bench.book.take() is not None:
+            bench.book.release()
+            trained += 1
+        bench.pass_time(1, "idle", "good")
+        assert bench.now - start < 600
+    assert all(e["peer"] == "idle" for e in bench.kinds("strike"))
+
+
+def test_a_batch_is_not_given_back_to_the_peer_that_failed_it_while_another_is_there(bench):
+    bench.join("a", capacity=1)
+    [(_, lease)] = bench.leases()
+    bench.join("b", capacity=1)
+    bench.leases()
+    bench.book.on_nack(bench.book.heard(b"a"), wire.Nack(1, "train", 0, lease.lease, "no"))
+    bench.now += 1  # its back-off is over, b is busy
+    assert gs(bench.leases()) == [("a", 2)]
+    bench.book.peer_lost(b"b", "killed")
+    bench.answer("a", wire.Lease(1, "train", 2, 3, 2, 1.0))
+    assert gs(bench.leases()) == [("a", 0)]
+
+
+def test_a_batch_that_every_peer_refuses_fails(bench):
+    for name in "ab":
+        bench.join(name, capacity=1)
+    nacked = []
+    for _ in range(20):
+        for name, lease in bench.leases():
+            if lease.g == 0:
+                nacked.append(name)
+                bench.book.on_nack(bench.book.heard(name.encode()), wire.Nack(1, "train", 0, lease.lease, "file is gone"))
+        bench.pass_time(1, "a", "b")
+    assert nacked == ["a", "b", "a"]
+    assert bench.book.head().state == "failed"
+    assert [(e["plan"], e["g"], e["why"]) for e in bench.kinds("batch_failed")] == [("train", 0, "file is gone")]
+
+
+def test_a_silent_peer_is_counted_dead_and_must_say_ready_again(bench):
+    bench.join("a")
+    bench.join("b")
+    bench.leases()
+    bench.pass_time(DEAD + 1, "b")
+    assert bench.book.peers[b"a"].state == "frozen"
+    assert bench.book.outcomes == {"lost": 2}
+    assert bench.kinds("strike") == []
+    assert gs(bench.leases()) == []  # b is full
+    bench.book.heard(b"a")
+    assert bench.leases() == []
+    bench.join("a")
+    assert gs(bench.leases()) == [("a", 0), ("a", 2)]
+
+
+def test_a_peer_that_is_still_starting_is_never_counted_dead(bench):
+    bench.book.heard(b"a")
+    bench.pass_time(60)
+    assert bench.book.peers[b"a"].state == "joining"
+
+
+def test_compiling_keeps_leases_for_two_minutes_and_no_longer(bench):
+    peer = bench.join("a")
+    bench.leases()
+    bench.book.peer_status(peer, "compiling(3)")
+    bench.pass_time(GRACE, "a")
+    assert bench.book.outcomes == {}
+    bench.pass_time(2, "a")
+    assert bench.book.outcomes == {"expired": 2}
+    assert len(bench.kinds("strike")) == 1
+
+
+def test_the_lease_time_starts_again_when_compiling_ends(bench):
+    peer = bench.join("a", capacity=1)
+    [(_, lease)] = bench.leases()
+    bench.book.peer_status(peer, "compiling(3)")
+    bench.pass_time(60, "a")
+    bench.book.peer_status(peer, "working")
+    bench.pass_time(TTL - 1, "a")
+    assert bench.book.outcomes == {}
+    assert bench.answer("a", lease) == "accepted"
+
+
+def test_leases_that_wait_behind_another_one_do_not_expire_while_the_peer_gets_on(bench):
+    bench.join("slow", capacity=4)
+    for _, lease in bench.leases():
+        bench.pass_time(TTL - 2, "slow")  # four batches one after the other take 3.2 lease times
+        assert bench.answer("slow", lease) == "accepted"
+    assert bench.kinds("strike") == []
+
+
+def test_a_lease_that_is_passed_over_expires_even_if_later_ones_are_answered(bench):
+    bench.join("a", capacity=4)
+    first, *others = [lease for _, lease in bench.leases()]
+    for lease in others:
+        bench.pass_time(4, "a")
+        bench.answer("a", lease)
+    assert bench.book.outcomes["expired"] == 1
+    assert bench.kinds("lease_end")[-1]["outcome"] in ("accepted", "expired")
+    assert first.g == 0
+
+
+def test_standing_still_ourselves_is_nobodys_fault(bench):
+    bench.join("a")
+    bench.leases()
+    bench.now += 60
+    bench.book.stalled(60)
+    bench.book.tick()
+    assert bench.book.peers[b"a"].state == "ready"
+    assert bench.book.outcomes == {}
+
+
+def test_a_lost_peers_batches_are_leased_again_at_once(bench):
+    bench.join("a")
+    bench.join("b", capacity=4)
+    bench.leases()
+    bench.book.peer_lost(b"a", "disconnected")
+    assert gs(bench.leases()) == [("b", 0), ("b", 3)]
+    assert b"a" not in bench.book.peers
+
+
+def test_ready_again_voids_the_leases_before(bench):
+    bench.join("a", capacity=2)
+    old = bench.leases()
+    bench.join("a", capacity=2)
+    new = bench.leases()
+    assert gs(new) == gs(old) == [("a", 0), ("a", 1)]
+    assert bench.answer("a", old[0][1]) == "accepted"  # the first copy wins, whichever lease it is for
+    assert bench.answer("a", new[0][1]) == "duplicate"
+
+
+def test_copies_that_differ_are_reported(bench):
+    bench.join("a", capacity=1)
+    [(_, lease)] = bench.leases()
+    bench.answer("a", lease)
+    assert bench.answer("a", lease) == "duplicate"
+    assert bench.kinds("digest_mismatch") == []
+    assert bench.answer("a", lease, value=99) == "duplicate"
+    [mismatch] = bench.kinds("digest_mismatch")
+    assert (mismatch["plan"], mismatch["g"], mismatch["peers"]) == ("train", 0, ("a", "a"))
+
+
+def test_copies_after_the_release_are_compared_too_but_not_across_other_extras():
+    b = Bench([("eval", 0), ("eval", 0), ("eval", 0)], extra=lambda plan, g: {"quarantine": b.quarantine})
+    for quarantine, value, mismatches in (([], 1, 0), ([], 2, 1), ([5], 3, 1)):
+        b.quarantine = quarantine
+        b.book.window = 1
+        b.join("a", capacity=1)
+        [(_, lease)] = b.leases()
+        b.answer("a", lease, value=value)
+        b.book.take()
+        b.book.release()
+        assert len(b.kinds("digest_mismatch")) == mismatches
+
+
+def test_wrong_digest_is_a_strike_and_unknown_leases_are_ignored(bench):
+    peer = bench.join("a", capacity=1)
+    [(_, lease)] = bench.leases()
+    for wrong in (
+        wire.Lease(1, "train", 0, 999, 0, 1.0),
+        wire.Lease(1, "train", 1, lease.lease, 0, 1.0),
+        wire.Lease(1, "eval", 0, lease.lease, 0, 1.0),
+    ):
+        assert bench.answer("a", wrong) == "unknown"
+    assert peer.strikes == 0
+    assert bench.answer("a", lease, right=False) == "bad"
+    assert peer.strikes == 1
+    assert bench.book.in_state(READY) == 0
+    assert bench.answer("a", lease) == "accepted"
+
+
+def test_nacks_that_match_no_lease_of_the_peer_are_ignored(bench):
+    bench.join("a", capacity=1)
+    b = bench.join("b", capacity=1)
+    [(_, lease), _] = bench.leases()
+    bench.book.on_nack(b, wire.Nack(1, "train", 0, lease.lease, "not mine"))
+    bench.book.on_nack(b, wire.Nack(1, "train", 0, 999, "nobody's"))
+    assert bench.kinds("strike") == []
+    assert bench.book.in_state(LEASED) == 2
+
+
+def test_a_rejected_delivery_is_made_and_delivered_again(bench):
+    bench.join("a", capacity=4)
+    old = [lease for _, lease in bench.leases()]
+    for lease in old:
+        bench.answer("a", lease)
+    bench.book.take()
+    item, _ = bench.book.take()
+    assert not bench.book.reject(0, "too late", strike=False)
+    assert bench.book.reject(item.position, "row set aside", strike=False)
+    assert not bench.book.reject(item.position, "twice", strike=False)
+    assert bench.book.take() is None
+    assert bench.answer("a", old[1]) == "duplicate"  # a copy of what was rejected is not the new one
+    [(_, lease)] = bench.leases()
+    assert lease.g == 1
+    assert bench.answer("a", lease, value=7) == "accepted"
+    assert bench.kinds("digest_mismatch", "strike") == []
+    assert [bench.book.take()[1].g for _ in range(3)] == [1, 2, 3]
+    assert bench.book.in_state(DELIVERED) == 4
+
+
+def test_a_rejection_for_bad_arrays_strikes_the_maker(bench):
+    bench.join("a", capacity=1)
+    bench.join("b", capacity=1)
+    for name, lease in bench.leases():
+        bench.answer(name, lease)
+    item, _ = bench.book.take()
+    bench.book.reject(item.position, "shape", strike=True)
+    assert [e["peer"] for e in bench.kinds("strike")] == [item.producer] == ["a"]
+    assert ("b", 0) in gs(bench.leases())
+
+
+def test_a_new_generation_drops_everything_of_the_old_one(bench):
+    bench.join("a", capacity=2)
+    [(_, first), (_, second)] = bench.leases()
+    bench.answer("a", first)
+    assert bench.book.nbytes() == 4
+    bench.book.open(2, [("eval", 5)], lambda plan, g: {})
+    assert bench.book.nbytes() == 0
+    assert bench.leases() == []  # C6: READY in this generation is what counts
+    assert bench.answer("a", second) == "unknown"
+    bench.join("a")
+    [(_, lease)] = bench.leases()
+    assert (lease.gen, lease.plan, lease.g, lease.position) == (2, "eval", 5, 0)
+    assert lease.lease > second.lease
+
+
+def test_nothing_is_held_after_delivery_and_books_stay_small(bench):
+    bench.join("a", capacity=4)
+    for _ in range(3000):
+        for _, lease in bench.leases():
+            bench.answer("a", lease)
+        while bench.book.take() is not None:
+            bench.book.release()
+    assert bench.book.released == 12000
+    assert bench.book.nbytes() == 0
+    assert bench.book.in_state(FREE, LEASED, READY, DELIVERED) == 0
+    assert len(bench.book._records) <= 4096
+    assert len(bench.book._digests) <= 4096
+
+
+def test_extra_is_asked_for_when_the_lease_is_sent():
+    asked = []
+    b = Bench(extra=lambda plan, g: asked.append((plan, g)) or {"quarantine": [len(asked)]})
+    assert asked == []
+    b.join("a", capacity=2)
+    assert [lease.extra for _, lease in b.leases()] == [{"quarantine": [1]}, {"quarantine": [2]}]
+    assert asked == [("train", 0), ("train", 1)]

@@ -1,0 +1,229 @@
+"""The real loop, feed, ledger, checkpoints and lease protocol in one process, against a plain loop over the plan."""
+
+import json
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from common.channel import LeaseServer
+from common.errors import BadInput, Hopeless, RunError, Stopped
+from common.lease_client import LeaseClient
+from common.lifecycle import Stop
+from common.local_channel import LocalHub
+from common.run import RunFolder
+from common.status import StatusFile
+from producer.arithmetic import ArithmeticMaker
+from producer.serve import Service
+from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
+from trainer import __main__ as trainer_main
+from trainer import ledger, stages
+from trainer.arithmetic import ArithmeticStep
+
+
+@contextmanager
+def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker):
+    """A lease server with producers in threads."""
+    hub = LocalHub()
+    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub)
+    done = threading.Event()
+    threads, clients = [], []
+    for i in range(num_producers):
+        client = LeaseClient(hub.endpoint, run.run_id, f"producer-{i}", capacity=2, link=hub.link())
+        service = Service(client, lambda stage: make(run, stage), None, done.is_set)
+        threads.append(threading.Thread(target=service.run, daemon=True))
+        clients.append(client)
+        threads[-1].start()
+    try:
+        yield server
+    finally:
+        done.set()
+        for t in threads:
+            t.join(5)
+        server.close(drain_s=0.0, stop_producers=False)
+        for c in clients:
+            c.close()
+
+
+def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make=ArithmeticMaker) -> None:
+    status = StatusFile(run.path, "trainer", "trainer")
+    with channel(run, num_producers, make) as server:
+        for name in run.stages:
+            if not (name == "dvae" and run.dvae_weights.is_file()):
+                trainer_main.train_stage(run, name, server, status, stop or Stop())
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Ask for a stop while a given update (counted over all calls) is computed."""
+
+    def arm(stop: Stop, update: int, cause: str = "stop"):
+        count = 0
+        apply = ArithmeticStep.apply
+
+        def counting(self):
+            nonlocal count
+            count += 1
+            if count == update:
+                stop.request(cause, "test", 143)
+            return apply(self)
+
+        monkeypatch.setattr(ArithmeticStep, "apply", counting)
+
+    return arm
+
+
+def test_both_stages_come_to_what_the_plan_says(tmp_path):
+    run = arithmetic_run(tmp_path)
+    train(run)
+    assert_exact(run)
+    # Evaluations: in stage 2 at multiples of 7, at each epoch's end and at the end.
+    schedule = stages.schedule_of(run, "gpt")
+    records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [r["step"] for r in records if "eval_audio" in r]
+    assert evaluated == [s for s in range(1, 61) if s % 7 == 0 or s % schedule.train.steps_per_epoch(3) == 0 or s == 60]
+
+
+def test_evaluation_changes_no_weight(tmp_path):
+    a = arithmetic_run(tmp_path)
+    train(a)
+    b_dir = tmp_path / "b"
+    b_dir.mkdir()
+    b = arithmetic_run(b_dir, train__eval_every=1, dvae__eval_every=0)
+    # Another folder, another run id: the plan and its digests are the same all the same.
+    train(b)
+    for stage in ("dvae", "gpt"):
+        assert outcome(a, stage).weights == outcome(b, stage).weights
+        assert outcome(a, stage).steps == outcome(b, stage).steps
+
+
+@pytest.mark.parametrize("update", [1, 5, 6, 7, 13, 26, 50])
+@pytest.mark.parametrize("cause", ["stop", "orphan"])
+def test_stop_and_resume_anywhere(tmp_path, stop_at, update, cause):
+    run = arithmetic_run(tmp_path)
+    stop = Stop(saves=True)
+    stop_at(stop, update, cause)
+    with pytest.raises(Stopped):
+        train(run, stop)
+    train(run, num_producers=1)
+    assert_exact(run)
+
+
+def test_resume_says_so_in_the_ledger_and_goes_on_after_the_checkpoint(tmp_path, stop_at, monkeypatch):
+    run = arithmetic_run(tmp_path, dvae__max_steps=1)
+    stop = Stop()
+    stop_at(stop, 1 + 33, "orphan")  # no save: step 30 is the newest checkpoint
+    with pytest.raises(Stopped):
+        train(run, stop)
+    train(run)
+    lines = ledger.read(run.path / "ledger.jsonl")
+    at = next(i for i, line in enumerate(lines) if "resumed_from" in line)
+    assert lines[at] == {"resumed_from": 30}
+    assert lines[at + 1]["step"] == 31
+    assert_exact(run)
+
+
+def test_longer_training_is_the_same_run(tmp_path):
+    run = arithmetic_run(tmp_path, train__max_steps=20)
+    train(run)
+    longer = arithmetic_run(tmp_path, train__max_steps=40, train__optim__learning_rate=1e-3)
+    assert longer.run_id == run.run_id
+    train(longer)
+    assert_exact(longer)
+
+
+def test_another_corpus_seed_or_batch_is_another_run(tmp_path):
+    arithmetic_run(tmp_path)
+    with pytest.raises(BadInput, match=r"holds another run: .*batching.batch_size: 4 there, 8 now"):
+        arithmetic_run(tmp_path, batching__batch_size=8)
+    with pytest.raises(BadInput, match=r"seed: 1 there, 2 now"):
+        arithmetic_run(tmp_path, seed=2)
+    (tmp_path / "corpus" / "wavs" / "c0003.wav").unlink()
+    with pytest.raises(BadInput, match=r"manifest, plan differ \(the files of the corpus changed\)"):
+        arithmetic_run(tmp_path)
+
+
+class BadClip(ArithmeticMaker):
+    """Cannot make utterance 7."""
+
+    def make(self, planned, clips, decoded):
+        made = super().make(planned, clips, decoded)
+        hit = planned.utterances == 7
+        if hit.any():
+            for name in ("value", "seed", "weights"):
+                made.arrays[name][hit] = 0
+            made.bad.append((7, "no audio in it"))
+        return made
+
+
+def test_a_clip_that_cannot_be_made_is_weight_zero_from_there_on(tmp_path, stop_at):
+    run = arithmetic_run(tmp_path, train__eval_every=0)
+    stop = Stop()
+    stop_at(stop, 6 + 31)
+    with pytest.raises(Stopped):
+        train(run, stop, make=BadClip)
+    train(run, make=BadClip)
+    assert 7 in run.plan("gpt", "train").order
+    for stage in run.stages:
+        want, got = replay(run, stage, {7: 0}), outcome(run, stage)
+        assert got.steps == want.steps
+        assert got.weights == want.weights
+    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [(e["id"], e["reason"]) for e in entries] == [(7, "no audio in it")]
+    # Repaired later: the run still goes on without it, as the checkpoint says.
+    longer = arithmetic_run(tmp_path, train__eval_every=0, train__max_steps=70)
+    train(longer)
+    assert outcome(longer, "gpt").weights == replay(longer, "gpt", {7: 0}).weights
+
+
+class SlowNan(ArithmeticStep):
+    """Not finite at chosen updates: changes nothing then, as every step must."""
+
+    bad: frozenset = frozenset()
+
+    def apply(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls in self.bad:
+            self._group = np.zeros(8, np.int64)
+            return {"loss": float("nan"), "grad_norm": float("inf"), "learning_rate": 1.0, "finite": False}
+        return super().apply()
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("trainer.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
+    run = arithmetic_run(tmp_path, train__max_steps=10, dvae__max_steps=1)
+    train(run)
+    lines = ledger.fold(ledger.read(run.path / "ledger.jsonl"))
+    assert [line["step"] for line in lines if line.get("skipped")] == [5]
+    assert lines[4]["loss"] is None
+    planned = stages.schedule_of(run, "gpt").step(5)
+    plan = run.plan("gpt", "train")
+    ids = [int(u) for g in range(planned.first_g, planned.first_g + planned.count) for u in plan.batch(g).utterances if u >= 0]
+    assert f"utterances {ids}" in caplog.text
+
+
+def test_ten_in_a_row_stop_the_run_and_nothing_of_them_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
+    run = arithmetic_run(tmp_path, dvae__max_steps=1)
+    with pytest.raises(Hopeless, match="10 steps in a row"):
+        train(run)
+    steps = stages.files_of(run, "gpt").checkpoints
+    newest = max(p.name for p in steps.iterdir() if p.name.startswith("step-"))
+    assert newest <= "step-00000020"
+
+
+def test_no_producer_is_an_error_with_a_cause_within_the_deadline(tmp_path):
+    run = arithmetic_run(tmp_path, transport__data_timeout_s=1.0)
+    with pytest.raises(RunError, match="no data for 1 s, 0 producers connected"):
+        train(run, num_producers=0)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path):
+    run = arithmetic_run(tmp_path, train__max_steps=5)
+    train(run)
+    identity = json.loads((run.path / "identity.json").read_text())
+    identity["run_id"] = "00" * 16
+    (run.path / "identity.json").write_text(json.dumps(identity))
+    with pytest.raises(RunError, match="another run"):
+        train(RunFolder(run.path))

@@ -1,0 +1,305 @@
+"""The producer's loop against the real lease server, in one process, with arithmetic in place of features."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from producer_runs import RUN_ID, make_run
+
+from common import status
+from common.address import Endpoint
+from common.channel import BatchFailed, LeaseServer
+from common.errors import BadInput
+from common.lease_client import LeaseClient
+from common.local_channel import LocalHub
+from common.wire import digest
+from producer.arithmetic import ArithmeticMaker, value_of
+from producer.decode import DecodePool
+from producer.maker import BatchError, without
+from producer.serve import Service
+
+ROOT = Path(__file__).parent.parent
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+class Running:
+    """A service in a thread, its client and what it reports."""
+
+    def __init__(self, hub, run, make_stage=None, name="p0", **options):
+        self.stages, self.phases, self.error, self.reason = [], [], None, None
+        self.stopping = threading.Event()
+        self.client = LeaseClient(hub.endpoint, RUN_ID, name, 2, link=hub.link(), heartbeat_s=0.1)
+        self.pool = DecodePool(2, 1000)
+
+        def open_stage(stage):
+            self.stages.append(stage)
+            return (make_stage or (lambda s: ArithmeticMaker(run, s)))(stage)
+
+        options.setdefault("report", lambda phase, batches: self.phases.append(phase))
+        self.service = Service(self.client, open_stage, self.pool, self.stopping.is_set, **options)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            self.reason = self.service.run()
+        except Exception as e:
+            self.error = e
+
+    def join(self):
+        self.stopping.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.client.close()
+        self.pool.close()
+
+
+@pytest.fixture
+def world(tmp_path):
+    """run, hub, server, start(…) → Running."""
+    run, hub, running = make_run(tmp_path, [1.0] * 23, size="arithmetic", num_eval=3), LocalHub(), []
+    server = LeaseServer("", RUN_ID, 4, link=hub)
+
+    def start(**options):
+        running.append(Running(hub, run, **options))
+        return running[-1]
+
+    yield run, server, start
+    with contextlib.suppress(ValueError):
+        server.close(drain_s=1.0)
+    for r in running:
+        r.join()
+
+
+def open_stage(server, run, gen, schedule, stage="gpt", **options):
+    server.open(gen, {"stage": stage, "feature_hash": run.feature_hash(stage)}, schedule, **options)
+
+
+def take_all(server):
+    taken = []
+    while (d := server.next(10)) is not None:
+        taken.append((d.plan, d.g, {k: np.array(v) for k, v in d.arrays.items()}, d.meta))
+        server.release()
+    return taken
+
+
+def test_two_epochs_and_an_evaluation_in_order_each_utterance_once_per_epoch(world):
+    run, server, start = world
+    plan = run.plan("gpt", "train")
+    n = plan.batches_per_epoch
+    schedule = [("train", g) for g in range(n)] + [("eval", 0)] + [("train", g) for g in range(n, 2 * n)]
+    open_stage(server, run, 1, schedule)
+    start(name="p0")
+    start(name="p1")
+    taken = take_all(server)
+    assert [(p, g) for p, g, _, _ in taken] == schedule
+    for epoch in (taken[:n], taken[n + 1 :]):
+        values = sum(int(a["value"].sum()) for _, _, a, _ in epoch)
+        assert values == sum(3 * i + 7 for i in range(20))
+    for p, g, arrays, meta in taken:
+        planned = run.plan("gpt", p).batch(g)
+        np.testing.assert_array_equal(arrays["value"], np.where(planned.utterances >= 0, 3 * planned.utterances + 7, 0))
+        np.testing.assert_array_equal(arrays["weights"], planned.weights)
+        assert meta == {"bad": []}
+
+
+def test_ready_says_what_the_trainer_compares(world):
+    run, server, start = world
+    seen = []
+    open_stage(server, run, 1, [("train", 0)], accept=lambda info: seen.append(info))
+    start(info={"device": "CPU", "leases": 2})
+    take_all(server)
+    maker = ArithmeticMaker(run, "gpt")
+    wanted = {"feature_hash": maker.feature_hash, "probe": maker.probe(), "device": "CPU", "leases": 2, "name": "p0", "capacity": 2}
+    assert wanted.items() <= seen[0].items()
+    assert {"pid", "host"} <= set(seen[0])
+
+
+def test_a_generation_of_the_same_stage_keeps_the_maker_and_another_stage_opens_one(world):
+    run, server, start = world
+    open_stage(server, run, 1, [("train", 0)], stage="dvae")
+    p = start()
+    take_all(server)
+    for gen, stage in ((2, "dvae"), (3, "gpt"), (4, "gpt")):
+        open_stage(server, run, gen, [("train", g) for g in range(3)], stage=stage)
+        assert len(take_all(server)) == 3
+    assert p.stages == ["dvae", "gpt"]
+
+
+def test_quarantined_utterances_become_rows_of_weight_0_and_nothing_moves(world):
+    run, server, start = world
+    planned = run.plan("gpt", "train").batch(1)
+    out = [int(planned.utterances[1]), 999]
+    open_stage(server, run, 1, [("train", 0), ("train", 1)], extra=lambda plan, g: {"quarantined": out} if g == 1 else {})
+    start()
+    arrays = take_all(server)[1][2]
+    expected = value_of(planned.utterances)
+    expected[1] = 0
+    np.testing.assert_array_equal(arrays["value"], expected)
+    assert arrays["weights"].tolist() == [1, 0, *planned.weights[2:].tolist()]
+    assert arrays["seed"][1] == 0
+    np.testing.assert_array_equal(without(planned, out).row_seeds, planned.row_seeds)
+
+
+def test_a_batch_that_cannot_be_made_is_refused_with_its_reason(world):
+    run, server, start = world
+
+    class Broken(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            if planned.g == 1:
+                raise BatchError("row 2 does not fit")
+            return super().make(planned, clips, decoded)
+
+    open_stage(server, run, 1, [("train", 0), ("train", 1)])
+    start(make_stage=lambda s: Broken(run, s))
+    assert server.next(10).g == 0
+    with pytest.raises(BatchFailed, match="row 2 does not fit"):
+        server.next(10)
+
+
+def test_a_batch_that_the_plan_does_not_have_is_refused(world):
+    run, server, start = world
+    open_stage(server, run, 1, [("eval", 10**6)])
+    start()
+    with pytest.raises(BatchFailed, match="batch 1000000 of plan eval"):
+        server.next(10)
+
+
+def test_an_unexpected_error_ends_the_loop(world):
+    run, server, start = world
+
+    class Broken(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            raise MemoryError("the device is full")
+
+    open_stage(server, run, 1, [("train", 0)])
+    p = start(make_stage=lambda s: Broken(run, s))
+    p.thread.join(10)
+    assert isinstance(p.error, MemoryError)
+
+
+def test_revoked_work_is_skipped(world):
+    """While the first batch is being made a new generation opens: the leases in hand are dropped, those of the new one are served."""
+    run, server, start = world
+    gate, made = threading.Event(), []
+
+    class Slow(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            made.append((planned.plan, planned.g))
+            gate.wait(10)
+            return super().make(planned, clips, decoded)
+
+    open_stage(server, run, 1, [("train", g) for g in range(4)])
+    start(make_stage=lambda s: Slow(run, s))
+    wait_for(lambda: made)
+    open_stage(server, run, 2, [("train", 7)])
+    time.sleep(0.1)
+    gate.set()
+    assert [(p, g) for p, g, _, _ in take_all(server)] == [("train", 7)]
+    assert made == [("train", 0), ("train", 7)]
+
+
+def test_other_features_are_refused_and_the_producer_says_why(world):
+    run, server, start = world
+    open_stage(server, run, 1, [("train", 0)], accept=lambda info: "its features are of another vocabulary")
+    p = start()
+    p.thread.join(10)
+    assert isinstance(p.error, BadInput)
+    assert "another vocabulary" in str(p.error)
+
+
+def test_without_a_trainer_it_stays_and_leaves_when_told(tmp_path):
+    run, hub = make_run(tmp_path, [1.0] * 5, size="arithmetic"), LocalHub()
+    p = Running(hub, run)
+    time.sleep(0.6)
+    assert p.thread.is_alive()
+    assert p.phases[-1] == "idle"
+    start = time.monotonic()
+    p.join()
+    assert time.monotonic() - start < 2
+    assert p.reason == "stop was asked for"
+
+
+def test_it_says_blocked_while_the_trainer_holds_back_and_ends_with_the_run(world):
+    run, server, start = world
+    open_stage(server, run, 1, [("train", g) for g in range(100)])
+    p = start(log_every_s=0.3)
+    wait_for(lambda: p.phases and p.phases[-1] == "blocked")
+    assert server.ready_count() == 4  # the window
+    for _ in range(5):
+        server.next(10)
+        server.release()
+    wait_for(lambda: server.ready_count() == 4)
+    assert p.service.meter.total == 9
+    server.close(drain_s=5.0)
+    p.thread.join(5)
+    assert p.reason == "the run is over"
+
+
+def test_the_line_in_the_log_says_where_time_went(world, caplog):
+    run, server, start = world
+    caplog.set_level("INFO")
+    open_stage(server, run, 1, [("train", g) for g in range(8)])
+    start(log_every_s=0.3)
+    take_all(server)
+    lines = [r.message for r in caplog.records if r.message.startswith("made ")]
+    wait_for(lambda: lines.extend(r.message for r in caplog.records if r.message.startswith("made ")) or lines)
+    assert all(part in lines[0] for part in ("/s (8 batches", "read ", "make ", "send ", "blocked ", "idle "))
+
+
+def test_the_same_batch_is_the_same_bytes(world):
+    run, _, _ = world
+    a, b = (ArithmeticMaker(run, "gpt") for _ in range(2))
+    for plan, g in (("train", 3), ("eval", 0)):
+        assert digest(a.make(a.plan(plan, g), [], []).arrays) == digest(b.make(b.plan(plan, g), [], []).arrays)
+
+
+@contextlib.contextmanager
+def spawned(run, name):
+    """A producer process that has got as far as looking for its trainer."""
+    argv = [sys.executable, "-m", "producer", "--run", str(run.path), "--name", name]
+    p = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: (s := status.read(run.path, name)) and s.phase != "starting", 30)
+        yield p
+    finally:
+        p.kill()
+        p.communicate()
+
+
+def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(tmp_path):
+    run = make_run(tmp_path / "run", [1.0] * 23, size="arithmetic")
+    addresses = [f"ipc://{tmp_path}/{k}" for k in range(2)]
+    with spawned(run, "p0") as p, spawned(run, "p1") as other:
+        for gen, address in enumerate(addresses, 1):  # the second listens elsewhere
+            server = LeaseServer(address, RUN_ID, 4)
+            Endpoint(address).write(run.endpoint_file)
+            open_stage(server, run, gen, [("train", g) for g in range(5)])
+            assert [d[1] for d in take_all(server)] == list(range(5))
+            if gen == 1:
+                other.terminate()
+                assert other.wait(5) == 143
+                server.close(stop_producers=False)
+        server.close(drain_s=5.0)
+        assert p.wait(5) == 0
+        log = p.stderr.read()
+    assert "leaving: the run is over" in log
+    assert status.read(run.path, "p0").batches >= 5
+    assert status.read(run.path, "p0").exit_code == 0
+
+
+def test_a_folder_that_is_no_run_is_bad_input(tmp_path):
+    p = subprocess.run([sys.executable, "-m", "producer", "--run", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert p.returncode == 2
+    assert "is not a run folder" in p.stderr
