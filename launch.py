@@ -154,7 +154,7 @@ def status_command(args: argparse.Namespace) -> int:
     run_dir = _run_dir(args)
     if not status.read_all(run_dir):
         raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole().print(status.table(run_dir))
+    RichConsole(width=None if sys.stdout.isatty() else 160).print(status.table(run_dir))
     return OK
 
 

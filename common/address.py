@@ -94,6 +94,11 @@ def check_address(address: str, curve: bool) -> str:
     return address
 
 
+def connectable(bound: str) -> str:
+    """The address to connect to on this host for one that was bound, which may have been "every interface"."""
+    return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+
+
 def check_ipc_free(address: str) -> None:
     """Raises ChannelError if somebody listens there: ZeroMQ would unlink a live socket's path and take its producers away silently."""
     path = address[len("ipc://") :]

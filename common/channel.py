@@ -64,7 +64,6 @@ class ServerLink(Protocol):
 
     address: str
     public_key: str | None
-    full: int
     bytes_received: int
 
     def receive(self, timeout_s: float) -> tuple[list[Received], bool]: ...
@@ -158,7 +157,8 @@ class LeaseServer:
     def next(self, timeout_s: float = 30.0, should_stop: Callable[[], bool] = lambda: False) -> Delivery | None:
         """The next batch of the schedule, None at its end.
 
-        Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it, Stopped within 0.2 s of should_stop().
+        Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it,
+        Stopped within 0.2 s of should_stop(). One thread at a time.
         """
         start = since = time.monotonic()  # since: the deadline counts while a batch is awaited, not while release() is
         with self._changed:
@@ -205,9 +205,9 @@ class LeaseServer:
             return self._book.in_state(leases.READY)
 
     def stats(self) -> dict[str, Any]:
-        """See channel_status.stats; with `bytes` received and `eagain` (sends that would have blocked)."""
+        """See channel_status.stats; with `bytes` received."""
         with self._changed:
-            return {**channel_status.stats(self._book), "bytes": self._link.bytes_received, "eagain": self._link.full}
+            return {**channel_status.stats(self._book), "bytes": self._link.bytes_received}
 
     def close(self, drain_s: float = 2.0, stop_producers: bool = True) -> None:
         """End. With stop_producers, STOP goes out and drain_s is waited for their BYE; without, they stay warm for the next trainer."""
@@ -293,8 +293,10 @@ class LeaseServer:
                 self._lost(peer_id, "disconnected")
                 if not self._stopping:
                     book.assign()
-            elif sent == "full" and isinstance(message, wire.Lease):
-                self._lost(peer_id, "does not read")
+            elif sent == "full" and book.peers[peer_id].state != "frozen":
+                book.counts["eagain"] += 1  # I10: must stay 0, as credits bound everything
+                if isinstance(message, wire.Lease):
+                    self._lost(peer_id, "does not read")
 
     def _lost(self, peer_id: bytes, why: str) -> None:
         peer = self._book.peers[peer_id]
@@ -316,6 +318,7 @@ class LeaseServer:
         elif isinstance(message, wire.Bye):
             self._lost(peer_id, "left")
         elif isinstance(message, wire.Heartbeat):
+            peer.gen = message.gen
             book.peer_status(peer, message.status)
             if message.gen != book.gen or message.ready != (peer.state == "ready"):
                 self._greet(peer)

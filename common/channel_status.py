@@ -41,6 +41,7 @@ def stats(book: LeaseBook) -> dict[str, Any]:
         "bad_digests": book.counts["bad_digest"],
         "garbage": book.counts["garbage"],
         "stale": book.counts["stale"],
+        "eagain": book.counts["eagain"],
     }
 
 
@@ -54,6 +55,8 @@ def why_no_data(book: LeaseBook, endpoint: str, timeout_s: float, last_lost: str
         parts.append("none has ever connected")
     for peer in book.peers.values():
         state = f"{peer.label} {peer.state}, heard {book.clock() - peer.last_heard:.0f} s ago, {len(peer.leases)} leases"
+        if peer.gen > book.gen:
+            state += f", serves a later trainer (generation {peer.gen}, this one is {book.gen}: an old copy of the run?)"
         parts.append(f"{state}, {peer.refused or peer.status}".rstrip(", "))
     item = book.head()
     if book.gen == 0:

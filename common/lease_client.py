@@ -47,7 +47,6 @@ class ClientLink(Protocol):
 
     endpoint: Endpoint | None
     connected: bool
-    full: int
 
     def connect(self, endpoint: Endpoint | None) -> None: ...
     def receive(self, timeout_s: float) -> tuple[list[tuple[str, wire.Message | wire.WireError]], list[str]]: ...
@@ -218,8 +217,10 @@ class LeaseClient:
                     self._outbox.append(wire.Heartbeat(self._gen, self._status, self._ready is not None))
                 outbox, leaving = list(self._outbox), self._leaving
                 self._outbox.clear()
-            self._send(outbox)
-            del outbox  # else the last batch would stay in memory until the next one is sent
+            unsent = self._send(outbox)
+            with self._changed:
+                self._outbox.extendleft(reversed([m for m in unsent if m.gen == self._gen]))
+            del outbox, unsent  # else the last batch would stay in memory until the next one is sent
             if leaving:
                 return
             timeout_s = min(POLL_S, max(0.0, hello_at - now))
@@ -237,10 +238,16 @@ class LeaseClient:
         if endpoint != self._link.endpoint:
             self._link.connect(endpoint)
 
-    def _send(self, messages: list[wire.Message]) -> None:
+    def _send(self, messages: list[wire.Message]) -> list[wire.Message]:
+        """Answers that have to wait, as the trainer is there but reads nothing (suspended). Without a connection they are dropped."""
+        unsent = []
         for message in messages:
             if not self._link.send(self._run, message) and isinstance(message, (wire.Data, wire.Nack)):
-                self.counts["dropped_offline"] += 1
+                if self._link.connected:
+                    unsent.append(message)
+                else:
+                    self.counts["dropped_offline"] += 1
+        return unsent
 
     def _on_change(self, change: str) -> None:
         """Connection made: say who we are at once. A READY on a new connection tells the trainer that earlier leases are void."""

@@ -79,6 +79,7 @@ class Peer:
     strikes: int = 0  # ever
     produced: int = 0
     refused: str = ""
+    gen: int = 0  # what it was last welcomed to, by any trainer
     welcomed_gen: int = 0
     welcomed_at: float = -1e9
 
@@ -243,13 +244,14 @@ class LeaseBook:
     def _lease(self, item: Item, peer: Peer, now: float) -> None:
         self._last_lease += 1
         extra = self._extra(item.plan, item.g)
-        record = LeaseRecord(self._last_lease, item, peer.id, now, now + self.lease_ttl_s, msgpack.packb(extra))
+        ttl_s = self.lease_ttl_s * 2 ** min(item.expired, 4)  # a batch that nobody makes in time gets more of it, or would never be made
+        record = LeaseRecord(self._last_lease, item, peer.id, now, now + ttl_s, msgpack.packb(extra))
         item.state, item.lease = LEASED, record.id
         peer.leases[record.id] = self._records[record.id] = record
         while len(self._records) > REMEMBERED and next(iter(self._records.values())).outcome is not None:
             self._records.popitem(last=False)
         self.event("lease", plan=item.plan, g=item.g, lease=record.id, peer=peer.label, position=item.position)
-        self.outbox.append((peer.id, wire.Lease(self.gen, item.plan, item.g, record.id, item.position, self.lease_ttl_s, extra)))
+        self.outbox.append((peer.id, wire.Lease(self.gen, item.plan, item.g, record.id, item.position, ttl_s, extra)))
 
     def _close(self, record: LeaseRecord, outcome: str, why: str = "") -> None:
         record.outcome = outcome

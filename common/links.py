@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common import wire
-from common.address import ChannelError, Endpoint, check_address, check_ipc_free, explain_bind
+from common.address import ChannelError, Endpoint, check_address, check_ipc_free, connectable, explain_bind
 from common.keys import ZAP_ADDRESS, KeyPair, ServerKeys, zap_reply
 
 MAX_FRAME_BYTES = 1 << 30
@@ -80,12 +80,12 @@ class RouterLink:
     def __init__(self, bind: str, *, window: int, max_frame_bytes: int = MAX_FRAME_BYTES, keys: ServerKeys | None = None):
         check_address(bind, keys is not None)
         self._keys = keys
-        self.full = 0  # sends that would have blocked; stays 0 for live peers as long as credits bound everything
         self.bytes_received = 0
         self._wake = Wake()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._zap: zmq.Socket | None = None
+        self._monitor: zmq.Socket | None = None
         try:
             self._open(bind, window, max_frame_bytes)
         except BaseException:
@@ -118,7 +118,7 @@ class RouterLink:
             router.bind(bind)
         except zmq.ZMQError as error:
             raise ChannelError(explain_bind(bind, error.errno, str(error))) from None
-        self.address = router.last_endpoint.rstrip(b"\0").decode()
+        self.address = connectable(router.last_endpoint.rstrip(b"\0").decode())
         self.public_key = self._keys.pair.public if self._keys else None
 
     def receive(self, timeout_s: float) -> tuple[list[Received], bool]:
@@ -148,7 +148,6 @@ class RouterLink:
         try:
             self._router.send_multipart([peer, *wire.encode(run, message)], zmq.NOBLOCK)
         except zmq.Again:
-            self.full += 1
             return "full"
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
@@ -161,8 +160,9 @@ class RouterLink:
 
     def close(self) -> None:
         """Close everything; bounded, as nothing lingers."""
-        if hasattr(self, "_router"):
+        if self._monitor is not None:
             self._router.disable_monitor()
+            self._monitor.close(0)
         self._context.destroy(linger=0)
         self._wake.close()
 
@@ -173,7 +173,6 @@ class DealerLink:
     def __init__(self, *, keys: KeyPair | None = None, high_water_mark: int = 64):
         self.endpoint: Endpoint | None = None
         self.connected = False
-        self.full = 0
         self._id = uuid.uuid4().bytes  # unique per process: two peers with one id would take each other's place
         self._keys, self._hwm = keys, high_water_mark
         self._wake = Wake()
@@ -228,13 +227,12 @@ class DealerLink:
         return messages, changes
 
     def send(self, run: str, message: wire.Message) -> bool:
-        """False if there is no connection, or it takes no more: the message is dropped (its lease will be free again)."""
+        """False if there is no connection, or it takes no more."""
         if self._dealer is None:
             return False
         try:
             self._dealer.send_multipart(wire.encode(run, message), zmq.NOBLOCK, copy=not isinstance(message, wire.Data))
         except zmq.Again:
-            self.full += 1
             return False
         return True
 
@@ -243,7 +241,8 @@ class DealerLink:
 
     def _disconnect(self, linger_ms: int) -> None:
         if self._dealer is not None:
-            self._dealer.disable_monitor()
+            self._dealer.disable_monitor()  # does not close our end of it, and an open one would hang term()
+            self._monitor.close(0)
             self._dealer.close(linger_ms)
             self._dealer = self._monitor = None
         self.connected = False

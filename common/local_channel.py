@@ -56,7 +56,6 @@ class LocalHub:
 
     def __init__(self) -> None:
         self.address, self.public_key = "local", None
-        self.full = 0
         self.bytes_received = 0
         self._inbox = _Mailbox()
         self._peers: dict[bytes, LocalLink] = {}
@@ -110,7 +109,6 @@ class LocalLink:
     def __init__(self, hub: LocalHub, peer: bytes):
         self.endpoint: Endpoint | None = None
         self.connected = False
-        self.full = 0
         self.inbox = _Mailbox()
         self._hub, self._peer = hub, peer
         self._changes: deque[str] = deque()

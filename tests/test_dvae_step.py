@@ -171,7 +171,7 @@ def test_padding_rows_and_frames_do_not_count(small, mels):
     batch["num_frames"][0] = 18
     other = {k: v.copy() for k, v in batch.items()}
     other["mel"][3] = 9.0  # row of weight 0
-    other["mel"][0, 30:] = 9.0  # beyond the receptive field of the last valid frame's code? no: of the loss only
+    other["mel"][0, 30:] = 9.0  # beyond the row's frames
     other["num_frames"][3] = 20
     a, b = (step.evaluate(0, x) for x in (batch, other))
     assert float(a["recon_count"]) == float(b["recon_count"]) == 18 + 32 + 32

@@ -263,6 +263,18 @@ def test_leases_that_wait_behind_another_one_do_not_expire_while_the_peer_gets_o
     assert bench.kinds("strike") == []
 
 
+def test_a_batch_that_takes_longer_than_its_lease_is_given_more_time(bench):
+    bench.join("slow", capacity=1)
+    [(_, lease)] = bench.leases()
+    for ttl_s in (TTL, 2 * TTL, 4 * TTL):
+        assert lease.ttl_s == ttl_s
+        bench.pass_time(ttl_s, "slow")
+        assert len(bench.book.peers[b"slow"].leases) == 1
+        bench.pass_time(3, "slow")
+        [(_, lease)] = bench.leases()
+        assert lease.g == 0
+
+
 def test_a_lease_that_is_passed_over_expires_even_if_later_ones_are_answered(bench):
     bench.join("a", capacity=4)
     first, *others = [lease for _, lease in bench.leases()]

@@ -22,7 +22,7 @@ def fill(path, root, n=5, change=None):
                 "name": f"{i}",
                 "text": f"Text {i}",
                 "clean": f"text {i}",
-                "tokens": [7 + i, 300, 2] + [9] * i,
+                "tokens": [7 + i, 300, 2] + [9] * (i % 5),
                 "language": ("en", "fa")[i % 2],
                 "speaker": ("x", "y", "z")[i % 3],
                 "num_samples": 22050 + i,

@@ -112,6 +112,7 @@ def test_layouts_are_torchs():
 def test_group_norm_by_its_definition():
     rng = np.random.default_rng(0)
     norm = GroupNorm(2, 6, name="norm")
+    norm.initialise(0)
     x = rng.standard_normal((2, 5, 6)).astype(np.float32) * 3 + 1
     group = x[1, :, 3:]
     expected = (group - group.mean()) / np.sqrt(group.var() + 1e-5)

@@ -60,19 +60,20 @@ def main(stop: Stop) -> None:
 
 
 def _set_up_device(run: RunFolder, status: StatusFile) -> None:
-    """Threads, determinism and memory before TensorFlow does any work; then prove the device."""
+    """Threads, memory and determinism before TensorFlow does any work; prove the device with real operations."""
     if run.arithmetic:
         return
-    import tensorflow as tf
-    from common.gpu import prove_device
+    from common.device import prove_device
 
     t = run.config.threads
-    tf.config.threading.set_intra_op_parallelism_threads(t.trainer_intra)
-    tf.config.threading.set_inter_op_parallelism_threads(t.trainer_inter)
+    status.update(phase="opening the device")
+    info = prove_device(intra_threads=t.trainer_intra, inter_threads=t.trainer_inter)
+    import tensorflow as tf
+
     if run.config.deterministic:
         tf.config.experimental.enable_op_determinism()
-    info = prove_device()
-    status.update(device=str(info))
+    log.info("training on %s", info.label)
+    status.update(device=info.label)
 
 
 def _bind(run: RunFolder) -> LeaseServer:

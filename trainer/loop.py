@@ -211,6 +211,7 @@ class Loop:
     def _evaluate(self) -> bool:
         """Run the evaluation plan; True if it is the best so far."""
         began, results = time.perf_counter(), []
+        self.observer.evaluating(self.position.step, self.schedule.num_eval_batches)
         for _ in range(self.schedule.num_eval_batches):
             fed, _ = self.feed.next()
             if fed.planned.plan != "eval":

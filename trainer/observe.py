@@ -100,6 +100,10 @@ class Observer:
             return 0.0, 0.0
         return sum(r[1] for r in self._recent) / total, sum(r[3] for r in self._recent) / total
 
+    def evaluating(self, step: int, num_batches: int) -> None:
+        """An evaluation begins."""
+        self._status.update(phase="evaluating", step=step, message=f"{num_batches} batches")
+
     def evaluation(self, step: int, losses: dict, better: bool, seconds: float) -> None:
         """An evaluation's mean losses."""
         record = {
@@ -112,7 +116,7 @@ class Observer:
         self._board.scalars(step, {f"eval/{k}": v for k, v in losses.items()})
         shown = " ".join(f"{k}={v:.4f}" for k, v in losses.items())
         log.info("evaluation after step %d: %s%s (%.1f s)", step, shown, ", the best so far" if better else "", seconds)
-        self._status.update(phase="evaluated", message=f"evaluation {shown}")
+        self._status.update(phase="training", message=f"evaluation {shown}")
 
     def saving(self) -> None:
         """A checkpoint begins: at a stop, the supervisor waits for this phase to end."""

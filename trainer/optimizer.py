@@ -56,9 +56,9 @@ class AdamW:
         decay_parity: bool = False,
     ):
         self.tensors = [t for t in tensors if t.trainable]
-        self.learning_rate, self.betas, self.eps = learning_rate, betas, eps
-        decayed = ("yes", "parity") if decay_parity else ("yes",)
-        self.weight_decays = [weight_decay if t.decay in decayed else 0.0 for t in self.tensors]
+        self.learning_rate, self.betas, self.eps, self.weight_decay = learning_rate, betas, eps, weight_decay
+        groups = ("yes", "parity") if decay_parity else ("yes",)
+        self.decayed = [t.decay in groups for t in self.tensors]
         # Updates done. int64, because TensorFlow keeps int32 variables in host memory.
         self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")
         self.exp_avg = [_zeros_like(t, "exp_avg") for t in self.tensors]
@@ -73,21 +73,15 @@ class AdamW:
         """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
         moments and t keep every bit, whatever the gradients hold.
         """
-        beta1, beta2 = self.betas
         t = self.t + 1
         lr = self.learning_rate(t)
-        t_wide = tf.cast(t, tf.float64)
-        step_size = lr / (1 - tf.pow(tf.constant(beta1, tf.float64), t_wide))
-        root_correction = tf.sqrt(1 - tf.pow(tf.constant(beta2, tf.float64), t_wide))
-        for parameter, gradient, weight_decay, m, v in zip(
-            self.parameters, gradients, self.weight_decays, self.exp_avg, self.exp_avg_sq, strict=True
-        ):
-            dtype = parameter.dtype
-            new_m = m + (gradient - m) * (1 - beta1)
-            new_v = v * beta2 + tf.square(gradient) * (1 - beta2)
-            decayed = parameter * tf.cast(1 - lr * weight_decay, dtype) if weight_decay else parameter
-            divisor = tf.sqrt(new_v) / tf.cast(root_correction, dtype) + self.eps
-            new = decayed - tf.cast(step_size, dtype) * (new_m / divisor)
+        scalars = {dtype: self._scalars(t, lr, dtype) for dtype in {p.dtype for p in self.parameters}}
+        for parameter, gradient, decays, m, v in zip(self.parameters, gradients, self.decayed, self.exp_avg, self.exp_avg_sq, strict=True):
+            one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = scalars[parameter.dtype]
+            new_m = m + (gradient - m) * one_minus_beta1
+            new_v = v * beta2 + tf.square(gradient) * one_minus_beta2
+            decayed = parameter * kept if decays else parameter
+            new = decayed - step_size * (new_m / (tf.sqrt(new_v) / root_correction + eps))
             # Selects rather than a branch: they fuse into the update, and a branch would keep a second copy of everything.
             parameter.assign(tf.where(enabled, new, parameter))
             m.assign(tf.where(enabled, new_m, m))
@@ -110,6 +104,14 @@ class AdamW:
             for t, slot in zip(self.tensors, slots, strict=True):
                 slot.assign(from_torch(t, np.asarray(state[f"{name}.{t.key}"])))
         self.t.assign(int(state["step"]))
+
+    def _scalars(self, t: tf.Tensor, lr: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
+        """What all tensors of one dtype share, computed in float64 and rounded once."""
+        beta1, beta2 = (tf.constant(beta, tf.float64) for beta in self.betas)
+        t = tf.cast(t, tf.float64)
+        step_size, root_correction = lr / (1 - tf.pow(beta1, t)), tf.sqrt(1 - tf.pow(beta2, t))
+        kept = 1 - lr * self.weight_decay
+        return [tf.cast(x, dtype) for x in (1 - beta1, beta2, 1 - beta2, root_correction, step_size, kept, self.eps)]
 
     def _slots(self):
         return ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)

@@ -69,14 +69,19 @@ def build(run: RunFolder, stage: str) -> Stage:
 def _options(optim: Optim, schedule: Schedule, **more):
     from trainer.step import StepOptions
 
+    total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
+    if optim.schedule == "cosine" and warmup >= total:
+        # A trial of a few steps with a config made for many: it warms up for half of them.
+        log.warning("warm-up of %d steps is as long as the run's %d: %d used", warmup, total, total // 2)
+        warmup = total // 2
     return StepOptions(
         learning_rate=optim.learning_rate,
         betas=(optim.beta1, optim.beta2),
         weight_decay=optim.weight_decay,
         clip_norm=optim.clip_norm,
         schedule=optim.schedule,
-        warmup_steps=optim.warmup_steps,
-        total_steps=optim.decay_steps or schedule.total_steps,
+        warmup_steps=warmup,
+        total_steps=total,
         **more,
     )
 

@@ -22,14 +22,22 @@ ROLLOFF = 0.99
 _MASK64 = (1 << 64) - 1
 
 
+def power_spectrogram(wav: tf.Tensor, fft: int, win: int, hop: int, window: tf.Tensor) -> tf.Tensor:
+    """|STFT|^2, centred with reflect padding: float32 [B,N] -> float32 [B, 1 + N // hop, fft / 2 + 1]; `window` [win], N > win / 2.
+
+    The padding is win / 2 and frames are zero-extended to `fft` at their end: a window centred in a longer FFT, as torch has it,
+    differs from this in phase alone.
+    """
+    padded = tf.pad(wav, [[0, 0], [win // 2, win // 2]], mode="REFLECT")
+    spectrum = tf.signal.stft(padded, win, hop, fft_length=fft, window_fn=lambda length, dtype: tf.cast(window, dtype))
+    return tf.math.real(spectrum) ** 2 + tf.math.imag(spectrum) ** 2
+
+
 def log_mel(
     wav: tf.Tensor, fft: int, win: int = 1024, hop: int = 256, num_mels: int = 80, sample_rate: int = 22050, fmax_hz: float = 8000.0
 ) -> tf.Tensor:
     """Log-mel before the division by the mel stats: float32 [B,N] -> float32 [B, 1 + N // hop, num_mels]; N > win / 2."""
-    padded = tf.pad(wav, [[0, 0], [win // 2, win // 2]], mode="REFLECT")
-    window = hann(win).astype(np.float32)
-    spectrum = tf.signal.stft(padded, win, hop, fft_length=fft, window_fn=lambda length, dtype: tf.constant(window, dtype))
-    power = tf.math.real(spectrum) ** 2 + tf.math.imag(spectrum) ** 2
+    power = power_spectrogram(wav, fft, win, hop, tf.constant(hann(win).astype(np.float32)))
     bank = mel_filterbank(fft, num_mels, sample_rate, 0.0, fmax_hz).astype(np.float32)
     return tf.math.log(tf.maximum(tf.tensordot(power, tf.constant(bank), 1), LOG_FLOOR))
 

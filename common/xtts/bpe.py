@@ -10,7 +10,7 @@ Pair = tuple[str, str]
 # A pair must occur at least so often to be merged, or the token would name a single word.
 _MIN_COUNT = 2
 # Rarer words hardly change the merges; each costs about 1 kB while learning.
-_MAX_WORDS = 300_000
+_MAX_WORDS = 150_000
 
 
 def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: frozenset[str] = frozenset()) -> list[Pair]:
@@ -47,31 +47,31 @@ def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: fro
 
 
 def _merge(pair: Pair, symbols: list[list[str]], counts: list[int], pair_counts: Counter[Pair], where: dict[Pair, set[int]]) -> set[Pair]:
-    """Merges `pair` in every word that holds it; returns the pairs whose counts changed."""
+    """Merges `pair` in every word that holds it; returns the pairs whose counts changed.
+
+    `where` may go on naming words that have lost a pair: they are looked at in vain.
+    """
     left, right = pair
-    changed: set[Pair] = set()
+    merged = left + right
+    change: defaultdict[Pair, int] = defaultdict(int)
     for index in where.pop(pair):
-        old = symbols[index]
+        old, count = symbols[index], counts[index]
         new: list[str] = []
-        position = 0
-        while position < len(old):
-            if position + 1 < len(old) and old[position] == left and old[position + 1] == right:
-                new.append(left + right)
-                position += 2
-            else:
-                new.append(old[position])
-                position += 1
+        position, end, after_merge = 0, len(old) - 1, False
+        while position <= end:
+            symbol = old[position]
+            merge = symbol == left and position < end and old[position + 1] == right
+            if new and (merge or after_merge):
+                change[old[position - 1], symbol] -= count
+                joint = (new[-1], merged if merge else symbol)
+                change[joint] += count
+                where[joint].add(index)
+            new.append(merged if merge else symbol)
+            position += 2 if merge else 1
+            after_merge = merge
         symbols[index] = new
-        before, after = Counter(zip(old, old[1:], strict=False)), Counter(zip(new, new[1:], strict=False))
-        for other in before.keys() | after.keys():
-            difference = after[other] - before[other]
-            if difference:
-                pair_counts[other] += difference * counts[index]
-                changed.add(other)
-            if other in after:
-                where[other].add(index)
-            elif other != pair:
-                where[other].discard(index)
+    change.pop(pair, None)
+    for other, difference in change.items():
+        pair_counts[other] += difference
     del pair_counts[pair]
-    changed.discard(pair)
-    return changed
+    return set(change)
