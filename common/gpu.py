@@ -99,7 +99,8 @@ def list_gpus(nvml=None) -> Listing:
         for i in range(nvml.nvmlDeviceGetCount()):
             card = nvml.nvmlDeviceGetHandleByIndex(i)
             gpus += [_describe(nvml, h, card, len(gpus) + k) for k, h in enumerate(_slices(nvml, card) or [card])]
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        cuda = nvml.nvmlSystemGetCudaDriverVersion()
+        driver = f"{_text(nvml.nvmlSystemGetDriverVersion())} (up to CUDA {cuda // 1000}.{cuda % 1000 // 10})"
         return Listing(tuple(gpus), "" if gpus else "the driver reports no GPU", driver)
     except nvml.NVMLError as e:
         return Listing(reason=f"the NVIDIA driver answers with an error (NVML: {e}); see `nvidia-smi`")

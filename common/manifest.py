@@ -272,6 +272,9 @@ class Manifest:
                 self._all.pop().close()
         self._local = threading.local()
 
+    def __del__(self) -> None:
+        self.close()
+
     def __enter__(self) -> Manifest:
         return self
 

@@ -49,6 +49,7 @@ class Report:
     warnings: list[str]
     num_default_language: int
     default_language: str
+    strip_arabic_diacritics: bool
     digest: str
     rejects: list[Reject] = field(default_factory=list)
 
@@ -73,6 +74,7 @@ class Report:
             warnings=manifest.meta.get("warnings", []),
             num_default_language=manifest.meta.get("num_default_language", 0),
             default_language=manifest.meta.get("default_language", ""),
+            strip_arabic_diacritics=manifest.meta.get("strip_arabic_diacritics", False),
             digest=manifest.digest,
             rejects=rejects,
         )
@@ -87,6 +89,8 @@ class Report:
         out = [self.headline()]
         default = f" ({self.num_default_language} by default: {self.default_language})" if self.num_default_language else ""
         out.append("languages: " + " ".join(f"{s.name}={s.clips}" for s in self.languages) + default)
+        if {s.name for s in self.languages} & {"ar", "fa"}:
+            out.append(f"Arabic diacritics: {'removed' if self.strip_arabic_diacritics else 'kept'} (text.strip_arabic_diacritics)")
         speakers = [f"{s.name}={s.clips}" for s in self.speakers[:SHOWN_SPEAKERS]]
         more = len(self.speakers) - SHOWN_SPEAKERS
         out.append(f"speakers ({len(self.speakers)}): {' '.join(speakers)}" + (f" and {more} more" if more > 0 else ""))
@@ -116,7 +120,9 @@ class Report:
             table.add_column(column, justify="left" if not column else "right")
         for share in self.languages + self.speakers[:SHOWN_SPEAKERS]:
             table.add_row(share.name, str(share.clips), f"{share.hours:.2f}")
-        console.print(Group(Text(lines[0], style="bold"), table, *(Text(x, "yellow" if x.startswith("warning") else "") for x in lines[3:])))
+        console.print(
+            Group(Text(lines[0], style="bold"), table, *(Text(x, "yellow" if x.startswith("warning") else "") for x in lines[3:]))
+        )
 
 
 def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Share]:

@@ -213,6 +213,19 @@ class _Scan:
         if strict and self.tally:
             raise BadInput(f"--strict: {self.tally.total()} of {total} rows rejected: {reasons}")
 
+    def finish(self, config: Config) -> None:
+        """Split, and store what the report says besides the rows."""
+        meta = {
+            "warnings": self.rows.warnings + self.split(config) + self.findings.messages(),
+            "unknown_characters": dict(self.findings.unknown_characters.most_common()),
+            "num_default_language": self.rows.num_default_language,
+            "default_language": config.data.language,
+            "strip_arabic_diacritics": config.text.strip_arabic_diacritics,
+            "tokenizer": self.tokenizer.digest,
+        }
+        for key, value in meta.items():
+            self.writer.set_meta(key, value)
+
     def split(self, config: Config) -> list[str]:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
         warnings = []
@@ -290,12 +303,7 @@ def scan(
             if i % _CHUNK == 0:
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable(strict)
-        warnings = rows.warnings + job.split(config) + job.findings.messages()
-        writer.set_meta("warnings", warnings)
-        writer.set_meta("unknown_characters", dict(job.findings.unknown_characters.most_common()))
-        writer.set_meta("num_default_language", rows.num_default_language)
-        writer.set_meta("default_language", config.data.language)
-        writer.set_meta("tokenizer", tokenizer.digest)
+        job.finish(config)
         writer.set_meta("deep", deep)
     with Manifest.open(manifest_path) as manifest:
         report = Report.of(manifest)

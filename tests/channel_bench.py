@@ -1,11 +1,15 @@
 """What the channel's tests share: producers with known arithmetic, an event log, and the invariants checked on it.
 
 Batch (plan, g) holds `numbers` int32 [4] = 3 g + offset of the plan + [0, 1, 2, 3]: loss, duplication and order show in the values.
-Run as a script, this is a producer process:  python channel_bench.py ADDRESS NAME DELAY_S
+Run as a script, this is a producer or trainer process:
+    python channel_bench.py producer ADDRESS NAME DELAY_S
+    python channel_bench.py trainer ADDRESS FOLDER COUNT
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
@@ -14,10 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from common.channel import LeaseServer
 from common.lease_client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
 
 RUN = "00112233445566778899aabbccddeeff"
@@ -138,7 +144,37 @@ def train(server, count: int | None = None, timeout_s: float = 10.0, step_s: flo
     return seen
 
 
+def chain(state: str, digest: str) -> str:
+    """The model's stand-in: its state after training a batch."""
+    return xxhash.xxh3_128_hexdigest((state + digest).encode())
+
+
+def run_trainer(address: str, folder: Path, count: int) -> None:
+    """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of every batch is written down."""
+    generation = int((folder / "generation").read_text()) + 1
+    (folder / "generation").write_text(str(generation))
+    checkpoint = json.loads((folder / "checkpoint").read_text())
+    events = open(folder / f"events-{generation:03d}.jsonl", "w", buffering=1)
+
+    def on_event(kind: str, **fields) -> None:
+        events.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    server = LeaseServer(address, RUN, 8, dead_after_s=1.0, lease_ttl_s=2.0, on_event=on_event)
+    server.open(generation, {}, (("train", g) for g in range(checkpoint["next_g"], count)))
+    while (delivery := server.next(30.0)) is not None:
+        np.testing.assert_array_equal(delivery.arrays["numbers"], numbers("train", delivery.g))
+        time.sleep(0.002)
+        checkpoint = {"next_g": delivery.g + 1, "state": chain(checkpoint["state"], delivery.digest)}
+        server.release()
+        if delivery.g % 50 == 49 or delivery.g == count - 1:
+            (folder / "aside").write_text(json.dumps(checkpoint))
+            os.replace(folder / "aside", folder / "checkpoint")
+    server.close(drain_s=2.0)
+
+
 if __name__ == "__main__":
-    address, name, delay = sys.argv[1:]
-    producer = Producer(LeaseClient(lambda: Endpoint(address), RUN, name, heartbeat_s=0.2), delay_s=float(delay))
-    producer.join()
+    role, address, *rest = sys.argv[1:]
+    if role == "trainer":
+        run_trainer(address, Path(rest[0]), int(rest[1]))
+    else:
+        Producer(LeaseClient(lambda: Endpoint(address), RUN, rest[0], heartbeat_s=0.2), delay_s=float(rest[1])).join()

@@ -1,7 +1,7 @@
 """Real processes for the tests of supervision: children that behave in named ways, and a launcher over them.
 
-    python processes.py launch RUN CHILD…    CHILD = name:role:behaviour[:option=value…]
-    python processes.py child RUN NAME BEHAVIOUR
+python processes.py launch RUN CHILD…    CHILD = name:role:behaviour[:option=value…]
+python processes.py child RUN NAME BEHAVIOUR
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def _exit(stop: Stop, status: StatusFile, value: str) -> int:
 
 
 def _raise(stop: Stop, status: StatusFile, value: str) -> None:
-    raise {"bad": BadInput("the input is bad"), "hopeless": Hopeless("no way"), "bug": ValueError("a bug"), "memory": MemoryError("full")}[value]
+    raise {"bad": BadInput("the input is bad"), "hopeless": Hopeless("no way"), "bug": ValueError("a bug"), "memory": MemoryError("full")}[
+        value
+    ]
 
 
 def _die(stop: Stop, status: StatusFile, value: str) -> None:

@@ -49,7 +49,9 @@ def tone(i: int, seconds: float) -> np.ndarray:
     return sine(n, 200 + 37 * i, amplitude=0.4) + sine(n, 1000 + 91 * i, amplitude=0.2)
 
 
-def make_run(folder: Path, lengths_s: list[float], *, size: str = "tiny", num_eval: int = 0, audio: dict | None = None, **sections) -> RunFolder:
+def make_run(
+    folder: Path, lengths_s: list[float], *, size: str = "tiny", num_eval: int = 0, audio: dict | None = None, **sections
+) -> RunFolder:
     """A run over clips of the given lengths; the last `num_eval` are the evaluation set. An arithmetic run has no files."""
     config = settings(folder, size, **sections)
     dims = dataclasses.replace(config.dims, audio=dataclasses.replace(config.dims.audio, **(audio or {})))
@@ -112,4 +114,3 @@ def write_dvae(run: RunFolder, seed: int = 1) -> None:
     state["codebook.embed"] = embed.astype(np.float32)
     run.dvae_weights.parent.mkdir(exist_ok=True)
     save_file(state, run.dvae_weights)
-

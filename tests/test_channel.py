@@ -59,7 +59,7 @@ class Channel:
 
     def process(self, name: str, delay_s: float = 0.0) -> subprocess.Popen:
         """A producer process."""
-        process = subprocess.Popen([sys.executable, str(Path(cb.__file__)), self.endpoint.address, name, str(delay_s)])
+        process = subprocess.Popen([sys.executable, str(Path(cb.__file__)), "producer", self.endpoint.address, name, str(delay_s)])
         self.processes.append(process)
         return process
 
@@ -280,6 +280,7 @@ def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
         return {}
 
     server = ipc.serve(train_schedule(20), dead_after_s=1.0, extra=suspend)
+
     def work(client, lease):
         time.sleep(1.5 if lease.g in (1, 2) else 0.0)
         client.send(lease, cb.make(lease))

@@ -61,7 +61,7 @@ def changed(before, after):
 
 def test_learns_speech_with_most_of_its_codebook(mels):
     step = make_step()
-    for s in range(200):
+    for s in range(150):
         step.micro(0, batch_of(mels, s), (1, s), 1.0)
         report = step.apply()
     report = {k: float(v) for k, v in report.items()}

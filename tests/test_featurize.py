@@ -9,9 +9,9 @@ from producer_runs import STATS, make_run, tokens_of, tone, write_dvae
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from common.batch import batch_spec, check_batch
+from common.wire import digest
 from common.xtts.audio import DvaeMel, prompt_slice
 from common.xtts.filterbank import log_mel_numpy
-from common.wire import digest
 from producer.decode import DecodeError, decode
 from producer.featurize import DvaeMaker, GptMaker, crop_frames, crop_samples, crop_span
 from producer.maker import BatchError, without

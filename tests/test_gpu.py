@@ -10,7 +10,9 @@ from common.gpu import CONTEXT_MB, CPU, Gpu, Listing
 
 
 def cards(n: int, memory_mb: int = 24_000) -> Listing:
-    return Listing(tuple(Gpu(i, f"0000:{i + 1:02x}:00.0", f"GPU-{i:08x}-aaaa", "Card", memory_mb, memory_mb) for i in range(n)), driver="580.1")
+    return Listing(
+        tuple(Gpu(i, f"0000:{i + 1:02x}:00.0", f"GPU-{i:08x}-aaaa", "Card", memory_mb, memory_mb) for i in range(n)), driver="580.1"
+    )
 
 
 NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
@@ -169,7 +171,9 @@ def test_environment_pins_one_card():
     assert gpu.child_env(CPU, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize(("given", "shared", "expected"), [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)])
+@pytest.mark.parametrize(
+    ("given", "shared", "expected"), [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)]
+)
 def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
     d = gpu.choose_gpus(settings(), cards(1 if shared else 2), {})
     env = gpu.child_env(d.trainer, {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given})
@@ -201,6 +205,9 @@ class FakeNvml:
 
     def nvmlSystemGetDriverVersion(self):
         return b"580.159.04"
+
+    def nvmlSystemGetCudaDriverVersion(self):
+        return 13000
 
     def nvmlDeviceGetCount(self):
         if self.fails == "count":
@@ -243,7 +250,7 @@ def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
     assert [(g.index, g.uuid, g.memory_mb, g.free_mb) for g in listing.gpus] == [
         (0, "GPU-0", 81920, 40960), (1, "MIG-0", 10240, 5120), (2, "MIG-3", 10240, 5120),
     ]  # fmt: skip
-    assert listing.driver == "580.159.04"
+    assert listing.driver == "580.159.04 (up to CUDA 13.0)"
     assert nvml.open == 0
 
 

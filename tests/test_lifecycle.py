@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
-from tests import processes
 import pytest
 
 from common import lock, logs, status
 from common.errors import BadInput, Hopeless, Replaced, Stopped
 from common.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
+from tests import processes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -49,9 +49,7 @@ def test_exit_codes(tmp_path, behaviour, code, line):
     assert status.read(tmp_path, "w").exit_code == code
 
 
-@pytest.mark.parametrize(
-    ("sig", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)]
-)
+@pytest.mark.parametrize(("sig", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)])
 def test_signals(tmp_path, sig, code):
     p = start(tmp_path, "trainer", "wait-0.1")
     wait_for(tmp_path, "trainer", p.pid)

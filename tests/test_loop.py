@@ -17,8 +17,7 @@ from common.status import StatusFile
 from producer.arithmetic import ArithmeticMaker
 from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
-from trainer import __main__ as trainer_main
-from trainer import ledger, stages
+from trainer import ledger, session, stages
 from trainer.arithmetic import ArithmeticStep
 
 
@@ -51,7 +50,7 @@ def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make
     with channel(run, num_producers, make) as server:
         for name in run.stages:
             if not (name == "dvae" and run.dvae_weights.is_file()):
-                trainer_main.train_stage(run, name, server, status, stop or Stop())
+                session.train_stage(run, name, server, status, stop or Stop())
 
 
 @pytest.fixture

@@ -131,7 +131,9 @@ def test_clips_may_lie_elsewhere(tmp_path):
 
 
 def test_several_sources_below_one_data_root(tmp_path):
-    row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(("num_samples", "source_rate", "source_frames", "size"), 1)
+    row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(
+        ("num_samples", "source_rate", "source_frames", "size"), 1
+    )
     with Manifest.create(tmp_path / "m.sqlite") as w:
         for name in ("a", "b"):
             w.add_utterance(source=w.add_source(f"/far/{name}"), path=f"/far/{name}/1.wav", tokens=[1], **row)
@@ -145,9 +147,8 @@ def test_several_sources_below_one_data_root(tmp_path):
 def test_nothing_is_left_of_a_scan_that_failed(tmp_path):
     path = fill(tmp_path / "m.sqlite", tmp_path)
     before = path.read_bytes()
-    with pytest.raises(ZeroDivisionError), Manifest.create(path) as w:
-        w.add_source(tmp_path)
-        raise ZeroDivisionError
+    with pytest.raises(TypeError), Manifest.create(path) as w:
+        w.add_source(None)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.sqlite"]
 
@@ -208,7 +209,7 @@ def test_many_threads_read_at_once(tmp_path):
 def test_look_ups_are_fast(tmp_path):
     with Manifest.open(fill(tmp_path / "m.sqlite", tmp_path, 20000)) as m:
         ids = np.random.default_rng(0).integers(0, 20000, (200, 8))
-        start = time.perf_counter()
+        start = time.process_time()
         for batch in ids:
             m.utterances(batch)
-        assert time.perf_counter() - start < 0.5  # 2.5 ms a batch; 0.2 measured
+        assert time.process_time() - start < 0.5  # 0.04 measured: 0.2 ms a batch

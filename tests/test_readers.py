@@ -19,7 +19,10 @@ def test_ljspeech_takes_the_last_column(tmp_path):
     write_metadata(tmp_path, ["a|Dr. No|Doctor No", "b|two fields"])
     assert detect(tmp_path) == "ljspeech"
     found = rows(tmp_path)
-    assert [(r.line, r.id, r.text, r.language, r.speaker) for r in found] == [(1, "a", "Doctor No", None, None), (2, "b", "two fields", None, None)]
+    assert [(r.line, r.id, r.text, r.language, r.speaker) for r in found] == [
+        (1, "a", "Doctor No", None, None),
+        (2, "b", "two fields", None, None),
+    ]
     assert found[0].candidates[0] == str(tmp_path / "wavs/a.wav")
     assert found[0].file == str(tmp_path / "metadata.csv")
 
@@ -46,9 +49,7 @@ def test_c02_a_duration_column_is_never_the_text(tmp_path):
     write_metadata(tmp_path, [f"a{i}|some words|3.21" for i in range(6)])
     items = read(tmp_path)
     assert [i.text for i in items[:6]] == ["some words"] * 6
-    assert items[6] == Notice(
-        str(tmp_path / "metadata.csv"), "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there"
-    )
+    assert items[6] == Notice(str(tmp_path / "metadata.csv"), "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there")
 
 
 def test_c02_numbers_that_are_spoken_stay(tmp_path):
@@ -64,7 +65,9 @@ def test_c04_quote_marks_are_text(tmp_path):
 
 
 def test_c05_line_ends_and_blank_lines(tmp_path):
-    (tmp_path / "metadata.csv").write_bytes("a|x|x\r\nb|y|y\r\n\r\n  \r\nc|ä\u2028\x85z|ä\u2028\x85z\r\nd|q|w\r\n\r\n\r\n".rstrip().encode())
+    (tmp_path / "metadata.csv").write_bytes(
+        "a|x|x\r\nb|y|y\r\n\r\n  \r\nc|ä\u2028\x85z|ä\u2028\x85z\r\nd|q|w\r\n\r\n\r\n".rstrip().encode()
+    )
     found = read(tmp_path)
     assert [(r.line, r.id, r.text) for r in found] == [(1, "a", "x"), (2, "b", "y"), (5, "c", "ä\u2028\x85z"), (6, "d", "w")]
     assert not any("\r" in f for r in found for f in (r.id, r.text, *r.candidates))
@@ -136,7 +139,11 @@ def test_c22_coqui_without_a_header_says_what_is_missing(tmp_path):
 
 
 def test_vctk_tree(tmp_path):
-    for speaker, clip, ending in (("p225", "p225_001", "_mic1.flac"), ("p225", "p225_002", "_mic2.flac"), ("p226", "p226_001", "_mic1.flac")):
+    for speaker, clip, ending in (
+        ("p225", "p225_001", "_mic1.flac"),
+        ("p225", "p225_002", "_mic2.flac"),
+        ("p226", "p226_001", "_mic1.flac"),
+    ):
         (tmp_path / "txt" / speaker).mkdir(parents=True, exist_ok=True)
         (tmp_path / "txt" / speaker / f"{clip}.txt").write_text(f"Text of {clip}.\n")
         write_wav(tmp_path / "wav48_silence_trimmed" / speaker / f"{clip}{ending}", sine(100), 48000)

@@ -262,7 +262,9 @@ def test_limits_beyond_the_model_are_bad_input(tmp_path, scanned):
 def test_c16_languages(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 5)
     codes = ["fa", "en", "EN-us", "fa-IR", ""]
-    write_metadata(root, ["audio_file|text|language", *(f"c{i + 1:04d}|{'سلام' if c[:2] == 'fa' else 'hello'}|{c}" for i, c in enumerate(codes))])
+    write_metadata(
+        root, ["audio_file|text|language", *(f"c{i + 1:04d}|{'سلام' if c[:2] == 'fa' else 'hello'}|{c}" for i, c in enumerate(codes))]
+    )
     s = scanned(root)
     assert [u.language for u in s.utterances] == ["fa", "en", "en", "fa", "en"]
     assert s.utterances[0].tokens.tolist() == s.utterances[3].tokens.tolist()
@@ -319,13 +321,19 @@ def test_texts_without_words_are_rejected(tmp_path, scanned):
 
 def test_c22_languages_are_counted_and_other_scripts_warned_about(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 4)
-    rows = ["wavs/c0001.wav|en|ann|hello", "wavs/c0002.wav|fa|ali|سلام hello world", "wavs/c0003.wav|ar|ali|سلام", "wavs/c0004.wav||ann|hello there"]
+    rows = [
+        "wavs/c0001.wav|en|ann|hello",
+        "wavs/c0002.wav|fa|ali|سلام hello world",
+        "wavs/c0003.wav|ar|ali|سلام",
+        "wavs/c0004.wav||ann|hello there",
+    ]
     write_metadata(root, ["audio_file|language|speaker_name|text", *rows])
     s = scanned(root)
     assert s.counts == (4, 0)
     assert [(u.language, u.speaker) for u in s.utterances] == [("en", "ann"), ("fa", "ali"), ("ar", "ali"), ("en", "ann")]
     lines = s.report.lines()
     assert "languages: en=2 fa=1 ar=1 (1 by default: en)" in lines
+    assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in lines
     assert any("1 texts have more than 30 % letters of another script" in w and "metadata.csv:3" in w for w in s.report.warnings)
     write_metadata(root, rows)
     with pytest.raises(BadInput, match="0 of 4 usable: wrong number of fields 4"):
@@ -472,8 +480,8 @@ def test_thousands_of_headers_take_seconds(tmp_path, tokenizer):
     for i in range(2500):
         os.symlink(root / f"wavs/c{i % 20 + 1:04d}.wav", root / f"wavs/x{i}.wav")
     write_metadata(root, [f"x{i}|{sentence(i)}" for i in range(2500)])
-    start = time.monotonic()
+    start = time.process_time()
     s = Scanned(tmp_path, tokenizer, root)
-    assert time.monotonic() - start < 6  # 0.6 s on two idle cores; 23 000 within a minute
+    assert time.process_time() - start < 3  # CPU time of all threads: 0.4 s measured, so 23 000 take a few seconds
     assert s.counts == (2500, 0)
     assert s.report.evaluation == 25

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpora import sine, write_wav
 from producer_runs import RUN_ID, make_run
 
 from common import status
@@ -20,7 +21,7 @@ from common.local_channel import LocalHub
 from common.wire import digest
 from producer.arithmetic import ArithmeticMaker, value_of
 from producer.decode import DecodePool
-from producer.maker import BatchError, without
+from producer.maker import BatchError, Clip, without
 from producer.serve import Service
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +174,45 @@ def test_a_batch_that_the_plan_does_not_have_is_refused(world):
     open_stage(server, run, 1, [("eval", 10**6)])
     start()
     with pytest.raises(BatchFailed, match="batch 1000000 of plan eval"):
+        server.next(10)
+
+
+class WithClips(ArithmeticMaker):
+    """Decodes its rows' clips, of which an arithmetic run has none on disk; a row without is bad."""
+
+    def __init__(self, run, stage="gpt"):
+        super().__init__(run, stage)
+        self.manifest = run.manifest
+
+    def clips(self, planned):
+        rows = np.flatnonzero(planned.utterances >= 0)
+        return [Clip(int(r), u) for r, u in zip(rows, self.manifest.utterances(planned.utterances[rows]), strict=True)]
+
+    def make(self, planned, clips, decoded):
+        bad = [(c.utterance.id, str(d)) for c, d in zip(clips, decoded, strict=True) if isinstance(d, Exception)]
+        made = super().make(without(planned, [u for u, _ in bad]), clips, decoded)
+        made.bad = bad
+        return made
+
+
+def test_a_clip_that_does_not_decode_is_named_beside_the_batch(world):
+    run, server, start = world
+    planned = run.plan("gpt", "train").batch(0)
+    good = int(planned.utterances[2])
+    write_wav(run.path / "clips" / f"c{good}.wav", sine(22050))
+    open_stage(server, run, 1, [("train", 0)])
+    start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"),))
+    ((_, _, arrays, meta),) = take_all(server)
+    assert arrays["weights"].tolist() == [0, 0, 1, 0]
+    assert [u for u, _ in meta["bad"]] == [u for u in planned.utterances.tolist() if u != good]
+    assert all("cannot be opened (No such file or directory)" in reason for _, reason in meta["bad"])
+
+
+def test_a_data_folder_that_is_gone_condemns_no_clip(world):
+    run, server, start = world
+    open_stage(server, run, 1, [("train", 0)])
+    start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"), "/not/mounted"))
+    with pytest.raises(BatchFailed, match="the data folder /not/mounted is not there"):
         server.next(10)
 
 

@@ -1,5 +1,6 @@
 """The training step of stage 2: learning, accumulation, non-finite groups, determinism, and Coqui's own loss curve."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,8 @@ from common.buckets import Bucket
 from common.xtts import weights
 from trainer.step import GptStep, StepOptions
 
+# One layer of each kind: compiling is most of these tests' time.
+SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)
 BUCKETS = [Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8), Bucket(batch_size=2, row_len=26, text_len=9, num_codes=12)]
 FAST = StepOptions(learning_rate=1e-2)
 
@@ -45,17 +48,17 @@ def norm_of(gradients):
 @pytest.fixture(scope="module")
 def shared():
     """A step for the tests that leave it usable; they may move its weights."""
-    return GptStep(model_dims(), FAST, BUCKETS)
+    return GptStep(model_dims(SMALL), FAST, BUCKETS)
 
 
 def test_untrained_cross_entropies_are_those_of_guessing():
-    out, _ = gradients_of(GptStep(model_dims(), FAST, []), make_batch(BUCKETS[0]))
+    out, _ = gradients_of(GptStep(model_dims(SMALL), FAST, []), make_batch(BUCKETS[0]))
     assert out["text_ce"] == pytest.approx(math.log(MICRO.num_text_tokens), abs=0.3)
     assert out["audio_ce"] == pytest.approx(math.log(MICRO.num_audio_tokens), abs=0.3)
 
 
 def test_one_batch_is_learnt_by_heart():
-    step = GptStep(model_dims(), FAST, BUCKETS[:1])
+    step = GptStep(model_dims(SMALL), FAST, BUCKETS[:1])
     batch = make_batch(BUCKETS[0])
     for i in range(120):
         step.micro(0, batch, (0, i), 1.0)
@@ -69,7 +72,7 @@ def test_two_micro_batches_equal_one_of_both():
     """Rows of equal lengths, so that the mean of two means is the mean over all. After one update, exp_avg is a tenth of the gradient."""
     big = Bucket(batch_size=4, row_len=20, text_len=7, num_codes=8)
     batch = make_batch(big, lengths=([5] * 4, [6] * 4))
-    step = GptStep(model_dims(without_dropout()), FAST, BUCKETS[:1])
+    step = GptStep(model_dims(without_dropout(SMALL)), FAST, BUCKETS[:1])
     whole, gradients = gradients_of(step, batch)
     for rows in (slice(0, 2), slice(2, 4)):
         step.micro(0, {name: array[rows] for name, array in batch.items()}, (0, 0), 0.5)
@@ -83,7 +86,7 @@ def test_two_micro_batches_equal_one_of_both():
 
 def test_rows_of_weight_zero_leave_no_trace():
     """Whatever a row of weight 0 holds, loss and gradients are those of the batch without it."""
-    step = GptStep(model_dims(without_dropout()), FAST, [])
+    step = GptStep(model_dims(without_dropout(SMALL)), FAST, [])
     batch = make_batch(BUCKETS[0])
     empty = {name: np.concatenate([a, np.zeros_like(a[:1])]) for name, a in batch.items()}
     filled = {name: np.concatenate([a, a[:1]]) for name, a in batch.items()} | {"weights": empty["weights"]}
@@ -166,7 +169,7 @@ def test_the_same_batches_give_the_same_bits_also_after_a_resume():
             step.apply()
         return step
 
-    one, other = (GptStep(model_dims(), StepOptions(learning_rate=1e-2, init_seed=i), BUCKETS[:1]) for i in (0, None))
+    one, other = (GptStep(model_dims(SMALL), StepOptions(learning_rate=1e-2, init_seed=i), BUCKETS[:1]) for i in (0, None))
     birth = one.state_dict()
     half = train(one, range(2)).state_dict()
     through = snapshot(train(one, range(2, 4)))
@@ -178,7 +181,7 @@ def test_the_same_batches_give_the_same_bits_also_after_a_resume():
 
 
 def test_clipping_bounds_the_update_not_the_report():
-    step, batch = GptStep(model_dims(without_dropout()), StepOptions(clip_norm=0.1), BUCKETS[:1]), make_batch(BUCKETS[0])
+    step, batch = GptStep(model_dims(without_dropout(SMALL)), StepOptions(clip_norm=0.1), BUCKETS[:1]), make_batch(BUCKETS[0])
     _, gradients = gradients_of(step, batch)
     assert train_on(step, batch)["grad_norm"] == pytest.approx(norm_of(gradients), rel=1e-4)
     m = {t.key: m.numpy() for t, m in zip(step.optimizer.tensors, step.optimizer.exp_avg, strict=True)}

@@ -7,11 +7,11 @@ import signal
 import time
 from pathlib import Path
 
-from tests import processes
 import psutil
 import pytest
 
 from common import lock, status
+from tests import processes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,7 +42,7 @@ def gone(*numbers: int) -> bool:
     return not any(lock.is_alive(n) for n in numbers)
 
 
-@pytest.fixture()
+@pytest.fixture
 def launch(tmp_path):
     """Start launchers; whatever they leave behind is killed at the end."""
     started = []

@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,28 @@ def test_merges_by_count_then_by_order():
     assert learn_merges({tuple("aaaa"): 2}, 5) == [("a", "a"), ("aa", "aa")]
     # A merge into a token that exists costs no id.
     assert learn_merges({tuple("ab"): 5, tuple("cd"): 3}, 1, frozenset({"ab"})) == [("a", "b"), ("c", "d")]
+
+
+def _merges_by_counting_anew(words, num_merges):
+    merges, split = [], [(list(word), n) for word, n in words.items()]
+    while len(merges) < num_merges:
+        counts = Counter()
+        for word, n in split:
+            for pair in zip(word, word[1:], strict=False):
+                counts[pair] += n
+        candidates = [(-n, pair) for pair, n in counts.items() if n >= 2]
+        if not candidates:
+            break
+        merges.append(min(candidates)[1])
+        for word, _ in split:
+            for i in range(len(word)):
+                if tuple(word[i : i + 2]) == merges[-1]:
+                    word[i : i + 2] = ["".join(merges[-1])]
+    return merges
+
+
+def test_merges_are_those_of_counting_anew():
+    draw = random.Random(7)
+    for letters in ("ab", "abc", "abcdef"):
+        words = {tuple(draw.choices(letters, k=draw.randint(1, 9))): draw.randint(1, 5) for _ in range(80)}
+        assert learn_merges(words, 40) == _merges_by_counting_anew(words, 40)

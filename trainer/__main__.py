@@ -18,10 +18,7 @@ from common.lifecycle import Stop, run_main
 from common.lock import lock
 from common.run import RunFolder
 from common.status import StatusFile
-from trainer import stages
-from trainer.feed import Feed, Quarantine
-from trainer.loop import Loop, restore
-from trainer.observe import Observer
+from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
 
@@ -108,119 +105,6 @@ def _events(folder: Path) -> dict:
         out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 
     return {"on_event": on_event}
-
-
-def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop) -> None:
-    """Train one stage from its newest checkpoint to its end."""
-    folder = run.stage_folder(name)
-    folder.mkdir(exist_ok=True)
-    stage = stages.build(run, name)
-    checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
-    schedule = stage.schedule
-    window = run.config.transport.high_water_mark
-    observer = Observer(
-        folder, status, stage=(stage.number, name), total_steps=schedule.total_steps, log_every=run.config.train.log_every, window=window
-    )
-    quarantine = Quarantine(position.quarantine)
-    plans = {"train": schedule.train, "eval": schedule.eval}
-
-    def planned(plan: str, g: int):
-        return plans[plan].batch(g)
-
-    def extra(plan: str, g: int) -> dict:
-        if not len(quarantine):
-            return {}
-        ids = quarantine.of(planned(plan, g))
-        return {"quarantined": ids} if ids else {}
-
-    feature_hash = run.feature_hash(name)
-    generation = run.next_generation()
-    welcome = {"stage": name, "feature_hash": feature_hash}
-    server.open(generation, welcome, schedule.batches(position), Acceptance(feature_hash, bool(run.config.deterministic)), extra)
-    log.info("stage %s, generation %d: steps %d to %d", name, generation, position.step + 1, schedule.total_steps)
-    feed = None
-    try:
-        if position.step < schedule.total_steps:
-            wait_ready(server, run, schedule, observer, stop)
-        feed = Feed(
-            server,
-            plan_of=planned,
-            spec_of=stages.spec_of(run, stage),
-            to_device=stage.to_device,
-            quarantine=quarantine,
-            data_timeout_s=run.config.transport.data_timeout_s,
-            should_stop=stop.is_set,
-        )
-        loop = Loop(
-            stage.step,
-            schedule,
-            position,
-            feed,
-            server,
-            checkpoints=checkpoints,
-            book=book,
-            quarantine=quarantine,
-            quarantine_file=stage.files.quarantine,
-            observer=observer,
-            identity=run.identity,
-            dims=run.dims.to_dict(),
-            stop=lambda: stop.cause or None if stop.is_set() else None,
-            max_bad_steps=run.config.train.max_bad_steps,
-            score=stages.SCORES[stage.kind],
-            saving=stop.saving,
-        )
-        loop.run()
-        if name == "dvae":
-            stages.publish_dvae(run, stage.step.state_dict()["model"])
-    finally:
-        if feed is not None:
-            feed.close()
-        book.close()
-        observer.close()
-
-
-class Acceptance:
-    """Which producers may make batches: those with the run's features and, where bits must be equal, the same device arithmetic."""
-
-    def __init__(self, feature_hash: str, deterministic: bool):
-        self.feature_hash, self.deterministic = feature_hash, deterministic
-        self._probe: str | None = None
-        self._warned = False
-
-    def __call__(self, info: dict) -> str | None:
-        """None, or why the producer is refused."""
-        if info.get("feature_hash") != self.feature_hash:
-            return "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder"
-        probe = info.get("probe")
-        if self._probe is None:
-            self._probe = probe
-        if probe == self._probe:
-            return None
-        if self.deterministic:
-            return "its device computes other bits than the first producer's, and the run is deterministic: use the same kind of device"
-        if not self._warned:
-            log.warning(
-                "producer %s computes slightly other features than the first one: ids and crops match, bits do not", info.get("name")
-            )
-            self._warned = True
-        return None
-
-
-def wait_ready(server: LeaseServer, run: RunFolder, schedule, observer: Observer, stop: Stop) -> None:
-    """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`."""
-    wanted = min(run.config.transport.min_ready, run.config.transport.high_water_mark, schedule.train.batches_per_epoch)
-    deadline = time.monotonic() + run.config.transport.data_timeout_s
-    while (ready := server.ready_count()) < wanted:
-        if stop.is_set():
-            raise stop.error()
-        peers = len(server.stats()["peers"])
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"no data for {run.config.transport.data_timeout_s:.0f} s, {peers} producers connected at {server.endpoint}; "
-                f"see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`"
-            )
-        observer.waiting(ready, wanted, peers)
-        time.sleep(0.02)
 
 
 def _samples(run: RunFolder, status: StatusFile, stop: Stop) -> None:

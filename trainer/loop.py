@@ -202,8 +202,8 @@ class Loop:
         )
         if self._bad_in_a_row >= self.max_bad_steps:
             raise Hopeless(
-                f"{self._bad_in_a_row} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); nothing of them "
-                f"was kept. Lower the learning rate, set a clip_norm, or look at these recordings"
+                f"{self._bad_in_a_row} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); nothing "
+                f"of them was kept. Lower the learning rate, set a clip_norm, or look at these recordings"
             )
 
     # -- evaluation and checkpoints -----------------------------------------------------------------------------------------------

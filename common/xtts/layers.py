@@ -109,6 +109,7 @@ class Block(keras.layers.Layer):
         """All tensors of this block and those below it, with full keys, in order of construction."""
         for t in self._tensors:
             yield Tensor(prefix + t.key, t.variable, t.to_torch, t.init, t.decay, t.trainable)
+        # Keras's own list of a layer's sub-layers, found in attributes and in lists, in order of assignment.
         for block in self._flatten_layers(include_self=False, recursive=False):
             yield from block.tensors(f"{prefix}{block.name}.")
 

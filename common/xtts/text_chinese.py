@@ -30,7 +30,8 @@ _FRACTION = re.compile(r"(\d+/\d+)")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?%)")
 _MEASURED = re.compile(rf"(\d+(?:\.\d+)?)[多余几]?(?:[{_MEASURES}]|[千毫微]克|[千分厘毫微]米)")
 _LONG = re.compile(r"(\d{4,32})")
-_LATIN_TWO = re.compile(r"([a-zA-Z]+)二([a-zA-Z]+)")
+_ANY = re.compile(f"({_NUMBER.pattern})")
+_LATIN_TWO = re.compile("([a-zA-Z]+二[a-zA-Z]+)")
 _HAS_DIGIT = re.compile(r"\d")
 
 _PUNCTUATION = (
@@ -120,8 +121,8 @@ def _expand(text: str, parity: bool) -> str:
     text = _each(_PERCENT, text.replace("％", "%"), lambda s: "百分之" + cardinal(s.rstrip("%")))
     text = _each(_MEASURED, text, cardinal)
     text = _each(_LONG, text, digit_words)
-    text = _each(re.compile(f"({_NUMBER.pattern})"), text, cardinal)
-    text = _each(re.compile(f"({_LATIN_TWO.pattern})"), text, lambda s: _LATIN_TWO.sub(r"\g<1>2\g<2>", s))
+    text = _each(_ANY, text, cardinal)
+    text = _each(_LATIN_TWO, text, lambda s: s.replace("二", "2"))  # B2B, P2P
     return text.lstrip("^").rstrip("$") if parity else text[1:-1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from common.errors import BadInput
@@ -57,4 +58,4 @@ def read(path: Path) -> Iterator[Item]:
             yield RowError(file, number, "", "empty audio path", "empty id")
             continue
         speaker, language = (fields[columns[c]] or None if c in columns else None for c in ("speaker", "language"))
-        yield Row(file, number, audio, audio_candidates(root, audio), fields[columns["text"]], language, speaker)
+        yield Row(file, number, audio, partial(audio_candidates, root, audio), fields[columns["text"]], language, speaker)

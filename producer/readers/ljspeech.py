@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from producer.readers.row import Item, Notice, Row, RowError, audio_candidates, find_metadata, lines, not_utf8
@@ -37,6 +38,6 @@ def read(path: Path) -> Iterator[Item]:
         if len(fields) == 3 and _NUMBER.match(fields[2]) and any(c.isalpha() for c in fields[1]):
             numeric += 1
             text = fields[1]
-        yield Row(file, number, fields[0], audio_candidates(root, fields[0]), text)
+        yield Row(file, number, fields[0], partial(audio_candidates, root, fields[0]), text)
     if numeric:
         yield Notice(file, f"column 3 looks numeric in {numeric}/{rows} rows; column 2 was taken as the text there")

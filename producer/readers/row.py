@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +16,20 @@ METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt", "metadata_trai
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a corpus. `candidates` are the paths where its audio may lie, the likeliest first; none has been looked at."""
+    """One line of a corpus."""
 
     file: str
     line: int
     id: str
-    candidates: tuple[str, ...]
+    find: Callable[[], tuple[str, ...]]  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
     text: str
     language: str | None = None  # as written there; None where the corpus names none
     speaker: str | None = None
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The paths where its audio may lie, the likeliest first; none has been looked at."""
+        return self.find()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from common.errors import BadInput
@@ -29,7 +30,10 @@ def read(path: Path) -> Iterator[Item]:
             if any(text is None for _, text in parts):
                 yield not_utf8(transcript, 1)
                 continue
-            bases = [folder / speaker.name / transcript.stem for folder in folders]
-            candidates = tuple(f"{base}{ending}" for base in bases for ending in _ENDINGS)
+            find = partial(_candidates, folders, speaker.name, transcript.stem)
             text = " ".join(text.strip() for _, text in parts)
-            yield Row(str(transcript), 1, transcript.stem, candidates, text, None, speaker.name)
+            yield Row(str(transcript), 1, transcript.stem, find, text, None, speaker.name)
+
+
+def _candidates(folders: list[Path], speaker: str, clip: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{speaker}/{clip}{ending}" for folder in folders for ending in _ENDINGS)

@@ -1,0 +1,344 @@
+"""Speech from text in a reference's voice: clips → conditioning latents; text → pieces → codes → sound, whole or as a stream.
+
+With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through the DVAE's decoder and Griffin-Lim
+(22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1] throughout; `load_clip` reads one from a file.
+Source: xtts-spec 9 (inference), 9.1 (latents), 9.4 (vocoding), 9.5 (streaming).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import soundfile
+import soxr
+import tensorflow as tf
+
+from common.xtts.audio import CondMel, resample
+from common.xtts.dims import AudioDims, ModelDims
+from common.xtts.dvae import Dvae
+from common.xtts.gpt import Gpt
+from common.xtts.hifigan import Hifigan, interpolate
+from common.xtts.sampling import Generated, Sampler, SamplingOptions
+from common.xtts.speaker_encoder import SpeakerEncoder
+from common.xtts.split import split_text
+from common.xtts.text import char_limit
+from common.xtts.tokenizer import Tokenizer
+from common.xtts.vocode import griffin_lim
+
+log = logging.getLogger(__name__)
+
+FADE_SAMPLES = 1024
+MIN_SPEED = 0.05
+
+
+class ReferenceError(ValueError):
+    """A reference clip that no voice can be made of; says which and why."""
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """How reference clips become conditioning latents; the defaults are those of the published XTTS v2.
+
+    Attributes:
+        clip_s: of each clip, the first so many seconds.
+        total_s: of all clips together.
+        chunk_s: latents are computed for chunks of this length, and averaged.
+        min_chunk_s: a shorter chunk is passed over.
+        padded: the last, shorter chunk is padded with silence to the full length, as conditioning clips are in training. The
+            original's inference does not.
+    """
+
+    clip_s: float = 30.0
+    total_s: float = 30.0
+    chunk_s: float = 4.0
+    min_chunk_s: float = 0.33
+    padded: bool = False
+
+    @classmethod
+    def as_trained(cls, audio: AudioDims) -> ReferenceOptions:
+        """For models trained here from nothing: chunks like the conditioning clips of training, padding included."""
+        return cls(chunk_s=audio.cond_max_samples / audio.sample_rate, padded=True)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a model needs of a speaker: `latents` [1, L, C], and for a vocoder its `speaker` embedding [1, E]."""
+
+    latents: np.ndarray
+    speaker: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text that is spoken in one go. `ids`: language tag and tokens."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What was spoken.
+
+    Attributes:
+        wav: float32[N] at `sample_rate`, |x| <= 1. Empty where the model stopped at once.
+        generated: one per piece.
+        mel: [F, M] normalised log-mel from the DVAE's decoder; None with a vocoder.
+        sampling_s, vocoding_s: seconds spent.
+    """
+
+    wav: np.ndarray
+    sample_rate: int
+    pieces: list[Piece]
+    generated: list[Generated]
+    mel: np.ndarray | None
+    sampling_s: float
+    vocoding_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the sound."""
+        return len(self.wav) / self.sample_rate
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work per second of sound; below 1 is faster than speech. Infinite for an empty sound."""
+        return (self.sampling_s + self.vocoding_s) / self.seconds if len(self.wav) else math.inf
+
+
+def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
+    """A recording (WAV, FLAC, MP3, OGG) as a clip: float32 mono at `sample_rate` in [-1, 1].
+
+    ReferenceError: unreadable, empty, silent, or with samples that are not finite.
+    """
+    try:
+        samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError) as e:
+        raise ReferenceError(f"reference {path}: cannot be read as audio ({e})") from e
+    if not len(samples):
+        raise ReferenceError(f"reference {path}: no samples")
+    peak = float(np.abs(samples).max())
+    if not math.isfinite(peak):
+        raise ReferenceError(f"reference {path}: has samples that are not finite")
+    if peak == 0:
+        raise ReferenceError(f"reference {path}: silent")
+    mono = samples.mean(axis=1) / max(peak, 1.0)
+    if rate != sample_rate:
+        mono = soxr.resample(mono, rate, sample_rate)
+    return np.clip(mono, -1.0, 1.0).astype(np.float32)
+
+
+@dataclass
+class Vocoder:
+    """HiFi-GAN and the speaker encoder that conditions it."""
+
+    hifigan: Hifigan
+    encoder: SpeakerEncoder
+
+    @property
+    def sample_rate(self) -> int:
+        """24 000 Hz."""
+        return self.hifigan.dims.output_rate
+
+    def speaker(self, clips: Sequence[np.ndarray], sample_rate: int) -> np.ndarray:
+        """Mean of the clips' embeddings, not normalised again: [1, E]."""
+        rate = self.encoder.dims.sample_rate
+        embeddings = [self.encoder(resample(tf.constant(clip[np.newaxis]), sample_rate, rate)) for clip in clips]
+        return tf.add_n(embeddings).numpy() / len(embeddings)
+
+    def sound(self, latents: tf.Tensor, speaker: np.ndarray) -> np.ndarray:
+        """[1, n, C] -> float32[N] at `sample_rate`."""
+        return self.hifigan(latents, tf.constant(speaker))[0].numpy()
+
+
+class Synthesizer:
+    """A model ready to speak.
+
+    Args:
+        dvae: needed without a vocoder.
+        mel_stats: float32[M], the divisor of the log-mels that the model was trained with.
+        reference: how clips become latents. Default: as the published XTTS v2.
+        jit: compile the sampling loop with XLA.
+
+    Raises ValueError: neither DVAE nor vocoder, or parts of different sizes.
+    """
+
+    def __init__(
+        self,
+        dims: ModelDims,
+        gpt: Gpt,
+        dvae: Dvae | None,
+        mel_stats: np.ndarray,
+        tokenizer: Tokenizer,
+        vocoder: Vocoder | None = None,
+        *,
+        reference: ReferenceOptions | None = None,
+        jit: bool = False,
+    ):
+        if dvae is None and vocoder is None:
+            raise ValueError("nothing turns codes into sound: give a DVAE, or a vocoder")
+        if tokenizer.vocab_size != dims.gpt.num_text_tokens:
+            raise ValueError(f"the vocabulary has {tokenizer.vocab_size} ids, the model {dims.gpt.num_text_tokens}: they belong to others")
+        if vocoder is not None and vocoder.hifigan.dims.in_channels != dims.gpt.width:
+            raise ValueError(f"the vocoder takes latents of {vocoder.hifigan.dims.in_channels}, the model gives {dims.gpt.width}")
+        self.dims, self.gpt, self.dvae, self.vocoder, self.tokenizer = dims, gpt, dvae, vocoder, tokenizer
+        self.mel_stats = np.asarray(mel_stats, np.float32)
+        self.reference = reference or ReferenceOptions()
+        self.sampler = Sampler(gpt, jit)
+        self.sample_rate = dims.audio.sample_rate if vocoder is None else vocoder.sample_rate
+        self._cond_mel = CondMel(mel_stats, dims.audio)
+
+    def voice(self, clips: Sequence[np.ndarray]) -> Voice:
+        """Conditioning latents (and speaker embedding) of one or several clips of a speaker. ReferenceError: too short in all."""
+        rate, r = self.dims.audio.sample_rate, self.reference
+        clips = [np.asarray(clip, np.float32)[: round(r.clip_s * rate)] for clip in clips]
+        audio = np.concatenate([*clips, np.zeros(0, np.float32)])[: round(r.total_s * rate)]
+        size = round(r.chunk_s * rate)
+        chunks = [audio[i : i + size] for i in range(0, len(audio), size)]
+        chunks = [chunk for chunk in chunks if len(chunk) >= r.min_chunk_s * rate]
+        if not chunks:
+            raise ReferenceError(f"the reference is {len(audio) / rate:.2f} s long; at least {r.min_chunk_s} s are needed, 3 s or more are good")
+        if r.padded:
+            chunks = [np.pad(chunk, (0, size - len(chunk))) for chunk in chunks]
+        latents = [self.gpt.style_latents(self._cond_mel(tf.constant(chunk[np.newaxis]))) for chunk in chunks]
+        speaker = None if self.vocoder is None else self.vocoder.speaker(clips, rate)
+        return Voice(tf.cast(tf.add_n(latents), tf.float32).numpy() / len(latents), speaker)
+
+    def pieces(self, text: str, language: str) -> list[Piece]:
+        """The text cut at sentences where it is longer than the language's or the model's limit.
+
+        ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot be read out.
+        """
+        unknown = self.tokenizer.unknown_characters(text, language)
+        if unknown:
+            log.warning("the vocabulary has no %s: these characters are not spoken", ", ".join(repr(c) for c in dict.fromkeys(unknown)))
+        limit, most = char_limit(language), self.dims.gpt.max_text_tokens - 1
+        while True:
+            pieces = [Piece(part, self.tokenizer.encode(part, language)) for part in split_text(text, language, limit)]
+            if all(len(p.ids) <= most for p in pieces):
+                break
+            limit = max(1, limit * 3 // 4)
+        if not pieces:
+            raise ValueError("the text is empty: nothing to say")
+        return pieces
+
+    def speak(
+        self,
+        text: str,
+        language: str,
+        voice: Voice,
+        options: SamplingOptions | None = None,
+        seed: int = 0,
+        speed: float = 1.0,
+    ) -> Speech:
+        """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
+
+        `speed` 2 is twice as fast, by interpolation in time. Errors as in `pieces` and of `SamplingOptions`.
+        """
+        pieces = self.pieces(text, language)
+        began = time.perf_counter()
+        options = options or SamplingOptions()
+        generated = [self.sampler.generate(voice.latents, piece.ids, options, (seed, i)) for i, piece in enumerate(pieces)]
+        sampled = time.perf_counter()
+        sounds = [self.sound(g, voice, speed) for g in generated]
+        wav = np.concatenate([wav for wav, _ in sounds])
+        mels = [mel for _, mel in sounds if mel is not None]
+        mel = np.concatenate(mels) if mels else None
+        return Speech(wav, self.sample_rate, pieces, generated, mel, sampled - began, time.perf_counter() - sampled)
+
+    def stream(
+        self,
+        text: str,
+        language: str,
+        voice: Voice,
+        options: SamplingOptions | None = None,
+        seed: int = 0,
+        speed: float = 1.0,
+        every: int = 20,
+    ) -> Iterator[np.ndarray]:
+        """`speak` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s). Checks its arguments before the first.
+
+        Every part decodes all codes so far; its beginning is faded into the end of what the part before had left back.
+        """
+        pieces = self.pieces(text, language)
+
+        def parts() -> Iterator[np.ndarray]:
+            for i, piece in enumerate(pieces):
+                joiner = Joiner()
+                last = Generated(np.zeros(0, np.int32), False, np.zeros((0, self.dims.gpt.width), np.float32))
+                for last in self.sampler.stream(voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every):
+                    yield from joiner.push(self.sound(last, voice, speed)[0])
+                yield from joiner.finish()
+
+        return parts()
+
+    def sound(self, generated: Generated, voice: Voice, speed: float = 1.0) -> tuple[np.ndarray, np.ndarray | None]:
+        """Sound of generated codes: float32[N] at `sample_rate`, and the mel [F, M] where the DVAE made it. No codes: no sound."""
+        scale = 1.0 / max(speed, MIN_SPEED)
+        if self.vocoder is not None:
+            latents = generated.states[np.newaxis]
+            if not len(generated.states):
+                return np.zeros(0, np.float32), None
+            latents = tf.constant(latents) if scale == 1.0 else interpolate(tf.constant(latents), scale)
+            return self.vocoder.sound(latents, voice.speaker), None
+        if not len(generated.codes):
+            return np.zeros(0, np.float32), np.zeros((0, self.dims.audio.num_mels), np.float32)
+        mel = self.dvae.decode(tf.constant(generated.codes[np.newaxis], tf.int32))
+        mel = tf.cast(mel if scale == 1.0 else interpolate(mel, scale), tf.float32)[0].numpy()
+        return self.from_mel(mel), mel
+
+    def from_mel(self, mel: np.ndarray) -> np.ndarray:
+        """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz."""
+        a = self.dims.audio
+        return griffin_lim(mel, self.mel_stats, hop=a.hop_samples, win=a.win_samples, sample_rate=a.sample_rate, fmax_hz=a.fmax_hz)
+
+
+@dataclass
+class Joiner:
+    """Joins ever longer decodings of one sound: emits each up to its last 1024 samples, which the next one is faded into.
+
+    Decoding more codes changes the end of what was there. Source: xtts-spec 9.5, its last part running to the end (as 0.28 does).
+    """
+
+    fade: int = FADE_SAMPLES
+    _emitted: int = 0
+    _held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))  # what follows the emitted samples, from the last decoding
+
+    def push(self, wav: np.ndarray) -> Iterator[np.ndarray]:
+        """The sound so far, float32[N], no shorter than before -> the part that can be heard now, if any."""
+        end = len(wav) - self.fade
+        if end > self._emitted:
+            yield self._part(wav, end)
+        else:
+            self._held = self._faded(wav[self._emitted :])
+
+    def finish(self) -> Iterator[np.ndarray]:
+        """What was left back, if anything."""
+        if len(self._held):
+            yield self._held
+        self._held = np.zeros(0, np.float32)
+
+    def _part(self, wav: np.ndarray, end: int) -> np.ndarray:
+        part = self._faded(wav[self._emitted :])
+        cut = end - self._emitted
+        self._emitted, self._held = end, part[cut:]
+        return part[:cut]
+
+    def _faded(self, wav: np.ndarray) -> np.ndarray:
+        """`wav` with its beginning faded in from the samples held."""
+        out, n = wav.copy(), min(self.fade, len(wav), len(self._held))
+        if n:
+            rising = np.linspace(0.0, 1.0, n, dtype=np.float32)
+            out[:n] = self._held[:n] * (1 - rising) + wav[:n] * rising
+        return out
+
+
+def pcm16(wav: np.ndarray) -> bytes:
+    """float32[N] in [-1, 1] -> little-endian 16-bit samples, for a stream; louder samples are clipped."""
+    return (np.clip(wav, -1.0, 1.0) * 32767).astype("<i2").tobytes()

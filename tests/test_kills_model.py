@@ -1,0 +1,104 @@
+"""Two kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also under another CPU affinity."""
+
+import os
+import signal
+
+import pytest
+
+from common import status
+from common.run import RunFolder
+from tests.chaos import Driver
+from tests.corpora import make_corpus
+from trainer import ledger, stages
+from trainer.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
+STEPS = 12
+
+
+def tree(folder, corpus):
+    return {
+        "run": str(folder / "run"),
+        "devices": "auto",
+        "data_gpu": "cpu",
+        "model_gpu": "cpu",
+        "data": {"train": str(corpus), "eval_fraction": 0.2},
+        "text": {"vocab_size": 96},
+        "model": {"size": "tiny", "layers": 1},
+        "batching": {"batch_size": 4, "buckets": 1},
+        "train": {"max_steps": STEPS, "accumulate": 2, "eval_every": 5, "save_every": 4, "log_every": 4, "optim": {"learning_rate": 1e-3}},
+        "dvae": {"max_steps": 4, "batch_size": 4, "crop_frames": 32, "eval_every": 0, "save_every": 2},
+        # Fixed, whatever this machine has: the number of threads decides the bits.
+        "threads": {"trainer_intra": 2, "trainer_inter": 2, "producer_intra": 1, "producer_inter": 1},
+        "producers": {"count": 2},
+        "samples": {"count": 0},
+    }
+
+
+def result(run: RunFolder):
+    """Folded ledgers and the bytes of the final weights and moments, of both stages."""
+    out = []
+    for stage in run.stages:
+        files = stages.files_of(run, stage)
+        lines = ledger.fold(ledger.read(files.ledger))
+        found = Checkpoints(files.checkpoints, 9).load_latest(None)
+        tensors = {(part, k): v.tobytes() for part in found.tensors for k, v in found.tensors[part].items()}
+        out.append(([(x["step"], x["g"], x["count"], x["digest"], x["loss"]) for x in lines], tensors))
+    return out
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"), 14, seconds=lambda i: 0.6 + 0.03 * (i % 5), freq=lambda i: 200 + 40 * i)
+
+
+def finish(driver):
+    try:
+        driver.finish(150)
+    finally:
+        driver.kill_everything()
+    return RunFolder(driver.run)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, corpus):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    driver = Driver.create(folder, tree(folder, corpus), 0, 0)
+    driver.launch()
+    return result(finish(driver))
+
+
+def assert_equal(got, want):
+    for stage, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert g[0] == w[0], f"stage {stage + 1}: the ledger differs"
+        differs = [k for k in w[1] if g[1].get(k) != w[1][k]]
+        assert not differs, f"stage {stage + 1}: {len(differs)} of {len(w[1])} tensors differ: {differs[:5]}"
+
+
+@pytest.mark.timeout(400)
+def test_trainer_killed_and_resumed_on_one_core(undisturbed, corpus, tmp_path):
+    driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
+    driver.launch()
+    driver.wait_for(lambda: driver.step() >= 6, "step 6", 120)
+    # The trainer that the supervisor starts next inherits the launcher's affinity.
+    os.sched_setaffinity(driver.launchers[-1].pid, {min(os.sched_getaffinity(0))})
+    producers = driver.producers()
+    driver.signal("trainer", signal.SIGKILL)
+    run = finish(driver)
+    lines = ledger.read(run.path / "ledger.jsonl")
+    assert [x["resumed_from"] for x in lines if "resumed_from" in x] in ([4], [5], [8])
+    assert {name: status.read(run.path, name).pid for name in producers} == producers, driver.story("a producer was restarted")
+    assert_equal(result(run), undisturbed)
+
+
+@pytest.mark.timeout(400)
+def test_everything_killed_in_both_stages(undisturbed, corpus, tmp_path):
+    driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
+    driver.launch()
+    driver.wait_for(lambda: (tmp_path / "run/dvae/checkpoints/step-00000002").exists(), "stage 1's first checkpoint", 120)
+    driver.kill_launcher()
+    driver.launch()
+    driver.wait_for(lambda: driver.step() >= 2, "step 2", 120)
+    driver.signal("producer-0", signal.SIGKILL)
+    driver.signal("producer-1", signal.SIGKILL)
+    assert_equal(result(finish(driver)), undisturbed)

@@ -1,0 +1,151 @@
+"""One stage over an open channel: history restored, a generation opened, batches fed to the loop, everything closed again."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from common.channel import LeaseServer
+from common.errors import RunError
+from common.lifecycle import Stop
+from common.run import RunFolder
+from common.status import StatusFile
+from trainer import stages
+from trainer.feed import Feed, Quarantine
+from trainer.loop import Loop, restore
+from trainer.observe import Observer
+from trainer.schedule import Position, Schedule
+from trainer.stages import Stage
+
+log = logging.getLogger(__name__)
+
+
+def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop) -> Stage:
+    """Train one stage from its newest checkpoint to its end; returns it with its networks as they are then.
+
+    Raises:
+        RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and `restore`).
+    """
+    folder = run.stage_folder(name)
+    folder.mkdir(exist_ok=True)
+    stage = stages.build(run, name)
+    checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
+    quarantine = Quarantine(position.quarantine)
+    observer = _observer(run, stage, status)
+    feed = None
+    try:
+        _open_generation(run, stage, server, position, quarantine)
+        if position.step < stage.schedule.total_steps:
+            wait_ready(server, run, stage.schedule, observer, stop)
+        feed = Feed(
+            server,
+            plan_of=_planner(stage.schedule),
+            spec_of=stages.spec_of(run, stage),
+            to_device=stage.to_device,
+            quarantine=quarantine,
+            data_timeout_s=run.config.transport.data_timeout_s,
+            should_stop=stop.is_set,
+        )
+        loop = Loop(
+            stage.step,
+            stage.schedule,
+            position,
+            feed,
+            server,
+            checkpoints=checkpoints,
+            book=book,
+            quarantine=quarantine,
+            quarantine_file=stage.files.quarantine,
+            observer=observer,
+            identity=run.identity,
+            dims=run.dims.to_dict(),
+            stop=lambda: (stop.cause or "stop") if stop.is_set() else None,
+            max_bad_steps=run.config.train.max_bad_steps,
+            score=stages.SCORES[stage.kind],
+            saving=stop.saving,
+        )
+        loop.run()
+        if name == "dvae":
+            stages.publish_dvae(run, stage.step.state_dict()["model"])
+        return stage
+    finally:
+        if feed is not None:
+            feed.close()
+        book.close()
+        observer.close()
+
+
+def _observer(run: RunFolder, stage: Stage, status: StatusFile) -> Observer:
+    return Observer(
+        run.stage_folder(stage.name),
+        status,
+        stage=(stage.number, stage.name),
+        total_steps=stage.schedule.total_steps,
+        log_every=run.config.train.log_every,
+        window=run.config.transport.high_water_mark,
+    )
+
+
+def _planner(schedule: Schedule):
+    plans = {"train": schedule.train, "eval": schedule.eval}
+    return lambda plan, g: plans[plan].batch(g)
+
+
+def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position: Position, quarantine: Quarantine) -> None:
+    """Tell the producers which stage is made from now on, and lease from the position."""
+    planned = _planner(stage.schedule)
+
+    def extra(plan: str, g: int) -> dict:
+        ids = quarantine.of(planned(plan, g)) if len(quarantine) else []
+        return {"quarantined": ids} if ids else {}
+
+    feature_hash = run.feature_hash(stage.name)
+    generation = run.next_generation()
+    welcome = {"stage": stage.name, "feature_hash": feature_hash}
+    server.open(generation, welcome, stage.schedule.batches(position), Acceptance(feature_hash, bool(run.config.deterministic)), extra)
+    log.info("stage %s, generation %d: steps %d to %d", stage.name, generation, position.step + 1, stage.schedule.total_steps)
+
+
+class Acceptance:
+    """Which producers may make batches: those with the run's features and, where bits must be equal, the same device arithmetic."""
+
+    def __init__(self, feature_hash: str, deterministic: bool):
+        self.feature_hash, self.deterministic = feature_hash, deterministic
+        self._probe: str | None = None
+        self._warned = False
+
+    def __call__(self, info: dict) -> str | None:
+        """None, or why the producer is refused."""
+        if info.get("feature_hash") != self.feature_hash:
+            return "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder"
+        probe = info.get("probe")
+        if self._probe is None:
+            self._probe = probe
+        if probe == self._probe:
+            return None
+        if self.deterministic:
+            return "its device computes other bits than the first producer's, and the run is deterministic: use the same kind of device"
+        if not self._warned:
+            log.warning(
+                "producer %s computes slightly other features than the first one: ids and crops match, bits do not", info.get("name")
+            )
+            self._warned = True
+        return None
+
+
+def wait_ready(server: LeaseServer, run: RunFolder, schedule: Schedule, observer: Observer, stop: Stop) -> None:
+    """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`."""
+    transport = run.config.transport
+    wanted = min(transport.min_ready, transport.high_water_mark, schedule.train.batches_per_epoch)
+    deadline = time.monotonic() + transport.data_timeout_s
+    while (ready := server.ready_count()) < wanted:
+        if stop.is_set():
+            raise stop.error()
+        peers = len(server.stats()["peers"])
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"no data for {transport.data_timeout_s:.0f} s, {peers} producers connected at {server.endpoint}; "
+                f"see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`"
+            )
+        observer.waiting(ready, wanted, peers)
+        time.sleep(0.02)
