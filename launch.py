@@ -24,7 +24,7 @@ from common import claims, flags, gpu, lock, status
 from common import config as config_module
 from common.config import Config
 from common.console import Console
-from common.errors import INTERRUPTED, OK, BadInput, RunError, Stopped
+from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
@@ -82,6 +82,7 @@ def train(config: Config, out: TextIO | None = None) -> int:
     """Create or resume the run and see it through. Returns the exit code; BadInput before any process starts."""
     devices = gpu.choose_gpus(config, gpu.list_gpus(), os.environ)
     with claims.own_run(config.run_dir):
+        claims.check_bind(config.transport.bind)
         run = _prepare(config, devices, out)
         program = make_program(run.config, config.run_dir, devices)
         return _supervise(program, devices.notes, out)
@@ -99,6 +100,7 @@ def trainer_command(args: argparse.Namespace) -> int:
     config, changed = _existing(args)
     devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
     claims.make_room(config.run_dir, args.replace, tell)
+    claims.check_bind(config.transport.bind)
     if changed:
         _prepare(config, devices)
     program = make_program(config, config.run_dir, devices)
@@ -236,6 +238,8 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         code = Supervisor(program, view).run()
     if code == OK:
         tell(f"done: {program.run_dir}", out)
+    elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
+        tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
     return code
 
 
@@ -291,7 +295,10 @@ def _terminated(number: int, frame) -> NoReturn:
 def main(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background job starts with it ignored
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _terminated)
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
         args = flags.parse(_parser(name), rest)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common import lock
+from common.address import ChannelError, check_address, explain_bind
 from common.errors import BadInput, RunError
 from common.lock import Lock
 
@@ -71,6 +73,34 @@ def _not_leaving(run_dir: Path) -> lock.Holder | None:
     """The holder of RUN/lock, unless it leaves within 12 s because its supervisor is dead."""
     by = lock.holder(run_dir / "lock")
     return lock.wait_free(run_dir / "lock", lock.ORPHAN_WAIT_S) if by is not None and by.leaving else by
+
+
+def check_bind(address: str) -> None:
+    """Whether the trainer will be able to listen at `transport.bind`, found before it loads TensorFlow.
+
+    Raises:
+        BadInput: not an address, an address of another host, or a port in use (the message names the process).
+    """
+    if address == "ipc":
+        return
+    try:
+        check_address(address, curve=True)
+    except ChannelError as e:
+        raise BadInput(f"transport.bind: {e}") from e
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or port == "*":
+        return
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:  # ZeroMQ also takes the name of a network interface
+        return
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+        try:
+            probe.bind(where)
+            probe.listen(1)
+        except OSError as e:
+            raise BadInput(f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}") from e
 
 
 def extra_name(run_dir: Path) -> tuple[str, int, Lock]:

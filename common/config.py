@@ -38,7 +38,7 @@ class Source(Section):
     """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
 
     path: str
-    format: Literal["auto", "ljspeech", "coqui", "vctk"] = "auto"
+    format: Literal["auto", "ljspeech", "coqui", "vctk", "demo"] = "auto"  # demo: made if missing
     language: str | None = None  # of rows that name none; null: data.language
     speaker: str | None = None  # of rows that name none; null: the folder's name
 
@@ -108,7 +108,8 @@ class Train(Section):
     accumulate: Positive = 1
     text_loss_weight: float = Field(0.01, ge=0)
     optim: Optim = Field(default_factory=Optim)
-    eval_every: int = Field(1000, ge=0)  # steps; 0: at each epoch's end only
+    eval_every: int = Field(1000, ge=0)  # steps; 0: not by steps
+    eval_at_epoch_end: bool = True
     eval_batches: Positive | None = None
     save_every: Positive = 1000
     keep: Positive = 3
@@ -124,6 +125,7 @@ class DvaeStage(Section):
     crop_frames: Positive = 128
     optim: Optim = Field(default_factory=lambda: Optim(learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0))
     eval_every: int = Field(1000, ge=0)
+    eval_at_epoch_end: bool = False
     save_every: Positive = 1000
 
 

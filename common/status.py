@@ -92,7 +92,10 @@ class StatusFile:
                 self._write()
 
     def finish(self, exit_code: int) -> None:
-        """The last word; give it to `Stop.at_exit`."""
+        """The last word; give it to `Stop.at_exit`. A successor of the same name that already reports is not overwritten."""
+        now = read(self._path.parent.parent, self._status.name)
+        if now is not None and now.pid != self._status.pid and now.alive:
+            return
         self.update(phase=LEFT, exit_code=exit_code)
 
     def _write(self) -> None:

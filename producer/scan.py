@@ -28,9 +28,10 @@ from producer.corpus import CorpusRow, CorpusRows, read_rows
 from producer.decode import SAMPLE_RATE
 from producer.findings import FEW_CLIPS, Findings
 from producer.probe import AudioFacts, probe
-from producer.report import Report, write_rejects
+from producer.report import Report, reject_line, write_rejects
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
+_SHOWN_REJECTS = 10
 _CHUNK = 64  # rows per task: a header takes 0.05 ms, a task's bookkeeping as much
 
 
@@ -130,11 +131,13 @@ def _facts(rows: list[CorpusRow], threads: int, deep: bool, previous: Manifest |
 
 
 class _Scan:
-    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter):
+    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter, has_val: bool):
+        self.has_val = has_val
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings = Findings()
         self.tally: Counter[str] = Counter()
-        self.missing: list[Reject] = []
+        self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
+        self.num_missing = 0
         self.kept = Counter({TRAIN: 0, EVAL: 0})
         self.train_ids: list[int] = []
         self.train_speakers: list[int] = []
@@ -143,6 +146,8 @@ class _Scan:
     def reject(self, reject: Reject) -> None:
         """Record a line that is left out."""
         self.tally[reject.kind] += 1
+        if len(self.first_rejects) < _SHOWN_REJECTS:
+            self.first_rejects.append(reject)
         self.writer.add_reject(reject)
 
     def judge(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
@@ -152,7 +157,7 @@ class _Scan:
         except _Rejected as e:
             rejected = Reject(entry.row.file, entry.row.line, entry.row.id, e.reason, e.kind)
             if facts is None:
-                self.missing.append(rejected)
+                self.num_missing += 1
             self.reject(rejected)
 
     def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
@@ -203,15 +208,24 @@ class _Scan:
     def check_usable(self, strict: bool) -> None:
         """BadInput: most files missing, nothing usable, or anything rejected under `strict`."""
         total = len(self.rows.entries)
-        if 2 * len(self.missing) > total:
-            first = f"{self.missing[0].file}:{self.missing[0].line}: {self.missing[0].id}: {self.missing[0].reason}"
-            raise BadInput(f"{len(self.missing)} of {total} audio files are missing; is this the right folder? First: {first}")
+        where = ", ".join(map(str, self.rows.roots))
         reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.most_common())
-        if not self.kept[TRAIN]:
-            what = f"0 of {total} usable: {reasons}" if total else "no rows in the metadata"
-            raise BadInput(f"{what} ({', '.join(map(str, self.rows.roots))}); `launch.py scan` lists every row")
+        if total == 0:
+            raise BadInput(f"no rows in the metadata ({where})")
+        if 2 * self.num_missing > total:
+            raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
+        if not self.kept[TRAIN] + self.kept[EVAL]:
+            raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
+        for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
+            if not self.kept[split] and (split == TRAIN or self.has_val):
+                raise self._unusable(f"nothing in {name} is usable: {reasons}")
         if strict and self.tally:
-            raise BadInput(f"--strict: {self.tally.total()} of {total} rows rejected: {reasons}")
+            raise self._unusable(f"--strict: {self.tally.total()} of {total} rows rejected: {reasons}")
+
+    def _unusable(self, message: str) -> BadInput:
+        more = self.tally.total() - len(self.first_rejects)
+        lines = [reject_line(r) for r in self.first_rejects] + ([f"… and {more} more"] if more else [])
+        return BadInput("\n  ".join([message, *lines]))
 
     def finish(self, config: Config) -> None:
         """Split, and store what the report says besides the rows."""
@@ -229,10 +243,7 @@ class _Scan:
     def split(self, config: Config) -> list[str]:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
         warnings = []
-        if config.data.val:
-            if not self.kept[EVAL]:
-                raise BadInput("nothing in data.val is usable; `launch.py scan` lists every row")
-        else:
+        if not self.has_val:
             chosen = choose_eval(self.train_speakers, config.data.eval_fraction, config.data.eval_max)
             self.writer.set_split((self.train_ids[i] for i in chosen), EVAL)
             self.kept = Counter({TRAIN: self.kept[TRAIN] - len(chosen), EVAL: len(chosen)})
@@ -293,7 +304,7 @@ def scan(
     with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)
-        job = _Scan(rows, limits, tokenizer, writer)
+        job = _Scan(rows, limits, tokenizer, writer, bool(config.data.val))
         facts = _facts(candidates, threads, deep, previous)
         for i, entry in enumerate(rows.entries):
             if isinstance(entry, Reject):

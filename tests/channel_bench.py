@@ -149,10 +149,16 @@ def chain(state: str, digest: str) -> str:
     return xxhash.xxh3_128_hexdigest((state + digest).encode())
 
 
+def replace(path: Path, text: str) -> None:
+    """Write whole or not at all: the process may be killed at any moment."""
+    path.with_suffix(".aside").write_text(text)
+    os.replace(path.with_suffix(".aside"), path)
+
+
 def run_trainer(address: str, folder: Path, count: int) -> None:
     """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of every batch is written down."""
     generation = int((folder / "generation").read_text()) + 1
-    (folder / "generation").write_text(str(generation))
+    replace(folder / "generation", str(generation))
     checkpoint = json.loads((folder / "checkpoint").read_text())
     events = open(folder / f"events-{generation:03d}.jsonl", "w", buffering=1)
 
@@ -167,8 +173,7 @@ def run_trainer(address: str, folder: Path, count: int) -> None:
         checkpoint = {"next_g": delivery.g + 1, "state": chain(checkpoint["state"], delivery.digest)}
         server.release()
         if delivery.g % 50 == 49 or delivery.g == count - 1:
-            (folder / "aside").write_text(json.dumps(checkpoint))
-            os.replace(folder / "aside", folder / "checkpoint")
+            replace(folder / "checkpoint", json.dumps(checkpoint))
     server.close(drain_s=2.0)
 
 

@@ -65,10 +65,10 @@ def make_run(
             if size != "arithmetic":
                 write_wav(path, tone(i, s))
             samples = round(s * 22050)
-            m.add_utterance(
-                source=0, path=path, name=f"c{i}", text="x", clean="x", tokens=tokens_of(i), language="en", speaker="a", num_samples=samples,
-                source_rate=22050, source_frames=samples, size=2 * samples, split=TRAIN if i < n - num_eval else EVAL,
-            )  # fmt: skip
+            split = TRAIN if i < n - num_eval else EVAL
+            facts = {"num_samples": samples, "source_rate": 22050, "source_frames": samples, "size": 2 * samples, "split": split}
+            words = {"name": f"c{i}", "text": "x", "clean": "x", "tokens": tokens_of(i), "language": "en", "speaker": "a"}
+            m.add_utterance(source=0, path=path, **words, **facts)
     save_file({"mel_stats": STATS}, folder / "mel_stats.safetensors")
     _write_plans(folder, config, dims)
     config_module.dump(config, folder / "config.yaml")

@@ -14,7 +14,7 @@ import pytest
 from common import wire
 from common.lease_client import Lease
 
-COUNT = 1500
+COUNT = 600
 
 
 class Chaos:

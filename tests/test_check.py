@@ -11,7 +11,7 @@ import pytest
 import launch
 from common import check, config, device
 from common.errors import BadInput
-from common.gpu import Device, Gpu, Listing
+from common.gpu import CPU, Device, Gpu, Listing
 
 NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
 
@@ -150,7 +150,7 @@ def test_evidence_of_three_steps_passes_and_leaves_nothing_behind(on_cpu, tmp_pa
     [
         (pretend(3, bad_digest=True), "FAIL wire"),
         (pretend(2, code=1, says="12:00:00 ERROR trainer: ResourceExhaustedError: OOM\n"), "lower batching.batch_size"),
-        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"), "FAIL model: no step of size arithmetic, batch 8 was made: ERROR trainer: no kernel"),
+        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"), "FAIL model: no step of size arithmetic, batch 8 was made: ERROR"),
         (pretend(3, raises=BadInput("no space")), "FAIL steps: no space"),
     ],
 )  # fmt: skip
@@ -165,3 +165,11 @@ def test_real_steps_through_the_real_launcher(on_cpu):
     code, lines = checked(NONE, launch.train, **on_cpu)
     assert code == 0, lines
     assert any(x.startswith("ok   steps: 3 real steps") for x in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_cpu_proves_itself_in_a_child():
+    findings = check.device_findings("model", CPU, os.environ)
+    assert [f.ok for f in findings] == [True, True]
+    assert "CPU: a matrix product and a convolution are right" in findings[1].detail

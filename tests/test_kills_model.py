@@ -1,5 +1,6 @@
 """Two kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also under another CPU affinity."""
 
+import json
 import os
 import signal
 
@@ -25,7 +26,7 @@ def tree(folder, corpus):
         "data": {"train": str(corpus), "eval_fraction": 0.2},
         "text": {"vocab_size": 96},
         "model": {"size": "tiny", "layers": 1},
-        "batching": {"batch_size": 4, "buckets": 1},
+        "batching": {"batch_size": 2, "buckets": 1},
         "train": {"max_steps": STEPS, "accumulate": 2, "eval_every": 5, "save_every": 4, "log_every": 4, "optim": {"learning_rate": 1e-3}},
         "dvae": {"max_steps": 4, "batch_size": 4, "crop_frames": 32, "eval_every": 0, "save_every": 2},
         # Fixed, whatever this machine has: the number of threads decides the bits.
@@ -65,7 +66,8 @@ def undisturbed(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("undisturbed")
     driver = Driver.create(folder, tree(folder, corpus), 0, 0)
     driver.launch()
-    return result(finish(driver))
+    run = finish(driver)
+    return result(run), run
 
 
 def assert_equal(got, want):
@@ -73,6 +75,18 @@ def assert_equal(got, want):
         assert g[0] == w[0], f"stage {stage + 1}: the ledger differs"
         differs = [k for k in w[1] if g[1].get(k) != w[1][k]]
         assert not differs, f"stage {stage + 1}: {len(differs)} of {len(w[1])} tensors differ: {differs[:5]}"
+
+
+def test_nothing_is_traced_twice(undisturbed):
+    """Over several epochs, short last batches, accumulation and evaluations."""
+    _, run = undisturbed
+    assert run.plan("gpt", "train").batch(run.plan("gpt", "train").step(STEPS, 2).first_g).epoch >= 2
+    for stage in run.stages:
+        records = [json.loads(x) for x in (run.stage_folder(stage) / "metrics.jsonl").read_text().splitlines()]
+        traces = [r["traces"] for r in records if "traces" in r][-1]
+        buckets = range(len(run.plan(stage, "train").buckets))
+        assert {k: n for k, n in traces.items() if k.startswith("micro")} == {f"micro/{b}": 1 for b in buckets}
+        assert set(traces.values()) == {1}
 
 
 @pytest.mark.timeout(400)
@@ -88,7 +102,7 @@ def test_trainer_killed_and_resumed_on_one_core(undisturbed, corpus, tmp_path):
     lines = ledger.read(run.path / "ledger.jsonl")
     assert [x["resumed_from"] for x in lines if "resumed_from" in x] in ([4], [5], [8])
     assert {name: status.read(run.path, name).pid for name in producers} == producers, driver.story("a producer was restarted")
-    assert_equal(result(run), undisturbed)
+    assert_equal(result(run), undisturbed[0])
 
 
 @pytest.mark.timeout(400)
@@ -101,4 +115,4 @@ def test_everything_killed_in_both_stages(undisturbed, corpus, tmp_path):
     driver.wait_for(lambda: driver.step() >= 2, "step 2", 120)
     driver.signal("producer-0", signal.SIGKILL)
     driver.signal("producer-1", signal.SIGKILL)
-    assert_equal(result(finish(driver)), undisturbed)
+    assert_equal(result(finish(driver)), undisturbed[0])

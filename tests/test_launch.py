@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -198,6 +199,24 @@ def test_added_producers_get_names_of_their_own(tmp_path):
     assert third[0] == "producer-extra-0"
     second[2].release()
     third[2].release()
+
+
+def test_a_port_in_use_or_no_port_is_refused_before_anything_starts():
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        port = holder.getsockname()[1]
+        with pytest.raises(BadInput, match=rf"tcp port {port} used by pid {os.getpid()}"):
+            claims.check_bind(f"tcp://127.0.0.1:{port}")
+    claims.check_bind(f"tcp://127.0.0.1:{port}")
+    claims.check_bind("ipc")
+    for address, words in [
+        ("tcp://127.0.0.1:99999", "outside 1..65535"),
+        ("tcp://192.0.2.1:5555", "not an address of this host"),
+        ("x", "expected"),
+    ]:
+        with pytest.raises(BadInput, match=words):
+            claims.check_bind(address)
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,13 @@ def test_c02_a_duration_column_is_never_the_text(tmp_path):
     assert items[6] == Notice(str(tmp_path / "metadata.csv"), "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there")
 
 
+def test_c02_a_constant_last_column_is_suspicious(tmp_path):
+    write_metadata(tmp_path, [f"a{i}|words {i}|anna" for i in range(4)])
+    assert "column 3 is 'anna' in all 4 rows of three; if it is a speaker" in read(tmp_path)[-1].message
+    write_metadata(tmp_path, [f"a{i}|same|same" for i in range(4)])
+    assert len(read(tmp_path)) == 4
+
+
 def test_c02_numbers_that_are_spoken_stay(tmp_path):
     write_metadata(tmp_path, ["a|1984|1984", "b|In 1984|In 1984"])
     assert [i.text for i in read(tmp_path)] == ["1984", "In 1984"]

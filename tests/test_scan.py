@@ -132,7 +132,7 @@ def test_c07_more_than_half_missing_is_bad_input(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 10)
     for i in range(1, 7):
         os.remove(root / f"wavs/c{i:04d}.wav")
-    with pytest.raises(BadInput, match=r"6 of 10 audio files are missing.*metadata.csv:1: c0001: no such audio file; tried /"):
+    with pytest.raises(BadInput, match=r"6 of 10 audio files are missing(?s:.*)metadata.csv:1: no such audio file; tried /"):
         scanned(root)
     assert not (tmp_path / "run.manifest").exists()
 
@@ -372,8 +372,12 @@ print(scan(c, "{tmp_path}/m.sqlite", Tokenizer.train([("one two", "en")], 64, ["
 
 def test_c49_nothing_usable_says_why(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 10, seconds=lambda i: 2.0 if i < 7 else 12.0, text=lambda i: "word " * 60 if i < 7 else "short")
-    with pytest.raises(BadInput, match=r"^0 of 10 usable: text >200 tokens 7, audio >255995 samples 3 \("):
+    with pytest.raises(BadInput, match=r"^0 of 10 usable: text >200 tokens 7, audio >255995 samples 3 \(") as e:
         scanned(root)
+    lines = str(e.value).splitlines()  # there is no manifest to look into, so the rows are in the message
+    assert len(lines) == 11
+    assert lines[1].strip() == f"{root}/metadata.csv:1: 300 text tokens > 200 (id c0001)"
+    assert "12.00 s > 11.61 s" in lines[8]
     assert not (tmp_path / "run.manifest").exists()
 
 

@@ -16,7 +16,7 @@ from common import status
 from common.address import Endpoint
 from common.channel import BatchFailed, LeaseServer
 from common.errors import BadInput
-from common.lease_client import LeaseClient
+from common.lease_client import Lease, LeaseClient, Welcome
 from common.local_channel import LocalHub
 from common.wire import digest
 from producer.arithmetic import ArithmeticMaker, value_of
@@ -55,7 +55,7 @@ class Running:
     def _run(self):
         try:
             self.reason = self.service.run()
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - the test looks at it
             self.error = e
 
     def join(self):
@@ -197,10 +197,12 @@ class WithClips(ArithmeticMaker):
 
 def test_a_clip_that_does_not_decode_is_named_beside_the_batch(world):
     run, server, start = world
-    planned = run.plan("gpt", "train").batch(0)
+    plan = run.plan("gpt", "train")
+    g = next(g for g in range(plan.batches_per_epoch) if plan.num_rows(g) == 4)
+    planned = plan.batch(g)
     good = int(planned.utterances[2])
     write_wav(run.path / "clips" / f"c{good}.wav", sine(22050))
-    open_stage(server, run, 1, [("train", 0)])
+    open_stage(server, run, 1, [("train", g)])
     start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"),))
     ((_, _, arrays, meta),) = take_all(server)
     assert arrays["weights"].tolist() == [0, 0, 1, 0]
@@ -285,6 +287,76 @@ def test_it_says_blocked_while_the_trainer_holds_back_and_ends_with_the_run(worl
     server.close(drain_s=5.0)
     p.thread.join(5)
     assert p.reason == "the run is over"
+
+
+class Script:
+    """A client whose events are written down beforehand; after them it waits in vain."""
+
+    def __init__(self, events, revoked=(), silent_s=0.0):
+        self.events, self.revoked, self.trainer_silent_s = list(events), set(revoked), silent_s
+        self.said, self.sent, self.waits = [], [], 0
+
+    def poll(self, timeout_s):
+        self.waits += timeout_s > 0 and not self.events
+        return self.events.pop(0) if self.events else None
+
+    def is_current(self, lease):
+        return lease.lease not in self.revoked or self.events  # revoked after all have been taken
+
+    def set_status(self, text):
+        if not self.said or self.said[-1] != text:
+            self.said.append(text)
+
+    def ready(self, gen, info):
+        self.said.append("READY")
+
+    def send(self, lease, arrays, meta):
+        self.sent.append(lease.g)
+
+    def bye(self):
+        self.said.append("BYE")
+
+
+def follow(run, script, maker=ArithmeticMaker):
+    service = Service(script, lambda stage: maker(run, stage), None, lambda: script.waits >= 1)
+    assert service.run() == "stop was asked for"
+    return service
+
+
+def lease(g, position):
+    return Lease(1, "train", g, 100 + g, position, 30.0)
+
+
+def test_what_is_needed_soonest_is_made_first_and_what_is_revoked_not_at_all(world):
+    run, _, _ = world
+    script = Script([Welcome(1, {"stage": "gpt"}), lease(3, 9), lease(0, 4), lease(1, 7), lease(2, 5)], revoked=[101])
+    follow(run, script)
+    assert script.sent == [0, 2, 3]
+    assert script.said == ["opening stage gpt", "READY", "ready", "working", "blocked", "BYE"]
+
+
+def test_it_says_what_it_compiles_and_stops_saying_so(world):
+    run, _, _ = world
+
+    class Compiling(ArithmeticMaker):
+        def compiles(self, planned):
+            return planned.g == 0
+
+    script = Script([Welcome(1, {"stage": "gpt"}), lease(0, 0), lease(1, 1)])
+    follow(run, script, Compiling)
+    bucket = run.plan("gpt", "train").bucket_of(0)
+    assert script.said[3:5] == [f"compiling(bucket {bucket})", "working"]
+
+
+@pytest.mark.parametrize(("silent_s", "name", "other"), [(0.5, "blocked", "idle"), (60.0, "idle", "blocked")])
+def test_waiting_is_blocked_with_a_trainer_and_idle_without(world, silent_s, name, other):
+    run, _, _ = world
+    script = Script([Welcome(1, {"stage": "gpt"})], silent_s=silent_s)
+    service = follow(run, script)
+    assert script.said[-2] == name
+    line = service.meter.line(time.monotonic() + 20)
+    assert f"; {other} 0 %" in line
+    assert f"; {name} 0 %" not in line
 
 
 def test_the_line_in_the_log_says_where_time_went(world, caplog):

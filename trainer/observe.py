@@ -127,6 +127,15 @@ class Observer:
         log.info("checkpoint step %d saved in %.2f s", step, seconds)
         self._status.update(phase="training", saved_step=step)
 
+    def traces(self, counts: dict[str, int]) -> None:
+        """How often each compiled function was traced: once, or a shape leaked and costs a compilation at every change."""
+        self._metrics.write(json.dumps({"time": round(time.time(), 3), "traces": dict(sorted(counts.items()))}) + "\n")
+        again = {k: n for k, n in counts.items() if n > 1}
+        if again:
+            log.warning("retraced: %s; every shape should come from the bucket table", again)
+        else:
+            log.info("%d functions compiled, none twice", len(counts))
+
     def close(self) -> None:
         """Flush and close the files."""
         self._metrics.flush()

@@ -29,7 +29,8 @@ class Schedule:
 
     Args:
         total_steps: the last step.
-        eval_every: an evaluation after each multiple; 0: only at epochs' ends.
+        eval_every: an evaluation after each multiple; 0: not by steps.
+        eval_at_epoch_end: an evaluation after each epoch's last step. One follows the last step of all in any case.
         save_every: a checkpoint after each multiple.
     """
 
@@ -39,6 +40,7 @@ class Schedule:
     total_steps: int
     eval_every: int
     save_every: int
+    eval_at_epoch_end: bool = True
     eval_batches: int | None = None
 
     @property
@@ -59,7 +61,9 @@ class Schedule:
         """True if an evaluation follows step s."""
         if not self.num_eval_batches or s == 0:
             return False
-        return self.ends_epoch(s) or s == self.total_steps or (self.eval_every > 0 and s % self.eval_every == 0)
+        if s == self.total_steps or (self.eval_at_epoch_end and self.ends_epoch(s)):
+            return True
+        return self.eval_every > 0 and s % self.eval_every == 0
 
     def save_due(self, s: int) -> bool:
         """True if a checkpoint follows step s, whatever the evaluation said."""

@@ -64,7 +64,10 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             score=stages.SCORES[stage.kind],
             saving=stop.saving,
         )
-        loop.run()
+        try:
+            loop.run()
+        finally:
+            observer.traces(stage.step.trace_counts)
         if name == "dvae":
             stages.publish_dvae(run, stage.step.state_dict()["model"])
         return stage

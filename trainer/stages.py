@@ -37,13 +37,15 @@ class Stage:
 
 def schedule_of(run: RunFolder, stage: str) -> Schedule:
     """A stage's schedule from the run's settings."""
-    c, train = run.config, run.plan(stage, "train")
+    c, train, evaluation = run.config, run.plan(stage, "train"), run.plan(stage, "eval")
+    part = c.dvae if stage == "dvae" else c.train
+    pauses = {"eval_every": part.eval_every, "save_every": part.save_every, "eval_at_epoch_end": part.eval_at_epoch_end}
     if stage == "dvae":
-        return Schedule(train, run.plan(stage, "eval"), 1, c.dvae.max_steps, c.dvae.eval_every, c.dvae.save_every)
+        return Schedule(train, evaluation, 1, c.dvae.max_steps, **pauses)
     total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
     if c.train.max_steps is not None:
         total = min(total, c.train.max_steps)
-    return Schedule(train, run.plan(stage, "eval"), c.train.accumulate, total, c.train.eval_every, c.train.save_every, c.train.eval_batches)
+    return Schedule(train, evaluation, c.train.accumulate, total, **pauses, eval_batches=c.train.eval_batches)
 
 
 def files_of(run: RunFolder, stage: str) -> StageFiles:

@@ -300,7 +300,7 @@ class Sampler:
 def pack_prefixes(
     texts: Sequence[Sequence[int]], dims: GptDims, text_stop_input: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """START t1..tl (STOP) per row, zeros after it -> ids, positions int32 [B, T], lengths int32 [B]; T a multiple of 32 where the table allows.
+    """START t1..tl (STOP) per row, then zeros -> ids, positions int32 [B, T], lengths int32 [B]; T a multiple of 32 if the table allows.
 
     Raises ValueError: no text, an empty one, one of `max_text_tokens` or more, or an id outside the vocabulary.
     """

@@ -29,7 +29,7 @@ from common.xtts.speaker_encoder import SpeakerEncoder
 from common.xtts.split import split_text
 from common.xtts.text import char_limit
 from common.xtts.tokenizer import Tokenizer
-from common.xtts.vocode import griffin_lim
+from common.xtts.vocode import MIN_FRAMES, griffin_lim
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ FADE_SAMPLES = 1024
 MIN_SPEED = 0.05
 
 
-class ReferenceError(ValueError):
+class ReferenceClipError(ValueError):
     """A reference clip that no voice can be made of; says which and why."""
 
 
@@ -115,19 +115,19 @@ class Speech:
 def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
     """A recording (WAV, FLAC, MP3, OGG) as a clip: float32 mono at `sample_rate` in [-1, 1].
 
-    ReferenceError: unreadable, empty, silent, or with samples that are not finite.
+    ReferenceClipError: unreadable, empty, silent, or with samples that are not finite.
     """
     try:
         samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError) as e:
-        raise ReferenceError(f"reference {path}: cannot be read as audio ({e})") from e
+        raise ReferenceClipError(f"reference {path}: cannot be read as audio ({e})") from e
     if not len(samples):
-        raise ReferenceError(f"reference {path}: no samples")
+        raise ReferenceClipError(f"reference {path}: no samples")
     peak = float(np.abs(samples).max())
     if not math.isfinite(peak):
-        raise ReferenceError(f"reference {path}: has samples that are not finite")
+        raise ReferenceClipError(f"reference {path}: has samples that are not finite")
     if peak == 0:
-        raise ReferenceError(f"reference {path}: silent")
+        raise ReferenceClipError(f"reference {path}: silent")
     mono = samples.mean(axis=1) / max(peak, 1.0)
     if rate != sample_rate:
         mono = soxr.resample(mono, rate, sample_rate)
@@ -195,7 +195,7 @@ class Synthesizer:
         self._cond_mel = CondMel(mel_stats, dims.audio)
 
     def voice(self, clips: Sequence[np.ndarray]) -> Voice:
-        """Conditioning latents (and speaker embedding) of one or several clips of a speaker. ReferenceError: too short in all."""
+        """Conditioning latents (and speaker embedding) of one or several clips of a speaker. ReferenceClipError: too short in all."""
         rate, r = self.dims.audio.sample_rate, self.reference
         clips = [np.asarray(clip, np.float32)[: round(r.clip_s * rate)] for clip in clips]
         audio = np.concatenate([*clips, np.zeros(0, np.float32)])[: round(r.total_s * rate)]
@@ -203,7 +203,9 @@ class Synthesizer:
         chunks = [audio[i : i + size] for i in range(0, len(audio), size)]
         chunks = [chunk for chunk in chunks if len(chunk) >= r.min_chunk_s * rate]
         if not chunks:
-            raise ReferenceError(f"the reference is {len(audio) / rate:.2f} s long; at least {r.min_chunk_s} s are needed, 3 s or more are good")
+            raise ReferenceClipError(
+                f"the reference is {len(audio) / rate:.2f} s long; at least {r.min_chunk_s} s are needed, 3 s or more are good"
+            )
         if r.padded:
             chunks = [np.pad(chunk, (0, size - len(chunk))) for chunk in chunks]
         latents = [self.gpt.style_latents(self._cond_mel(tf.constant(chunk[np.newaxis]))) for chunk in chunks]
@@ -221,7 +223,7 @@ class Synthesizer:
         limit, most = char_limit(language), self.dims.gpt.max_text_tokens - 1
         while True:
             pieces = [Piece(part, self.tokenizer.encode(part, language)) for part in split_text(text, language, limit)]
-            if all(len(p.ids) <= most for p in pieces):
+            if limit == 1 or all(len(p.ids) <= most for p in pieces):
                 break
             limit = max(1, limit * 3 // 4)
         if not pieces:
@@ -294,8 +296,9 @@ class Synthesizer:
         return self.from_mel(mel), mel
 
     def from_mel(self, mel: np.ndarray) -> np.ndarray:
-        """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz."""
+        """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz; fewer than 4 frames are made 4."""
         a = self.dims.audio
+        mel = np.pad(mel, ((0, max(0, MIN_FRAMES - len(mel))), (0, 0)), mode="edge")
         return griffin_lim(mel, self.mel_stats, hop=a.hop_samples, win=a.win_samples, sample_rate=a.sample_rate, fmax_hz=a.fmax_hz)
 
 

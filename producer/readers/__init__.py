@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from producer.demo_corpus import make_demo_corpus
 from producer.readers import coqui, ljspeech, vctk
 from producer.readers.row import Item, Notice, Row, RowError, find_metadata, lines
 
 __all__ = ["READERS", "Item", "Notice", "Row", "RowError", "detect"]
 
+
+def _demo(path: Path) -> Iterator[Item]:
+    """The demo corpus, spoken by eSpeak NG into `path` if there is nothing yet."""
+    return coqui.read(make_demo_corpus(path))
+
+
 READERS: dict[str, Callable[[Path], Iterator[Item]]] = {
     "ljspeech": ljspeech.read,
     "coqui": coqui.read,
     "vctk": vctk.read,
+    "demo": _demo,
 }
 
 

@@ -11,6 +11,21 @@ from producer.readers.row import Item, Notice, Row, RowError, audio_candidates, 
 
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,:][0-9]+)*( ?s)?\Z")
 
+_ENOUGH = 3  # rows before a constant column looks odd
+
+
+class _Distinct:
+    """Whether more than one value was seen."""
+
+    def __init__(self):
+        self.first, self.several, self.count = "", False, 0
+
+    def see(self, value: str) -> None:
+        self.count += 1
+        if self.count == 1:
+            self.first = value
+        self.several = self.several or value != self.first
+
 
 def read(path: Path) -> Iterator[Item]:
     """Rows of an LJSpeech folder, or of its metadata file. BadInput: there is no metadata file.
@@ -21,6 +36,7 @@ def read(path: Path) -> Iterator[Item]:
     metadata = find_metadata(path)
     root, file = metadata.parent, str(metadata)
     numeric = rows = 0
+    middle, last = _Distinct(), _Distinct()
     for number, line in lines(metadata):
         if line is None:
             yield not_utf8(metadata, number)
@@ -38,6 +54,12 @@ def read(path: Path) -> Iterator[Item]:
         if len(fields) == 3 and _NUMBER.match(fields[2]) and any(c.isalpha() for c in fields[1]):
             numeric += 1
             text = fields[1]
+        if len(fields) == 3 and fields[2]:
+            middle.see(fields[1])
+            last.see(fields[2])
         yield Row(file, number, fields[0], partial(audio_candidates, root, fields[0]), text)
     if numeric:
         yield Notice(file, f"column 3 looks numeric in {numeric}/{rows} rows; column 2 was taken as the text there")
+    elif last.count >= _ENOUGH and not last.several and middle.several:
+        hint = "if it is a speaker or a language, name the columns in a first line: audio_file|text|speaker_name"
+        yield Notice(file, f"column 3 is {last.first!r} in all {last.count} rows of three; {hint}")
