@@ -1,19 +1,14 @@
 """The producer's loop against the real lease server, in one process, with arithmetic in place of features."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from corpora import sine, write_wav
 from producer_runs import RUN_ID, make_run
 
-from common import status
-from common.address import Endpoint
 from common.channel import BatchFailed, LeaseServer
 from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Welcome
@@ -23,8 +18,6 @@ from producer.arithmetic import ArithmeticMaker, value_of
 from producer.decode import DecodePool
 from producer.maker import BatchError, Clip, without
 from producer.serve import Service
-
-ROOT = Path(__file__).parent.parent
 
 
 def wait_for(condition, seconds=10.0):
@@ -375,43 +368,3 @@ def test_the_same_batch_is_the_same_bytes(world):
     a, b = (ArithmeticMaker(run, "gpt") for _ in range(2))
     for plan, g in (("train", 3), ("eval", 0)):
         assert digest(a.make(a.plan(plan, g), [], []).arrays) == digest(b.make(b.plan(plan, g), [], []).arrays)
-
-
-@contextlib.contextmanager
-def spawned(run, name):
-    """A producer process that has got as far as looking for its trainer."""
-    argv = [sys.executable, "-m", "producer", "--run", str(run.path), "--name", name]
-    p = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(lambda: (s := status.read(run.path, name)) and s.phase != "starting", 30)
-        yield p
-    finally:
-        p.kill()
-        p.communicate()
-
-
-def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(tmp_path):
-    run = make_run(tmp_path / "run", [1.0] * 23, size="arithmetic")
-    addresses = [f"ipc://{tmp_path}/{k}" for k in range(2)]
-    with spawned(run, "p0") as p, spawned(run, "p1") as other:
-        for gen, address in enumerate(addresses, 1):  # the second listens elsewhere
-            server = LeaseServer(address, RUN_ID, 4)
-            Endpoint(address).write(run.endpoint_file)
-            open_stage(server, run, gen, [("train", g) for g in range(5)])
-            assert [d[1] for d in take_all(server)] == list(range(5))
-            if gen == 1:
-                other.terminate()
-                assert other.wait(5) == 143
-                server.close(stop_producers=False)
-        server.close(drain_s=5.0)
-        assert p.wait(5) == 0
-        log = p.stderr.read()
-    assert "leaving: the run is over" in log
-    assert status.read(run.path, "p0").batches >= 5
-    assert status.read(run.path, "p0").exit_code == 0
-
-
-def test_a_folder_that_is_no_run_is_bad_input(tmp_path):
-    p = subprocess.run([sys.executable, "-m", "producer", "--run", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=20)
-    assert p.returncode == 2
-    assert "is not a run folder" in p.stderr

@@ -283,8 +283,18 @@ class _Unpickler(pickle.Unpickler):
         except PthError:
             raise
         except (
-            pickle.UnpicklingError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, AttributeError, LookupError,
-            OSError, OverflowError, MemoryError, RecursionError,
+            pickle.UnpicklingError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+            ValueError,
+            TypeError,
+            AttributeError,
+            LookupError,
+            OSError,
+            OverflowError,
+            MemoryError,
+            RecursionError,
         ) as e:
             raise self._file._damaged(f"its pickle cannot be read ({type(e).__name__}: {e})") from e
 

@@ -63,7 +63,11 @@ def dvae_shapes(d: DvaeDims) -> Shapes:
     shapes |= {**_affine(f"encoder.{2 + n}", (book, w, 1)), **_affine("decoder.0", (w, book, 1))}
     shapes |= {**_affine(f"decoder.{1 + n}.0.conv", (w, w, 3)), **_affine(f"decoder.{2 + n}.0.conv", (h, w, 3))}
     shapes |= _affine(f"decoder.{3 + n}", (d.num_mels, h, 1))
-    return shapes | {"codebook.embed": (book, d.num_codes), "codebook.cluster_size": (d.num_codes,), "codebook.embed_avg": (book, d.num_codes)}
+    return shapes | {
+        "codebook.embed": (book, d.num_codes),
+        "codebook.cluster_size": (d.num_codes,),
+        "codebook.embed_avg": (book, d.num_codes),
+    }
 
 
 def hifigan_shapes(d: VocoderDims) -> Shapes:
@@ -146,7 +150,7 @@ def gpt_dims(shapes: Mapping[str, tuple[int, ...]], said: Mapping[str, int] | No
         perceiver_heads=inner // head_dim,
         perceiver_head_dim=head_dim,
         cond_blocks=_count(shapes, r"conditioning_encoder\.attn\.(\d+)\.norm\.weight"),
-        cond_groups=_norm_groups(width),
+        cond_groups=said.get("cond_groups") or _norm_groups(width),
         num_mels=_size(shapes, "conditioning_encoder.init.weight", 1, 3),
     )
 
