@@ -126,13 +126,13 @@ def scan_command(args: argparse.Namespace) -> int:
     from rich.console import Console as RichConsole
 
     from producer.corpus import read_rows
-    from producer.prepare import _vocabulary as vocabulary
+    from producer.prepare import make_vocabulary
     from producer.scan import scan
 
     config = _config(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
-        tokenizer = vocabulary(config, rows, None, lambda text: None)
+        tokenizer = make_vocabulary(config, rows, None, lambda text: None)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, strict=args.strict, progress=not args.json).report
     if args.json:

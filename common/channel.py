@@ -16,15 +16,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from common import channel_status, leases, wire
+from common import channel_status, lease_records, wire
 from common.address import ChannelError
 from common.keys import ServerKeys
+from common.leases import LeaseBook
 from common.links import MAX_FRAME_BYTES, RECEIVE_AT_ONCE, Received, RouterLink
 
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
 TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
-RELEASE_WAIT_S = 900.0  # a first step may compile for minutes while next() waits in another thread for its release()
+MAX_WAIT_S = 900.0  # of next(), whatever the cause: a first step may compile for minutes before its release()
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
 PROBES_S = (0.0, 0.03, 0.1, 0.3)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
 
@@ -106,7 +107,7 @@ class LeaseServer:
         self._run = wire.check_run_id(run_id)
         self._clock = clock
         self._changed = threading.Condition()  # guards the book
-        self._book = leases.LeaseBook(
+        self._book = LeaseBook(
             window,
             capacity=capacity,
             lease_ttl_s=lease_ttl_s,
@@ -160,7 +161,7 @@ class LeaseServer:
         Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it,
         Stopped within 0.2 s of should_stop(). One thread at a time.
         """
-        start = since = time.monotonic()  # since: the deadline counts while a batch is awaited, not while release() is
+        start = since = time.monotonic()
         with self._changed:
             while True:
                 self._check_alive()
@@ -170,15 +171,15 @@ class LeaseServer:
                     wait_s = time.monotonic() - start
                     return Delivery(item.plan, item.g, data.arrays, data.meta, item.producer, data.digest, wait_s, item.position)
                 item = self._book.head()
-                if item is not None and item.state == leases.FAILED:
+                if item is not None and item.state == lease_records.FAILED:
                     raise BatchFailed(item.plan, item.g, "; ".join(dict.fromkeys(why for _, why in item.nacks)))
                 if self._book.gen and self._book.at_end():
                     return None
                 if should_stop():
                     raise Stopped("told to stop while waiting for a batch")
                 now = time.monotonic()
-                if item is None and self._book.in_state(leases.DELIVERED) and now < start + RELEASE_WAIT_S:
-                    since = now
+                if now < start + MAX_WAIT_S and (item is None or self._book.compiling()):
+                    since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
                 if left <= 0:
                     raise NoData(channel_status.why_no_data(self._book, self.endpoint, timeout_s, self._last_lost))
@@ -202,7 +203,7 @@ class LeaseServer:
         """Batches waiting here now."""
         with self._changed:
             self._check_alive()
-            return self._book.in_state(leases.READY)
+            return self._book.in_state(lease_records.READY)
 
     def stats(self) -> dict[str, Any]:
         """See channel_status.stats; with `bytes` received."""
@@ -247,8 +248,7 @@ class LeaseServer:
                 if now - last > STALL_S:
                     self._book.stalled(now - last)
                 last = now
-                for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
-                    self._on_message(peer_id, run, message, digest_is_right)
+                self._on_messages(messages, right)
                 if len(messages) < RECEIVE_AT_ONCE:  # all that peers have said is read: only now may one be called silent
                     self._book.tick()
                 if disconnected:
@@ -305,6 +305,10 @@ class LeaseServer:
         self._garbage.pop(peer_id, None)
         self._book.peer_lost(peer_id, why)
 
+    def _on_messages(self, messages: list[Received], right: list[bool]) -> None:
+        for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
+            self._on_message(peer_id, run, message, digest_is_right)
+
     def _on_message(self, peer_id: bytes, run: str, message: wire.Message | wire.WireError, digest_is_right: bool) -> None:
         book = self._book
         if isinstance(message, wire.WireError):
@@ -337,7 +341,7 @@ class LeaseServer:
         elif isinstance(message, wire.Nack):
             book.on_nack(peer, message)
 
-    def _greet(self, peer: leases.Peer) -> None:
+    def _greet(self, peer: lease_records.Peer) -> None:
         """WELCOME, at most once a second per generation: a producer may take a minute to answer READY."""
         now = self._clock()
         if self._book.gen == 0 or peer.state == "refused" or (peer.welcomed_gen == self._book.gen and now - peer.welcomed_at < HEARTBEAT_S):
@@ -345,7 +349,7 @@ class LeaseServer:
         peer.welcomed_gen, peer.welcomed_at = self._book.gen, now
         self._book.outbox.append((peer.id, wire.Welcome(self._book.gen, self._welcome)))
 
-    def _refuse(self, peer: leases.Peer, reason: str, run: str) -> None:
+    def _refuse(self, peer: lease_records.Peer, reason: str, run: str) -> None:
         self._book.peer_refused(peer, reason)
         self._link.send(peer.id, run, wire.Refuse(self._book.gen, reason))  # addressed in the producer's own run, or it would not listen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import leases
+from common import lease_records
 from common.leases import LeaseBook
 
 
@@ -28,9 +28,9 @@ def stats(book: LeaseBook) -> dict[str, Any]:
             }
             for peer in book.peers.values()
         ],
-        "leased": book.in_state(leases.LEASED),
-        "buffered": book.in_state(leases.READY),
-        "delivered": book.in_state(leases.DELIVERED),
+        "leased": book.in_state(lease_records.LEASED),
+        "buffered": book.in_state(lease_records.READY),
+        "delivered": book.in_state(lease_records.DELIVERED),
         "released": book.released,
         "buffered_bytes": book.nbytes(),
         "leases": book.counts["lease"],

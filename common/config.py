@@ -20,6 +20,14 @@ from common.xtts.dims import SIZES, ModelDims
 Positive = Annotated[int, Field(ge=1)]
 
 
+def _as_text(value: Any) -> Any:
+    """`data_gpu: 0` and `run: 7` are texts in a file as on the command line."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Word = Annotated[str, BeforeValidator(_as_text)]
+
+
 def _as_sources(value: Any) -> Any:
     """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list of sources."""
     if value is None:
@@ -168,12 +176,12 @@ class Samples(Section):
 class Config(Section):
     """A whole run."""
 
-    run: str = "runs/run"
+    run: Word = "runs/run"
     seed: int = Field(1, ge=0, lt=2**31)
     deterministic: bool | None = None  # null: true on the CPU
     devices: Literal["gpu", "auto"] = "gpu"  # auto: GPUs where there are, else the CPU
-    data_gpu: str | None = None  # "0", "0,2", a UUID, "cpu"; null: chosen
-    model_gpu: str | None = None
+    data_gpu: Word | None = None  # "0", "0,2", a UUID, "cpu"; null: chosen
+    model_gpu: Word | None = None
     jit: bool | None = None  # XLA; null: on GPUs
     gpu_memory_mb: int = Field(0, ge=0)  # the data process's cap where both share a GPU; 0: a sixth of the card
     data: Data = Field(default_factory=Data)

@@ -17,75 +17,16 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
 from common import wire
+from common.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, LeaseRecord, Peer
 
-FREE, LEASED, READY, DELIVERED, FAILED = "free", "leased", "ready", "delivered", "failed"
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 MAX_CAPACITY = 64
 REMEMBERED = 4096  # closed leases and digests kept for late copies
-
-
-@dataclass
-class Item:
-    """One entry of the schedule, from the moment it comes into the window until it is released."""
-
-    position: int
-    plan: str
-    g: int
-    state: str = FREE
-    lease: int | None = None
-    data: wire.Data | None = None
-    producer: str = ""
-    maker: bytes = b""
-    failed_by: bytes | None = None
-    nacks: list[tuple[bytes, str]] = field(default_factory=list)
-    expired: int = 0
-    lost: int = 0
-
-
-@dataclass
-class LeaseRecord:
-    """One credit. outcome: None while outstanding, then accepted, expired, revoked, lost, nacked or bad."""
-
-    id: int
-    item: Item
-    peer: bytes
-    issued: float
-    deadline: float
-    content: bytes | None  # what the bytes may depend on besides (plan, g): the packed `extra`; None once rejected
-    outcome: str | None = None
-
-
-@dataclass
-class Peer:
-    """A producer as the trainer sees it. state: joining (no READY in this generation), ready, frozen (silent too long), refused."""
-
-    id: bytes
-    last_heard: float
-    name: str = ""
-    state: str = "joining"
-    info: dict = field(default_factory=dict)
-    capacity: int = 1
-    leases: dict[int, LeaseRecord] = field(default_factory=dict)
-    status: str = ""
-    busy_since: float | None = None  # start of the current `compiling…` status
-    backoff: int = 0  # k of the strike rule; valid data takes one off
-    backoff_until: float = 0.0
-    strikes: int = 0  # ever
-    produced: int = 0
-    refused: str = ""
-    gen: int = 0  # what it was last welcomed to, by any trainer
-    welcomed_gen: int = 0
-    welcomed_at: float = -1e9
-
-    @property
-    def label(self) -> str:
-        return self.name or self.id.hex()[-8:]
 
 
 class LeaseBook:
@@ -197,7 +138,7 @@ class LeaseBook:
                 peer.state = "frozen"
                 self.event("peer_frozen", peer=peer.label, silent_s=now - peer.last_heard, leases=len(peer.leases))
                 self._free_all(peer, "lost", "silent")
-            if peer.busy_since is not None and now - peer.busy_since <= self.compile_grace_s:
+            if peer.compiling(now, self.compile_grace_s):
                 continue
             late = [record for record in peer.leases.values() if now > record.deadline]
             for record in late:
@@ -391,6 +332,11 @@ class LeaseBook:
             item.failed_by = maker.id
             self._strike(maker, f"rejected: {reason}")
         return True
+
+    def compiling(self) -> bool:
+        """Whether a producer that holds leases is compiling: what is awaited may come late."""
+        now = self.clock()
+        return any(peer.leases and peer.compiling(now, self.compile_grace_s) for peer in self.peers.values())
 
     def in_state(self, *states: str) -> int:
         return sum(item.state in states for item in self._items.values())

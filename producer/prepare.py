@@ -112,7 +112,7 @@ def _keep_machine_settings(config: Config, old: Config) -> Config:
 def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable[[str], None]) -> dict:
     """Fill `aside` with everything a run consists of; returns its identity."""
     rows = read_rows(config)
-    tokenizer = _vocabulary(config, rows, existing, out)
+    tokenizer = make_vocabulary(config, rows, existing, out)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
         config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None
@@ -150,7 +150,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     }
 
 
-def _vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None]) -> Tokenizer:
+def make_vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None]) -> Tokenizer:
+    """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus. BadInput: it cannot be had."""
     options = {"keep_diacritics": not config.text.strip_arabic_diacritics}
     try:
         if config.text.vocab:

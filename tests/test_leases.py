@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from common import wire
-from common.leases import DELIVERED, FREE, LEASED, READY, LeaseBook
+from common.lease_records import DELIVERED, FREE, LEASED, READY
+from common.leases import LeaseBook
 
 WINDOW, TTL, DEAD, GRACE = 4, 10.0, 5.0, 120.0
 
