@@ -2,7 +2,7 @@
 
 Delivery contract of LeaseServer.next(): batches come in the order of the schedule, each exactly once, whatever the number of producers,
 their speed, crashes and restarts. At most `window` batches exist anywhere between the schedule and release(). What a crash of the trainer
-loses is what was not released: the next generation leases it again. See transport.md section 7 and common/leases.py for the rules.
+loses is what was not released: the next generation leases it again. The rules are in common/leases.py.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class LeaseServer:
                 if should_stop():
                     raise Stopped("told to stop while waiting for a batch")
                 now = time.monotonic()
-                if now < start + MAX_WAIT_S and (item is None or self._book.compiling()):
+                if now < start + MAX_WAIT_S and (self._all_delivered() or self._book.compiling()):
                     since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
                 if left <= 0:
@@ -363,7 +363,9 @@ class LeaseServer:
         if error.version is not None and error.version != wire.VERSION and run:
             self._link.send(peer_id, run, wire.Refuse(self._book.gen, str(error)))
 
-    # messages
+    def _all_delivered(self) -> bool:
+        """The whole window is with the trainer: nothing can come before it releases a batch."""
+        return self._book.in_state(lease_records.DELIVERED) == self._book.window
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -7,7 +7,7 @@ the oldest one not yet released and the newest one leased. States of an item:
 
 and back to FREE from LEASED when the lease expires, is refused (NACK), or its peer is lost; from DELIVERED when the trainer rejects it.
 
-Rules (transport.md section 7): C1 item i is leased only while i < released + W. C2 at most `capacity` leases per peer. C3 lowest free item
+Rules: C1 item i is leased only while i < released + W. C2 at most `capacity` leases per peer. C3 lowest free item
 first. C5 an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without strikes go
 first, and the item does not go back to the peer that just failed it while another can take it. C6 only READY makes a peer leasable.
 The first valid data for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.

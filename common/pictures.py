@@ -85,7 +85,7 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
 
     Args:
         hop_s: seconds from frame to frame.
-        note: a line under the title, the spoken text for instance; cut where it is long.
+        note: a line under the title, the spoken text for instance; cut where it is long, left out in scripts that need shaping.
 
     ValueError: no rows, or a mel without frames.
     """
@@ -93,6 +93,7 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
         raise ValueError(f"mels to draw must be [frames > 0, channels], got {[row.mel.shape for row in rows]}")
     longest = max(len(row.mel) for row in rows) * hop_s
     figure = Figure(figsize=(11, 2.0 * len(rows) + 1.1), dpi=DPI, layout="constrained")
+    note = _drawable(note)
     note = note if len(note) <= LONGEST_LABEL else note[: LONGEST_LABEL - 1] + "…"
     figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=11, color=INK)
     low, high = _colour_range([row.mel for row in rows])
@@ -119,11 +120,14 @@ def smoothed(values: Sequence[float], window: int) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
     at = np.arange(len(y))
-    half = window // 2
-    reach = np.minimum(np.minimum(at, len(y) - 1 - at), half)  # symmetric, so that the ends of a slope are not bent
-    begin, end = at - reach, at + reach + 1
+    begin, end = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(y))
     with np.errstate(invalid="ignore"):
         return (sums[end] - sums[begin]) / (counts[end] - counts[begin])
+
+
+def _drawable(text: str) -> str:
+    """The text if the built-in font draws it rightly: Latin, Greek, Cyrillic and their like; else nothing."""
+    return text if all(c < "\u0590" or "\u1e00" <= c < "\u2e80" for c in text) else ""
 
 
 def _draw_panel(ax, panel: Panel) -> None:

@@ -8,8 +8,10 @@ Run as a script, this is a producer or trainer process:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -25,8 +27,10 @@ if __name__ == "__main__":
 
 from common.channel import LeaseServer
 from common.lease_client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
+from common.local_channel import LocalHub
 
 RUN = "00112233445566778899aabbccddeeff"
+WINDOW, CAPACITY = 6, 2
 OFFSETS = {"train": 0, "eval": 1_000_000}
 
 
@@ -142,6 +146,64 @@ def train(server, count: int | None = None, timeout_s: float = 10.0, step_s: flo
         time.sleep(step_s)
         server.release()
     return seen
+
+
+class Channel:
+    """Servers and producers of one test, over one kind of transport; everything is closed at the end, in bounded time."""
+
+    def __init__(self, kind: str, folder: Path):
+        self.kind, self.address = kind, f"ipc://{folder}/channel.sock"
+        self.log = EventLog()
+        self.servers: list[LeaseServer] = []
+        self.clients: list[LeaseClient] = []
+        self.producers: list[Producer] = []
+        self.processes: list[subprocess.Popen] = []
+
+    def serve(self, schedule=None, generation=1, welcome=None, accept=lambda info: None, extra=lambda plan, g: {}, **options):
+        if self.kind == "local":
+            self.hub = options["link"] = LocalHub()
+        options = {"window": WINDOW, "capacity": CAPACITY, "on_event": self.log, **options}
+        server = LeaseServer(self.address, RUN, **options)
+        self.servers.append(server)
+        self.endpoint = Endpoint(server.endpoint)
+        if schedule is not None:
+            server.open(generation, welcome or {}, schedule, accept, extra)
+        return server
+
+    def client(self, name="p0", run=RUN, heartbeat_s=0.2, **options) -> LeaseClient:
+        link = self.hub.link() if self.kind == "local" else None
+        client = LeaseClient(lambda: self.endpoint, run, name, CAPACITY, heartbeat_s=heartbeat_s, link=link, **options)
+        self.clients.append(client)
+        return client
+
+    def producer(self, name="p0", work=None, delay_s=0.0, info=None, **options) -> Producer:
+        producer = Producer(self.client(name, **options), work, delay_s, info)
+        self.producers.append(producer)
+        return producer
+
+    def process(self, name: str, delay_s: float = 0.0) -> subprocess.Popen:
+        """A producer process."""
+        process = subprocess.Popen([sys.executable, __file__, "producer", self.endpoint.address, name, str(delay_s)])
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        start = time.monotonic()
+        for process in self.processes:
+            process.kill()
+            process.wait(5)
+        for producer in self.producers:
+            producer.end()
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.close(drain_s=0.0, stop_producers=False)
+        assert time.monotonic() - start < 8
+        self.log.check(max(s._book.window for s in self.servers), CAPACITY)
+
+
+def train_schedule(count=None):
+    return (("train", g) for g in (itertools.count() if count is None else range(count)))
 
 
 def chain(state: str, digest: str) -> str:

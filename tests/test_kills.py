@@ -1,14 +1,18 @@
 """Whatever is killed, frozen, added, removed or replaced: the folded ledger is exactly the plan, and the weights are bit-equal."""
 
+import json
+import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from common import status
 from common.run import RunFolder
 from tests import chaos
 from tests.arithmetic_runs import assert_exact, settings
 from tests.chaos import Driver, play, random_schedule
 from tests.corpora import make_corpus
+from trainer import ledger
 
 AT_SAVE, AT_EVAL = -1.0, -2.0
 SCHEDULES: dict[str, list[tuple[float, str]]] = {
@@ -69,3 +73,56 @@ def test_the_schedules_did_hurt(outcomes):
     resumed = {name: chaos.resumes(f.result().path) for name, f in outcomes.items()}
     assert sum(bool(r) for r in resumed.values()) >= 10, resumed
     assert len({step for r in resumed.values() for step in r}) >= 5, resumed
+
+
+@pytest.fixture(scope="module")
+def killed_at_50(tmp_path_factory):
+    """A trainer killed at step 50 of stage 2 under two producers, with every lease logged."""
+    root = tmp_path_factory.mktemp("at50")
+    make_corpus(root / "corpus", 41, seconds=0.6)
+    driver = Driver.create(root, settings(root / "run", root / "corpus", producers__count=2, train__max_steps=80), step_ms=10, make_ms=5)
+    driver.env["XTTS_CHANNEL_LOG"] = "1"
+    driver.launch()
+    try:
+        driver.wait_for(lambda: driver.step() >= 50, "step 50")
+        before = driver.producers()
+        driver.signal("trainer", signal.SIGKILL)
+        driver.finish()
+    finally:
+        driver.kill_everything()
+    return driver, before
+
+
+def test_a_killed_trainer_costs_the_producers_nothing(killed_at_50):
+    driver, before = killed_at_50
+    assert {s.name: s.pid for s in status.read_all(driver.run) if s.role == "producer"} == before, driver.story("producers were restarted")
+    lines = ledger.read(driver.run / "ledger.jsonl")
+    at = next(i for i, line in enumerate(lines) if "resumed_from" in line)
+    assert lines[at + 1]["step"] == lines[at]["resumed_from"] + 1
+    assert 45 <= lines[at]["resumed_from"] <= 60
+    assert_exact(RunFolder(driver.run))
+
+
+def test_the_first_batch_comes_within_a_second_of_its_lease(killed_at_50):
+    driver, _ = killed_at_50
+    events = [json.loads(line) for line in (driver.run / "channel.jsonl").read_text().splitlines()]
+    last = max(e["gen"] for e in events)
+    first = {kind: next(e["time"] for e in events if e["gen"] == last and e["kind"] == kind) for kind in ("open", "lease", "data")}
+    assert first["data"] - first["lease"] <= 1.0
+    assert first["open"] <= first["lease"] <= first["data"]
+
+
+def test_the_window_holds(killed_at_50):
+    """Invariant I4: leased − trained never exceeds the window, evaluations included."""
+    driver, _ = killed_at_50
+    window = RunFolder(driver.run).config.transport.high_water_mark
+    ahead = released = 0
+    for line in (driver.run / "channel.jsonl").read_text().splitlines():
+        e = json.loads(line)
+        if e["kind"] == "open":
+            released = 0
+        elif e["kind"] == "release":
+            released = e["position"] + 1
+        elif e["kind"] == "lease":
+            ahead = max(ahead, e["position"] + 1 - released)
+    assert 2 <= ahead <= window

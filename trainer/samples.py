@@ -26,13 +26,14 @@ from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.gpt import Gpt
 from common.xtts.sampling import Generated, SamplingOptions
 from common.xtts.synthesize import ReferenceClipError, ReferenceOptions, Synthesizer, Voice, load_clip
-from common.xtts.text import TextError
+from common.xtts.text import LanguageUnavailable
 from common.xtts.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 # An utterance may take this many times its own codes before it is cut off without STOP.
 LENGTH_FACTOR = 4
+_AUDIO_SUFFIX = re.compile(r"\.(wav|flac|mp3|ogg|opus|m4a)$", re.IGNORECASE)
 ROWS = 4  # spoken at once: bounds the memory of the caches
 # Small models trained on little data repeat codes rightly (silence, long vowels): a penalty would break their speech up.
 OPTIONS = SamplingOptions(repetition_penalty=1.0, temperature=0.7, top_k=30, top_p=0.8, fake_history=False)
@@ -75,12 +76,11 @@ class _Recording:
     mel: np.ndarray
     codes: np.ndarray
     recon: np.ndarray
-    voice: Voice
 
 
 @dataclass(frozen=True)
 class _Line:
-    """Something to say. `limit`: most codes."""
+    """Something to say in the recording's voice. `limit`: most codes. `true`: it is what the recording says."""
 
     name: str
     language: str
@@ -88,45 +88,70 @@ class _Line:
     ids: list[int]
     recording: _Recording
     limit: int
-    true: bool  # it is what the recording says
+    true: bool
+
+
+class SampleMaker:
+    """Speaks a run's samples again and again, with whatever weights `gpt` holds then; compiled functions and recordings are kept.
+
+    `samples.count` held-out utterances, and `samples.texts` in `data.language` (if the vocabulary has it) in the voice of the first
+    utterance of that language. An utterance is cut off at 4 times its own codes, a text of the config at the model's positions; that is
+    logged. An utterance that cannot be read any more is passed over with a warning.
+
+    Args:
+        dvae: its weights no longer change.
+        options, reference: default for models trained from nothing here; imported weights want those of the published XTTS.
+    """
+
+    def __init__(self, run: RunFolder, gpt: Gpt, dvae: Dvae, options: SamplingOptions = OPTIONS, reference: ReferenceOptions | None = None):
+        config = run.config
+        tokenizer = Tokenizer.load(run.path / "vocab.json", keep_diacritics=not config.text.strip_arabic_diacritics)
+        reference = reference or ReferenceOptions.as_trained(run.dims.audio)
+        self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, reference=reference)
+        self._options, self._seed = options, config.seed
+        recordings = _recordings(run, dvae, choose(run.manifest.columns(), config.samples.count))
+        self._lines = [*_own_texts(recordings), *_config_texts(run, self._synthesizer, recordings, options)]
+
+    def make(self, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
+        """Write the files of the present weights into `folder`; equal weights give equal files on the same device.
+
+        `step`, of the weights, goes into the pictures' titles; `board` gets the sounds and pictures too.
+        """
+        if not self._lines:
+            log.info("no samples: samples.count is 0, or no utterance could be read")
+            return []
+        folder.mkdir(parents=True, exist_ok=True)
+        recordings = {id(line.recording): line.recording for line in self._lines}
+        voices = {key: self._synthesizer.voice([r.wav]) for key, r in recordings.items()}
+        voices = [voices[id(line.recording)] for line in self._lines]
+        infos = []
+        for line, voice, generated in zip(self._lines, voices, self._speak(voices), strict=True):
+            infos.append(_write(self._synthesizer, line, voice, generated, folder, step, board))
+        write_atomically(folder / "samples.json", json.dumps([asdict(i) for i in infos], ensure_ascii=False, indent=1) + "\n")
+        return infos
+
+    def _speak(self, voices: list[Voice]) -> list[Generated]:
+        """Codes of all lines, a few rows at a time; a line's draws depend on the run's seed and its own number alone."""
+        out: list[Generated] = []
+        for first in range(0, len(self._lines), ROWS):
+            some = self._lines[first : first + ROWS]
+            latents = np.concatenate([voice.latents for voice in voices[first : first + ROWS]])
+            seeds = [(self._seed, first + i) for i in range(len(some))]
+            limits = [line.limit for line in some]
+            out += self._synthesizer.sampler.generate_batch(latents, [line.ids for line in some], self._options, seeds, limits)
+        for line, generated in zip(self._lines, out, strict=True):
+            if not generated.stopped:
+                log.warning("sample %s: no STOP within %d codes; cut off", line.name, len(generated.codes))
+            elif not len(generated.codes):
+                log.warning("sample %s: the model stopped at once, nothing was said", line.name)
+        return out
 
 
 def make_samples(
-    run: RunFolder,
-    gpt: Gpt,
-    dvae: Dvae,
-    folder: Path,
-    step: int,
-    board: Board | None = None,
-    options: SamplingOptions = OPTIONS,
-    reference: ReferenceOptions | None = None,
+    run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None, options: SamplingOptions = OPTIONS
 ) -> list[SampleInfo]:
-    """Speak `samples.count` held-out utterances and `samples.texts`; the same weights give the same files on the same device.
-
-    An utterance is cut off at 4 times its own codes, a text of the config at the model's positions. The texts are said in
-    `data.language` (if the vocabulary has it) in the voice of the first utterance of that language. An utterance that cannot be read
-    any more is passed over with a warning.
-
-    Args:
-        step: of the weights, for the pictures' titles and the board.
-        board: gets the sounds and pictures too.
-        options, reference: default for models trained from nothing here; imported weights want those of the published XTTS.
-    """
-    config = run.config
-    tokenizer = Tokenizer.load(run.path / "vocab.json", keep_diacritics=not config.text.strip_arabic_diacritics)
-    reference = reference or ReferenceOptions.as_trained(run.dims.audio)
-    synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, reference=reference)
-    recordings = _recordings(run, synthesizer, choose(run.manifest.columns(), config.samples.count))
-    if not recordings:
-        log.info("no samples: samples.count is 0 or no utterance could be read")
-        return []
-    lines = [*_own_texts(recordings), *_config_texts(run, synthesizer, recordings, options)]
-    folder.mkdir(parents=True, exist_ok=True)
-    infos = []
-    for line, generated in zip(lines, _spoken(synthesizer, lines, options, config.seed), strict=True):
-        infos.append(_write(synthesizer, line, generated, folder, step, board))
-    write_atomically(folder / "samples.json", json.dumps([asdict(i) for i in infos], ensure_ascii=False, indent=1) + "\n")
-    return infos
+    """`SampleMaker.make`, once."""
+    return SampleMaker(run, gpt, dvae, options).make(folder, step, board)
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
@@ -153,21 +178,20 @@ def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
     return chosen
 
 
-def _recordings(run: RunFolder, synthesizer: Synthesizer, ids: list[int]) -> list[_Recording]:
+def _recordings(run: RunFolder, dvae: Dvae, ids: list[int]) -> list[_Recording]:
     mel_of, audio, found = DvaeMel(run.mel_stats, run.dims.audio), run.dims.audio, []
     for utterance in run.manifest.utterances(ids):
         try:
             wav = load_clip(utterance.path, audio.sample_rate)
-            voice = synthesizer.voice([wav])
         except ReferenceClipError as e:
             log.warning("no sample of %s: %s", utterance.name, e)
             continue
         mel = mel_of(tf.constant(wav[np.newaxis]))[0].numpy()
         whole = -(-len(wav) // audio.samples_per_code) * audio.samples_per_code
         padded = np.pad(wav, (0, whole - len(wav) + audio.pad_samples))
-        codes = clip_codes(synthesizer.dvae, mel_of, tf.constant(padded[np.newaxis]))
-        recon = synthesizer.dvae.decode(codes)[0, : len(mel)].numpy()
-        found.append(_Recording(utterance, wav, mel, codes[0].numpy(), recon, voice))
+        codes = clip_codes(dvae, mel_of, tf.constant(padded[np.newaxis]))
+        recon = tf.cast(dvae.decode(codes), tf.float32)[0, : len(mel)].numpy()
+        found.append(_Recording(utterance, wav, mel, codes[0].numpy(), recon))
     return found
 
 
@@ -183,6 +207,8 @@ def _own_texts(recordings: list[_Recording]) -> list[_Line]:
 
 
 def _config_texts(run: RunFolder, synthesizer: Synthesizer, recordings: list[_Recording], options: SamplingOptions) -> list[_Line]:
+    if not recordings:
+        return []
     language = run.config.data.language
     if language not in synthesizer.tokenizer.languages:
         language = recordings[0].utterance.language
@@ -191,7 +217,7 @@ def _config_texts(run: RunFolder, synthesizer: Synthesizer, recordings: list[_Re
     for i, text in enumerate(run.config.samples.texts):
         try:
             pieces = synthesizer.pieces(text, language)
-        except (TextError, ValueError) as e:
+        except (ValueError, LanguageUnavailable) as e:
             log.warning("samples.texts[%d] is passed over: %s", i, e)
             continue
         for k, piece in enumerate(pieces):
@@ -200,25 +226,11 @@ def _config_texts(run: RunFolder, synthesizer: Synthesizer, recordings: list[_Re
     return lines
 
 
-def _spoken(synthesizer: Synthesizer, lines: list[_Line], options: SamplingOptions, seed: int) -> list[Generated]:
-    """Codes of all lines, a few rows at a time; a line's draws depend on the run's seed and its own number alone."""
-    out = []
-    for first in range(0, len(lines), ROWS):
-        some = lines[first : first + ROWS]
-        latents = np.concatenate([line.recording.voice.latents for line in some])
-        seeds = [(seed, first + i) for i in range(len(some))]
-        out += synthesizer.sampler.generate_batch(latents, [line.ids for line in some], options, seeds, [line.limit for line in some])
-    for line, generated in zip(lines, out, strict=True):
-        if not generated.stopped:
-            log.warning("sample %s: no STOP within %d codes; cut off", line.name, len(generated.codes))
-        elif not len(generated.codes):
-            log.warning("sample %s: the model stopped at once, nothing was said", line.name)
-    return out
-
-
-def _write(synthesizer: Synthesizer, line: _Line, generated: Generated, folder: Path, step: int, board: Board | None) -> SampleInfo:
+def _write(
+    synthesizer: Synthesizer, line: _Line, voice: Voice, generated: Generated, folder: Path, step: int, board: Board | None
+) -> SampleInfo:
     r, rate = line.recording, synthesizer.sample_rate
-    wav, mel = synthesizer.sound(generated, r.voice)
+    wav, mel = synthesizer.sound(generated, voice)
     sounds = {"synth": wav} if len(wav) else {}
     rows = [MelRow("spoken", mel * synthesizer.mel_stats)] if len(wav) else []
     if line.true:
@@ -257,5 +269,5 @@ def _write(synthesizer: Synthesizer, line: _Line, generated: Generated, folder: 
 
 
 def _file_name(text: str) -> str:
-    """Letters, digits, dot, dash and underscore; the last 60 of them."""
-    return re.sub(r"[^\w.-]+", "_", Path(text).name)[-60:]
+    """An utterance's id in letters, digits, dot, dash and underscore, without folder and audio suffix; the last 60 of them."""
+    return re.sub(r"[^\w.-]+", "_", _AUDIO_SUFFIX.sub("", text.replace("\\", "/").rpartition("/")[2]))[-60:]

@@ -124,9 +124,10 @@ def table(summary: dict) -> Table:
     out.add_column("")
     for figures in summary["stages"].values():
         out.add_column(figures["title"], justify="right")
-    rows = [dict(_rows(figures)) for figures in summary["stages"].values()]
-    for name in dict.fromkeys(name for row in rows for name in row):
-        out.add_row(name, *(row.get(name, "") for row in rows))
+    parts = [(dict(_learnt(figures)), dict(_ran(figures))) for figures in summary["stages"].values()]
+    for rows in zip(*parts, strict=True):  # what each stage learnt, then what all stages have
+        for name in dict.fromkeys(name for row in rows for name in row):
+            out.add_row(name, *(row.get(name, "") for row in rows))
     return out
 
 
@@ -134,17 +135,15 @@ def lines(summary: dict) -> list[str]:
     """The figures as plain lines, for a log or a pipe."""
     out = []
     for figures in summary["stages"].values():
-        rows = _rows(figures)
+        rows = [*_learnt(figures), *_ran(figures)]
         width = max(len(name) for name, _ in rows)
         out += [figures["title"], *(f"  {name:{width}}  {value}" for name, value in rows)]
     return out
 
 
-def _rows(figures: dict) -> list[tuple[str, str]]:
+def _learnt(figures: dict) -> list[tuple[str, str]]:
     name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[figures["judged_by"]]
-    skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
     rows = [
-        ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
         (f"{name}, mean of the first {ENDS} steps", _number(figures["first"])),
         (f"{name}, mean of the last {ENDS} steps", f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)"),
         (f"held-out {name}", f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step {figures['eval_best_step']})"),
@@ -157,14 +156,19 @@ def _rows(figures: dict) -> list[tuple[str, str]]:
         rows.append(("reconstruction error against it", _lower(figures["below_mean_mel"])))
         used = f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']} ({_percent(figures['codebook_share'])})"
         rows.append(("codebook perplexity", used))
-    rows += [
+    return rows
+
+
+def _ran(figures: dict) -> list[tuple[str, str]]:
+    skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
+    return [
+        ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
         ("utterances/s, last half", _number(figures["utterances_per_s"])),
         ("ms/step, median of the last half", _number(figures["step_ms"])),
         ("waiting for data, last half", _percent(figures["data_wait"])),
         ("quarantined utterances", str(figures["quarantined"])),
         ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
     ]
-    return rows
 
 
 def _number(value: float | None) -> str:

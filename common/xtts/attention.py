@@ -1,13 +1,15 @@
 """Attention, in the one form that every network here uses.
 
 Shapes: B batch, T query time, S key time, H heads, D head width. Scores and softmax are at least float32 whatever the compute dtype.
-`causal_attention` is the seam for a fused kernel: training calls nothing else.
+Without a mask, or with causality alone, and without dropout, `Kernels.attention` may put cuDNN's fused kernel in their place.
 """
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from common.xtts import kernels
+from common.xtts.fused_attention import fits, fused_attention
 from common.xtts.layers import dims_of, dropout, statistics_dtype
 
 
@@ -36,6 +38,8 @@ def attention(
 
     Masked scores become the lowest finite number, not -inf: a query that sees no key gets an even mixture instead of NaN.
     """
+    if mask is None and _fused(q_BTHD, k_BSHD, dropout_rate, seed):
+        return fused_attention(q_BTHD, k_BSHD, v_BSHD, causal=False)
     scores = tf.einsum("bthd,bshd->bhts", q_BTHD, k_BSHD) * tf.cast(q_BTHD.shape[-1] ** -0.5, q_BTHD.dtype)
     scores = tf.cast(scores, statistics_dtype(scores))
     if mask is not None:
@@ -57,9 +61,16 @@ def causal_attention(
 
     Contiguous rows need no key mask; `key_mask_BT` (True = visible) exists for the original's layout, which masks text in the middle.
     """
+    if key_mask_BT is None and _fused(q_BTHD, k_BTHD, dropout_rate, seed):
+        return fused_attention(q_BTHD, k_BTHD, v_BTHD, causal=True)
     num_positions = dims_of(q_BTHD)[1]
     position = tf.range(num_positions)
     mask = position[:, tf.newaxis] >= position[tf.newaxis, :]
     if key_mask_BT is not None:
         mask = mask & tf.cast(key_mask_BT, tf.bool)[:, tf.newaxis, tf.newaxis, :]
     return attention(q_BTHD, k_BTHD, v_BTHD, mask=mask, dropout_rate=dropout_rate, seed=seed)
+
+
+def _fused(q: tf.Tensor, k: tf.Tensor, dropout_rate: float, seed: tf.Tensor | None) -> bool:
+    without_dropout = seed is None or dropout_rate == 0.0
+    return kernels.current().attention == "cudnn" and without_dropout and fits(q, k)

@@ -22,6 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from common.xtts import kernels
+
 # An initialiser fills a shape from a generator. The distributions used are i.i.d., so layout does not matter.
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 # "parity": decayed by Coqui's grouping only (perceiver latents and gamma, by accident of their names).
@@ -227,6 +229,8 @@ class LayerNorm(Block):
 
     def call(self, x):
         """x [..., C] -> same shape and dtype."""
+        if kernels.current().lean:
+            return kernels.layer_norm(x, tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias), self.eps)
         wide = tf.cast(x, statistics_dtype(x))
         centred = wide - tf.reduce_mean(wide, -1, keepdims=True)
         scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + self.eps)
@@ -246,6 +250,8 @@ class GroupNorm(Block):
 
     def call(self, x):
         """x [B, T, C] -> same shape and dtype."""
+        if kernels.current().lean:
+            return kernels.group_norm(x, tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias), self.groups, self.eps)
         shape = dims_of(x)
         wide = tf.cast(x, statistics_dtype(x))
         wide = tf.reshape(wide, [*shape[:-1], self.groups, shape[-1] // self.groups])
@@ -266,13 +272,17 @@ class Embedding(Block):
         return tf.cast(lookup(tf.convert_to_tensor(self.weight), ids), self.compute_dtype)
 
 
-@tf.custom_gradient
-def lookup(table_VC: tf.Tensor, ids: tf.Tensor):
+def lookup(table_VC: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Rows of `table_VC` at `ids` [...] -> [..., C]. Ids must be in [0, V).
 
     The gradient is a product with the one-hot ids, not a scatter: a scatter-add's order, and so its bits, vary on GPUs. It costs
-    less than a head's weight gradient.
+    less than a head's weight gradient. `Kernels.embedding_grad` can ask for the scatter.
     """
+    return kernels.lookup_scatter(table_VC, ids) if kernels.current().embedding_grad == "scatter" else _lookup_matmul(table_VC, ids)
+
+
+@tf.custom_gradient
+def _lookup_matmul(table_VC: tf.Tensor, ids: tf.Tensor):
 
     def grad(d_out):
         num_ids, width = table_VC.shape
@@ -301,5 +311,7 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
     """Zero a fraction `rate` of `x` and scale the rest by 1/(1 - rate); the mask depends on `seed` int32[2] and the shape alone."""
     if seed is None or rate == 0.0:
         return x
+    if kernels.current().dropout == "hash":
+        return kernels.hash_dropout(x, rate, seed)
     kept = tf.random.stateless_uniform(tf.shape(x), seed, dtype=tf.float32) >= rate
     return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))

@@ -1,0 +1,206 @@
+"""Which implementation of an operation a network is traced with: the plain ones everywhere, or the ones made for XLA on a GPU.
+
+The plain ones are the definition. The others compute the same function and differ in what they cost: they keep for the backward pass
+only what it cannot recompute inside a fusion, and reduce in an order that XLA has fast code for. Their gradients are written out.
+The choice is in force while a function is traced (`with use(kernels):`), so that no constructor has to hand it down.
+
+Shapes: B batch, T time, C channels, G groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal
+
+import tensorflow as tf
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """`PLAIN` is the default; `FAST` is for bfloat16 on GPUs."""
+
+    attention: Literal["plain", "cudnn"] = "plain"
+    dropout: Literal["stateless", "hash"] = "stateless"  # TensorFlow's generator, or a hash of each element's index
+    lean: bool = False  # norms, GELU and cross-entropy with written-out gradients; heads padded to whole tiles
+    embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs
+
+
+PLAIN = Kernels()
+FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter")
+
+_current: ContextVar[Kernels] = ContextVar("kernels", default=PLAIN)
+
+
+def current() -> Kernels:
+    """The choice in force."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def use(kernels: Kernels) -> Iterator[None]:
+    """Trace with `kernels` inside the block; gradients taken inside it too."""
+    token = _current.set(kernels)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------------------
+
+
+def kept(shape: tuple[int, ...], rate: float, seed: tf.Tensor) -> tf.Tensor:
+    """A bool mask of a static shape, True with probability 1 - rate: a pure function of `seed` int32[2] and the shape, in integer
+    arithmetic alone, so the same bits on every device and in every compile mode.
+
+    Each element hashes its own index (the mixer `triple32` of Wellons' hash prospector, one key before and one between its rounds):
+    XLA computes it where the mask is used and stores nothing, while a counter-based generator writes its numbers to memory first.
+    """
+    size = 1
+    for dim in shape:
+        size *= dim
+    if size >= 2**32:
+        raise ValueError(f"dropout mask of {size} elements: the hash tells only 2^32 apart")
+    row_len = shape[-1]
+    rows = tf.range(size // row_len, dtype=tf.int32)[:, tf.newaxis] * row_len
+    # Two short ranges, broadcast: one long one would be folded into a constant of the mask's size.
+    x = tf.bitcast(rows + tf.range(row_len, dtype=tf.int32)[tf.newaxis, :], tf.uint32)
+    first, second = tf.unstack(tf.bitcast(seed, tf.uint32))
+    x = _mix(x + first, 17, 0xED5AD4BB)
+    x = _mix(x, 11, 0xAC4C1B51)
+    x = _mix(x ^ second, 15, 0x31848BAB)
+    x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(14, tf.uint32)))
+    return tf.reshape(x >= tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32), shape)
+
+
+def _mix(x: tf.Tensor, shift: int, factor: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32))) * tf.constant(factor, tf.uint32)
+
+
+def hash_dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
+    """Dropout whose mask is computed again in the backward pass."""
+    shape = tuple(x.shape)
+
+    @tf.custom_gradient
+    def apply(x):
+        def masked(y):
+            return tf.where(kept(shape, rate, seed), y * tf.cast(1 / (1 - rate), y.dtype), tf.zeros([], y.dtype))
+
+        return masked(x), masked
+
+    return apply(x)
+
+
+# -- norms, activation ------------------------------------------------------------------------------------------------------------
+
+
+@tf.custom_gradient
+def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float):
+    """As `layers.LayerNorm`: x [..., C] any float dtype, weight and bias float32 [C]. Keeps x and two numbers per position."""
+    wide = tf.cast(x, tf.float32)
+    mean = tf.reduce_mean(wide, -1, keepdims=True)
+    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide - mean), -1, keepdims=True) + eps)
+
+    def grad(dy):
+        normed = (tf.cast(x, tf.float32) - mean) * scale
+        g = tf.cast(dy, tf.float32)
+        gw = g * weight
+        dx = scale * (gw - tf.reduce_mean(gw, -1, keepdims=True) - normed * tf.reduce_mean(gw * normed, -1, keepdims=True))
+        leading = list(range(x.shape.rank - 1))
+        return tf.cast(dx, x.dtype), tf.reduce_sum(g * normed, leading), tf.reduce_sum(g, leading), None
+
+    return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
+
+
+@tf.custom_gradient
+def group_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, groups: int, eps: float):
+    """As `layers.GroupNorm`: x [B, T, C], weight and bias float32 [C].
+
+    Sums go over time first, per channel, then over a group's few channels: XLA has no fast code for both axes at once.
+    """
+    _, num_frames, num_channels = x.shape
+
+    def spread(per_channel_BC):
+        """Means over (time, a group's channels) of what was summed over time, handed back to each channel: [B, C] -> [B, 1, C]."""
+        grouped = tf.reshape(per_channel_BC, [-1, groups, num_channels // groups])
+        means = tf.reduce_sum(grouped, -1, keepdims=True) / (num_frames * num_channels // groups)
+        return tf.reshape(tf.broadcast_to(means, tf.shape(grouped)), [-1, 1, num_channels])
+
+    wide = tf.cast(x, tf.float32)
+    mean = spread(tf.reduce_sum(wide, 1))
+    scale = tf.math.rsqrt(spread(tf.reduce_sum(tf.square(wide - mean), 1)) + eps)
+
+    def grad(dy):
+        normed = (tf.cast(x, tf.float32) - mean) * scale
+        g = tf.cast(dy, tf.float32)
+        sum_g, sum_gx = tf.reduce_sum(g, 1), tf.reduce_sum(g * normed, 1)  # [B, C]
+        dx = scale * (g * weight - spread(sum_g * weight) - normed * spread(sum_gx * weight))
+        return tf.cast(dx, x.dtype), tf.reduce_sum(sum_gx, 0), tf.reduce_sum(sum_g, 0), None, None
+
+    return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
+
+
+_GELU_A, _GELU_B = 0.7978845608028654, 0.044715  # sqrt(2 / pi)
+
+
+@tf.custom_gradient
+def gelu_tanh(x: tf.Tensor):
+    """GELU in the tanh approximation, computed in float32. Keeps x alone."""
+    wide = tf.cast(x, tf.float32)
+
+    def grad(dy):
+        wide = tf.cast(x, tf.float32)
+        square = tf.square(wide)
+        tanh = tf.tanh(_GELU_A * wide * (1 + _GELU_B * square))
+        slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - tf.square(tanh)) * _GELU_A * (1 + 3 * _GELU_B * square)
+        return tf.cast(tf.cast(dy, tf.float32) * slope, x.dtype)
+
+    return tf.cast(0.5 * wide * (1 + tf.tanh(_GELU_A * wide * (1 + _GELU_B * tf.square(wide)))), x.dtype), grad
+
+
+# -- embedding, cross-entropy ------------------------------------------------------------------------------------------------------
+
+
+@tf.custom_gradient
+def lookup_scatter(table_VC: tf.Tensor, ids: tf.Tensor):
+    """As `layers.lookup`; the gradient adds rows up in float32, in no fixed order."""
+
+    def grad(d_out):
+        num_ids, width = table_VC.shape
+        rows = tf.reshape(tf.cast(d_out, tf.float32), [-1, width])
+        return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), num_ids), table_VC.dtype), None
+
+    return tf.gather(table_VC, ids), grad
+
+
+def cross_entropy_sum(logits: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor, num_classes: int) -> tf.Tensor:
+    """Σ weights · −log softmax(logits)[targets], scalar float32, over logits [..., V] of any float dtype.
+
+    targets int32[...] in [0, num_classes), weights float32[...]; classes from num_classes to V are padding. One number per position
+    is kept beside the logits, and the gradient comes in their dtype.
+    """
+
+    @tf.custom_gradient
+    def summed(logits):
+        classes = tf.range(logits.shape[-1])
+        is_target = classes == targets[..., tf.newaxis]
+
+        def wide():
+            x = tf.cast(logits, tf.float32)
+            return x if num_classes == logits.shape[-1] else tf.where(classes < num_classes, x, -1e30)
+
+        x = wide()
+        top = tf.reduce_max(x, -1, keepdims=True)
+        log_sum = tf.math.log(tf.reduce_sum(tf.exp(x - top), -1, keepdims=True)) + top
+        picked = tf.reduce_sum(tf.where(is_target, x, 0.0), -1)
+
+        def grad(d_sum):
+            p = tf.exp(wide() - log_sum)
+            return tf.cast((p - tf.cast(is_target, tf.float32)) * (weights * d_sum)[..., tf.newaxis], logits.dtype)
+
+        return tf.reduce_sum((log_sum[..., 0] - picked) * weights), grad
+
+    return summed(logits)

@@ -1,0 +1,208 @@
+"""Every way a producer can go wrong: killed, frozen, idle, refusing, hostile."""
+
+import itertools
+import os
+import signal
+import time
+
+import channel_bench as cb
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from common import wire
+from common.channel import BatchFailed
+
+
+@pytest.fixture(params=["ipc", "local"])
+def channel(request, tmp_path):
+    c = cb.Channel(request.param, tmp_path)
+    yield c
+    c.close()
+
+
+@pytest.fixture
+def ipc(tmp_path):
+    c = cb.Channel("ipc", tmp_path)
+    yield c
+    c.close()
+
+
+def test_a_killed_producers_batches_are_made_by_another_within_a_second(ipc):
+    server = ipc.serve(cb.train_schedule())
+    victim = ipc.process("victim", delay_s=30)
+    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
+    ipc.producer("other")
+    cb.wait_until(lambda: server.stats()["buffered"] == cb.WINDOW - cb.CAPACITY)
+    victim.kill()
+    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 2.0  # measured 0.05 s; the box may be busy
+    assert cb.train(server, 20, timeout_s=1.0) == [("train", g) for g in range(20)]
+    assert server.stats()["lease_ends"]["lost"] == cb.CAPACITY
+
+
+def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
+    server = ipc.serve(cb.train_schedule(), dead_after_s=1.0)
+    frozen = ipc.process("frozen", delay_s=0.05)
+    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
+    frozen.send_signal(signal.SIGSTOP)
+    ipc.producer("other")
+    start = time.monotonic()
+    assert cb.train(server, 30, timeout_s=3.0) == [("train", g) for g in range(30)]
+    assert time.monotonic() - start < 2.5
+    assert ipc.log.of("peer_frozen", peer="frozen")
+    assert not ipc.log.of("strike")
+    frozen.send_signal(signal.SIGCONT)
+    cb.wait_until(lambda: [p["state"] for p in server.stats()["peers"]] == ["ready", "ready"])
+    produced = {p["name"]: p["produced"] for p in server.stats()["peers"]}
+    cb.wait_until(
+        lambda: cb.train(server, 1) and {p["name"]: p["produced"] for p in server.stats()["peers"]}["frozen"] > produced["frozen"]
+    )
+
+
+def test_a_live_but_idle_producer_costs_strikes_but_no_livelock(channel):
+    server = channel.serve(cb.train_schedule(60), lease_ttl_s=0.2)
+    channel.producer("idle", work=lambda client, lease: None)
+    channel.producer("good")
+    start = time.monotonic()
+    assert len(cb.train(server)) == 60
+    assert time.monotonic() - start < 8
+    assert {e["peer"] for e in channel.log.of("strike")} == {"idle"}
+
+
+def test_a_lease_may_take_long_while_its_producer_compiles(channel):
+    def compile_first(client, lease):
+        if lease.g == 0:
+            client.set_status("compiling(0)")
+            time.sleep(1.0)
+            client.set_status("working")
+        client.send(lease, cb.make(lease))
+
+    server = channel.serve(cb.train_schedule(10), lease_ttl_s=0.3)
+    channel.producer("p", work=compile_first)
+    cb.wait_until(lambda: [p["status"] for p in server.stats()["peers"]] == ["compiling(0)"])
+    assert len(cb.train(server)) == 10
+    assert not channel.log.of("strike")
+
+
+def test_the_deadline_for_data_does_not_run_while_a_producer_compiles(channel):
+    def compile_first(client, lease):
+        client.set_status("compiling(0)" if lease.g == 0 else "working")
+        time.sleep(1.0 if lease.g == 0 else 0.0)
+        client.send(lease, cb.make(lease))
+
+    server = channel.serve(cb.train_schedule(10))
+    channel.producer("p", work=compile_first)
+    cb.wait_until(lambda: [p["status"] for p in server.stats()["peers"]] == ["compiling(0)"])
+    assert len(cb.train(server, timeout_s=0.4)) == 10
+
+
+def test_heartbeats_go_on_while_the_producer_computes(channel):
+    def busy(client, lease):
+        until = time.monotonic() + (1.5 if lease.g == 0 else 0)
+        while time.monotonic() < until:
+            sum(range(1000))
+        client.send(lease, cb.make(lease))
+
+    server = channel.serve(cb.train_schedule(4), dead_after_s=1.0)
+    channel.producer("p", work=busy)
+    assert len(cb.train(server)) == 4
+    assert not channel.log.of("peer_frozen")
+
+
+def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
+    def suspend(plan, g):
+        time.sleep(3.0 if g == cb.WINDOW else 0.0)
+        return {}
+
+    server = ipc.serve(cb.train_schedule(20), dead_after_s=1.0, extra=suspend)
+
+    def work(client, lease):
+        time.sleep(1.5 if lease.g in (1, 2) else 0.0)
+        client.send(lease, cb.make(lease))
+
+    p = ipc.producer("p", work=work, heartbeat_s=0.002)  # 750 heartbeats fill all that lies between before batch 1 is sent
+    assert len(cb.train(server)) == 20
+    assert server.stats()["lease_ends"] == {"accepted": 20}
+    assert p.client.counts["sent"] == 20
+    assert not ipc.log.of("peer_frozen")
+
+
+def test_a_late_copy_is_dropped_and_a_different_one_reported(channel):
+    def twice(client, lease):
+        client.send(lease, cb.make(lease))
+        arrays = cb.make(lease)
+        arrays["filler"] = arrays["filler"] + (lease.g == 5)
+        client.send(lease, arrays)
+
+    server = channel.serve(cb.train_schedule(20))
+    channel.producer("p", work=twice)
+    assert len(cb.train(server)) == 20
+    cb.wait_until(lambda: server.stats()["duplicates"] == 20)
+    [mismatch] = channel.log.of("digest_mismatch")
+    assert mismatch["g"] == 5
+    assert server.stats()["digest_mismatches"] == 1
+
+
+def test_a_batch_nobody_can_make_is_named_after_those_before_it_were_delivered(channel):
+    def refuse_three(client, lease):
+        if lease.g == 3:
+            client.nack(lease, "clip 17 is gone")
+        else:
+            client.send(lease, cb.make(lease))
+
+    server = channel.serve(cb.train_schedule())
+    for name in ("a", "b"):
+        channel.producer(name, work=refuse_three)
+    assert cb.train(server, 3) == [("train", 0), ("train", 1), ("train", 2)]
+    with pytest.raises(BatchFailed, match="batch train 3 cannot be made: .*clip 17 is gone") as caught:
+        server.next(5.0)
+    assert (caught.value.plan, caught.value.g) == ("train", 3)
+
+
+def test_hostile_traffic_changes_nothing(ipc):
+    server = ipc.serve(cb.train_schedule(150), generation=7)
+    ipc.producer("good", delay_s=0.002)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.connect(ipc.address)
+    arrays = {"numbers": np.zeros(4, np.int32)}
+    right = wire.digest(arrays)
+    bad = [
+        [b""],
+        [b"", b"", b""],
+        [b"\x80\x04\x95pickle"],
+        [os.urandom(300), os.urandom(5000)],
+        [msgpack.packb([])],
+        [b"x"] * 60,
+        wire.encode(cb.RUN, wire.Data(6, "train", 5, 1, right, {}, arrays)),  # an old generation
+        wire.encode(cb.RUN, wire.Data(7, "train", 5, 99999, right, {}, arrays)),  # a lease nobody has
+        *(wire.encode(cb.RUN, wire.Data(7, "train", g, g + 1, "0" * 32, {}, arrays)) for g in range(4)),  # a digest that is wrong
+        wire.encode(cb.RUN, wire.Nack(7, "train", 0, 1, "not mine")),
+        wire.encode(cb.RUN, wire.Heartbeat(9, "from the future", True)),
+        wire.encode(cb.RUN, wire.Lease(7, "train", 0, 1, 0, 1.0)),  # what only a trainer sends
+        wire.encode(cb.RUN, wire.Stop(7, "stop")),
+    ]
+    seen = []
+    for frames in itertools.islice(itertools.cycle(bad), 150):
+        dealer.send_multipart(frames)
+        seen += cb.train(server, 1)
+    context.destroy(linger=0)
+    assert seen == [("train", g) for g in range(150)]
+    stats = server.stats()
+    assert stats["garbage"] >= 30
+    assert stats["stale"] >= 5
+    assert not ipc.log.of("strike", peer="good")
+    assert len(ipc.log.of("garbage")) == stats["garbage"]
+
+
+def test_a_frame_over_the_limit_closes_that_connection_only(ipc):
+    server = ipc.serve(cb.train_schedule(20), max_frame_bytes=100_000)
+
+    def too_big_once(client, lease):
+        big = {"numbers": np.zeros(100_000, np.int32)}
+        client.send(lease, big if lease.g == 2 and len(p.leases) < 8 else cb.make(lease))
+
+    p = ipc.producer("p", work=too_big_once)
+    assert len(cb.train(server)) == 20
