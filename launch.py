@@ -176,6 +176,20 @@ def stop_command(args: argparse.Namespace) -> int:
     return OK
 
 
+def import_command(args: argparse.Namespace) -> int:
+    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
+    from trainer import coqui_files
+
+    return coqui_files.import_files(args, tell)
+
+
+def export_command(args: argparse.Namespace) -> int:
+    """Write a model.pth that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
+    from trainer import coqui_files
+
+    return coqui_files.export_file(args, tell)
+
+
 @dataclass(frozen=True)
 class Command:
     """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
@@ -183,6 +197,10 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     flags: tuple[str, ...] | None
     own: dict[str, dict] | None = None
+
+
+def _file(text: str, required: bool = False) -> dict:
+    return {"metavar": "PATH", "help": text, "required": required}
 
 
 def _switch(text: str) -> dict:
@@ -203,6 +221,26 @@ COMMANDS = {
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
+    "import-coqui": Command(
+        import_command,
+        (),
+        {
+            "--model": _file("model.pth, as published or as a Coqui trainer saved it", True),
+            "--out": _file("the folder to make", True),
+            "--dvae": _file("dvae.pth: training needs it"),
+            "--vocab": _file("vocab.json of the model"),
+            "--mel-stats": _file("mel_stats.pth, where model.pth holds none"),
+        },
+    ),
+    "export-coqui": Command(
+        export_command,
+        ("--run",),
+        {
+            "--weights": _file("a folder made by import-coqui"),
+            "--out": _file("the model.pth to write", True),
+            "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, or best; default: the newest"},
+        },
+    ),
 }
 
 
@@ -281,7 +319,7 @@ def _parser(name: str) -> flags.Parser:
     command = COMMANDS[name]
     text = command.run.__doc__
     if name == "train":
-        text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(f"  {n:<10} {c.run.__doc__}" for n, c in COMMANDS.items())
+        text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items())
     parser = flags.build("launch.py" if name == "train" else f"launch.py {name}", text, command.flags)
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)

@@ -7,6 +7,7 @@ is created; children read only the resolved `RUN/config.yaml`.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -68,10 +69,18 @@ class Data(Section):
     scan_threads: int = Field(0, ge=0)  # 0: one per CPU
 
 
+class Extend(Section):
+    """New languages for an existing vocabulary, learnt from their texts in the corpus."""
+
+    languages: list[str] = Field(min_length=1)
+    tokens: Positive = 1000  # at most so many new ids: language tags, characters, then merges
+
+
 class Text(Section):
     """Vocabulary and normalisation."""
 
-    vocab: str | None = None  # a vocab.json; null: a BPE is trained on the corpus
+    vocab: str | None = None  # a vocab.json; null: that of model.weights, else a BPE is trained on the corpus
+    extend: Extend | None = None
     vocab_size: Positive = 256
     strip_arabic_diacritics: bool = False
 
@@ -81,8 +90,9 @@ class Model(Section):
 
     size: Literal["tiny", "small", "xtts", "arithmetic"] = "xtts"
     layers: Positive | None = None  # fewer GPT layers than the size has
-    dvae: str | None = None  # DVAE weights (.safetensors); null: stage 1 trains them
-    mel_stats: str | None = None  # the statistics that belong to those weights; null: measured on the corpus
+    weights: str | None = None  # a folder made by import-coqui: stage 2 begins with its GPT; sizes, DVAE, statistics, vocabulary too
+    dvae: str | None = None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
+    mel_stats: str | None = None  # the statistics that belong to those weights; null: as with dvae, else measured on the corpus
 
 
 class Batching(Section):
@@ -202,11 +212,39 @@ class Config(Section):
 
     @property
     def dims(self) -> ModelDims:
-        """The model's sizes before the vocabulary is known."""
+        """The model's sizes before the vocabulary is known. BadInput: `model.weights` is no folder of imported weights."""
+        if self.model.weights is not None:
+            return _imported_dims(Path(self.model.weights))
         dims = SIZES["tiny" if self.model.size == "arithmetic" else self.model.size]
         if self.model.layers is None:
             return dims
         return dims.with_layers(self.model.layers)
+
+
+def _imported_dims(folder: Path) -> ModelDims:
+    try:
+        document = json.loads((folder / "dims.json").read_text())
+        return ModelDims.from_dict({k: document[k] for k in ("size", "audio", "dvae", "gpt")})
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(
+            f"model.weights={folder} is not a folder of imported weights ({type(e).__name__}: {e}); make one with "
+            "`launch.py import-coqui --model model.pth --dvae dvae.pth --vocab vocab.json --out pretrained/`"
+        ) from e
+
+
+def _with_imported_files(config: Config) -> Config:
+    """Imported weights bring their DVAE, statistics and vocabulary, where the settings name no others."""
+    m, text = config.model, config.text
+    if m.weights is None:
+        return config
+    folder = Path(m.weights).expanduser().absolute()
+    files = {"dvae": m.dvae or str(folder / "dvae.safetensors"), "mel_stats": m.mel_stats or str(folder / "mel_stats.safetensors")}
+    return config.model_copy(
+        update={
+            "model": m.model_copy(update={"weights": str(folder), **files}),
+            "text": text.model_copy(update={"vocab": text.vocab or str(folder / "vocab.json")}),
+        }
+    )
 
 
 def _nearest(model: type[BaseModel], loc: tuple) -> str:
@@ -259,7 +297,7 @@ def set_override(tree: dict, override: str) -> None:
 def parse(tree: dict, where: str = "settings") -> Config:
     """A checked `Config` from plain values; BadInput lists every fault with the nearest known name."""
     try:
-        return Config.model_validate(tree)
+        return _with_imported_files(Config.model_validate(tree))
     except ValidationError as e:
         raise BadInput(_explain(e, where)) from e
 

@@ -217,8 +217,9 @@ class DealerLink:
         changes = []
         while self._monitor in ready and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
-            self.connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            changes.append(CHANGES[event])
+            was_connected, self.connected = self.connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            unfinished = event == zmq.EVENT_DISCONNECTED and not was_connected  # libzmq may tell no more of a failed handshake than this
+            changes.append("misunderstood" if unfinished else CHANGES[event])
         messages: list = []
         if self._dealer in ready:
             with contextlib.suppress(zmq.Again):

@@ -23,6 +23,7 @@ import soundfile
 import soxr
 
 from common.errors import Stopped
+from common.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,16 @@ def check_levels(path: str | os.PathLike) -> Level:
         return measure(path, _read(f, path, 0, f.frames))
 
 
+class _Timing(threading.local):
+    """Each thread's stopwatch."""
+
+    def __init__(self):
+        self.watch = Stopwatch()
+
+
+_timing = _Timing()
+
+
 def _mono(samples: np.ndarray) -> np.ndarray:
     return samples[:, 0] if samples.shape[1] == 1 else samples.mean(1, dtype=np.float32)
 
@@ -136,7 +147,8 @@ def _mono(samples: np.ndarray) -> np.ndarray:
 def _resample(mono: np.ndarray, rate: int, num_samples: int) -> np.ndarray:
     """The first `num_samples` at 22 050 Hz; silence follows the input. soxr alone may give one sample less than ceil."""
     if rate != SAMPLE_RATE:
-        mono = soxr.resample(np.concatenate([mono, np.zeros(rate // 50, np.float32)]), rate, SAMPLE_RATE)
+        with _timing.watch.part("resample"):
+            mono = soxr.resample(np.concatenate([mono, np.zeros(rate // 50, np.float32)]), rate, SAMPLE_RATE)
     return np.clip(mono[:num_samples], -1.0, 1.0)
 
 
@@ -206,6 +218,12 @@ def _part(f: soundfile.SoundFile, path: str | os.PathLike, start: int, end: int)
     return np.ascontiguousarray(_resample(mono, f.samplerate, offset + end - start)[offset:])
 
 
+class Decoding(Future):
+    """A clip being decoded. `spent_s`, once done: seconds of the thread by part, `decode` without `resample`."""
+
+    spent_s: dict[str, float] = {}
+
+
 class DecodePool:
     """Threads that decode. At most `capacity` files wait for a thread; how many results lie about is for their owner to bound.
 
@@ -215,18 +233,19 @@ class DecodePool:
     def __init__(self, threads: int, capacity: int | None = None, should_stop: Callable[[], bool] = lambda: False):
         self._should_stop = should_stop
         self._work: queue.Queue = queue.Queue(capacity or 4 * threads)
+        self.num_threads = threads
         self._threads = [threading.Thread(target=self._run, name=f"decode-{i}", daemon=True) for i in range(threads)]
         for t in self._threads:
             t.start()
 
-    def submit(self, path: str | os.PathLike, *args, timeout_s: float = 60.0, **kwargs) -> Future:
+    def submit(self, path: str | os.PathLike, *args, timeout_s: float = 60.0, **kwargs) -> Decoding:
         """`decode(path, …)` in a thread; the future gives its array or its DecodeError.
 
         Raises:
             Stopped: should_stop() became true while the queue was full.
             TimeoutError: the queue stayed full for `timeout_s`; the disk or all threads hang.
         """
-        future: Future = Future()
+        future = Decoding()
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -243,10 +262,20 @@ class DecodePool:
             future, path, args, kwargs = item
             if not future.set_running_or_notify_cancel():
                 continue
+            watch = _timing.watch = Stopwatch()
+            result, error = None, None
             try:
-                future.set_result(decode(path, *args, **kwargs))
+                with watch.part("decode"):
+                    result = decode(path, *args, **kwargs)
             except BaseException as e:  # noqa: BLE001 - a thread's edge: the future's owner gets it, or would wait for ever
-                future.set_exception(e)
+                error = e
+            watch.add("decode", -watch.spent_s.get("resample", 0.0))
+            future.spent_s = watch.take()
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+            del result, error, future, item  # else the last clip would stay in memory until the next one comes
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Cancel what waits and end the threads; one that hangs in a read is left behind."""

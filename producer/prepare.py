@@ -27,8 +27,9 @@ from common.errors import BadInput
 from common.manifest import EVAL, TRAIN, Manifest
 from common.plan import Plan, write_plan
 from common.run import STAGES, RunFolder
-from common.xtts import filterbank
+from common.xtts import filterbank, pretrained
 from common.xtts.dims import ModelDims
+from common.xtts.text import UnknownLanguage, normalize_language
 from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
@@ -86,6 +87,8 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
 def _check(config: Config) -> None:
     if config.dvae.crop_frames % 4:
         raise BadInput(f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so it must be a multiple of 4")
+    if config.model.weights is not None:
+        _check_weights(config)
     if config.model.dvae and not config.model.mel_stats:
         raise BadInput("model.dvae needs model.mel_stats: codes mean nothing without the statistics the DVAE was trained with")
     for key in ("dvae", "mel_stats"):
@@ -94,6 +97,20 @@ def _check(config: Config) -> None:
             raise BadInput(f"model.{key}: there is no file {path}")
     if config.text.vocab and not Path(config.text.vocab).is_file():
         raise BadInput(f"text.vocab: there is no file {config.text.vocab}")
+
+
+def _check_weights(config: Config) -> None:
+    """What a run that starts from imported weights needs of their folder."""
+    m = config.model
+    if m.size != "xtts" or m.layers is not None:
+        raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
+    _ = config.dims
+    for what, path, flag in (("DVAE", m.dvae, "--dvae dvae.pth"), ("vocabulary", config.text.vocab, "--vocab vocab.json")):
+        if Path(path).parent == Path(m.weights) and not Path(path).is_file():
+            raise BadInput(
+                f"{m.weights} was imported without its {what}, and training needs the one that the model was trained with: "
+                f"`launch.py import-coqui` again with {flag}"
+            )
 
 
 def _keep_machine_settings(config: Config, old: Config) -> Config:
@@ -118,6 +135,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
+    if config.model.weights is not None:
+        out(_check_rows(config, tokenizer))
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     stats = _mel_stats(config, manifest, existing, dims)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
@@ -145,6 +164,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "mel_dtype": config.transport.mel_dtype,
         "mask_prompt": config.batching.mask_prompt,
         "kind": "arithmetic" if config.model.size == "arithmetic" else "xtts",
+        "weights": pretrained.file_digests(config.model.weights)["model"] if config.model.weights else None,
+        "extend": config.text.extend.model_dump() if config.text.extend else None,
         "trains_dvae": config.model.dvae is None,
         "dvae": file_digest(config.model.dvae) if config.model.dvae else None,
     }
@@ -154,15 +175,52 @@ def make_vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None
     """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus. BadInput: it cannot be had."""
     options = {"keep_diacritics": not config.text.strip_arabic_diacritics}
     try:
-        if config.text.vocab:
-            return Tokenizer.load(config.text.vocab, **options)
-        if existing is not None:
+        if existing is not None and (config.text.extend or not config.text.vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
+        if config.text.vocab:
+            return _extended(Tokenizer.load(config.text.vocab, **options), config, rows, out)
+        if config.text.extend:
+            raise BadInput("text.extend needs a vocabulary to extend: set text.vocab, or model.weights")
         tokenizer = Tokenizer.train(rows.pairs(), config.text.vocab_size, rows.languages, **options)
     except VocabularyError as e:
         raise BadInput(str(e)) from e
     out(f"vocabulary: {tokenizer.vocab_size} tokens learnt from the corpus, languages {', '.join(tokenizer.languages)}")
     return tokenizer
+
+
+def _extended(tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Callable[[str], None]) -> Tokenizer:
+    """The vocabulary with `text.extend`'s languages, learnt from their texts. VocabularyError as of `Tokenizer.extend`."""
+    extend = config.text.extend
+    if extend is None:
+        return tokenizer
+    try:
+        languages = [normalize_language(language) for language in extend.languages]
+    except UnknownLanguage as e:
+        raise BadInput(f"text.extend.languages: {e}") from e
+    absent = [language for language in languages if language not in rows.languages]
+    if absent:
+        raise BadInput(f"text.extend.languages: the corpus has no texts in {', '.join(absent)}; it has {', '.join(rows.languages)}")
+    pairs = (pair for pair in rows.pairs() if pair[1] in languages)
+    longer = tokenizer.extend(pairs, languages, extend.tokens)
+    out(f"vocabulary: {tokenizer.vocab_size} ids kept, {longer.vocab_size - tokenizer.vocab_size} new for {', '.join(languages)}")
+    return longer
+
+
+def _check_rows(config: Config, tokenizer: Tokenizer) -> str:
+    """A line on how the vocabulary and the imported model's rows go together. BadInput where they do not: an old id means another token."""
+    rows, folder = config.dims.gpt.num_text_tokens, Path(config.model.weights)
+    if tokenizer.vocab_size < rows:
+        raise BadInput(
+            f"the vocabulary has {tokenizer.vocab_size} ids, the model in {folder} has {rows}: name the vocabulary it was trained with, or "
+            "one that extends it, in text.vocab"
+        )
+    if (folder / "vocab.json").is_file():
+        own = Tokenizer.load(folder / "vocab.json")
+        moved = [i for i in range(rows) if own.token(i) != tokenizer.token(i)]
+        if moved:
+            named = ", ".join(f"{i} {own.token(i)!r} → {tokenizer.token(i)!r}" for i in moved[:20])
+            raise BadInput(f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning ({named}): only new ids may be added")
+    return f"text rows of the model: {rows} kept, {tokenizer.vocab_size - rows} new"
 
 
 def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims) -> np.ndarray:

@@ -10,8 +10,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
 from common.plan import PlannedBatch
+from common.stopwatch import Stopwatch
 from producer.decode import DecodeError, DecodePool
 from producer.maker import BatchError, Clip, Made, Maker, without
 
@@ -126,6 +128,8 @@ class Service:
         self.meter = Meter(log_every_s)
         self.stage, self.maker, self._probe = "", None, ""
         self._jobs: list[Job] = []
+        self._watch = Stopwatch()  # of this thread, since the last batch left
+        self._cpu_s = time.process_time()
 
     def run(self) -> str:
         """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
@@ -136,7 +140,7 @@ class Service:
         reason = "stop was asked for"
         while not self._should_stop():
             self._tell()
-            event = self._client.poll(0.0 if self._jobs else POLL_S)
+            event = self._poll()
             if isinstance(event, Stop):
                 reason = event.reason or "the run is over"
                 break
@@ -156,6 +160,18 @@ class Service:
         self._client.bye()
         return reason
 
+    def _poll(self):
+        if self._jobs:
+            return self._client.poll(0.0)
+        start = time.perf_counter()
+        event = self._client.poll(POLL_S)
+        # Not "lease_wait" while there is no trainer, or before its first lease: nobody waits for this producer then.
+        self._watch.add("lease_wait" if self._needed() else "idle", time.perf_counter() - start)
+        return event
+
+    def _needed(self) -> bool:
+        return self.maker is not None and self._client.trainer_silent_s < TRAINER_SILENT_S
+
     def _tell(self) -> None:
         line = self.meter.line(time.monotonic())
         if line:
@@ -167,9 +183,9 @@ class Service:
 
     def _waited(self) -> None:
         """POLL_S without leases: blocked if the trainer is there and needs none, idle if it is not."""
-        here = self.maker is not None and self._client.trainer_silent_s < TRAINER_SILENT_S
-        self.meter.spend("blocked" if here else "idle", POLL_S)
-        self._status("blocked" if here else "idle")
+        what = "blocked" if self._needed() else "idle"
+        self.meter.spend(what, POLL_S)
+        self._status(what)
 
     def _open(self, welcome: Welcome) -> None:
         """Answer a generation; the maker stays, with what it has compiled, where stage and features are the same."""
@@ -190,17 +206,16 @@ class Service:
         """Find out what the batch needs and start decoding it."""
         if self.maker is None or not self._client.is_current(lease):
             return
-        start = time.perf_counter()
         try:
-            planned = without(self.maker.plan(lease.plan, lease.g), lease.extra.get("quarantined", ()))
-            clips = self.maker.clips(planned)
+            with self._part("read"):
+                planned = without(self.maker.plan(lease.plan, lease.g), lease.extra.get("quarantined", ()))
+                clips = self.maker.clips(planned)
         except (BatchError, IndexError, KeyError) as e:
             self._refuse(lease, f"{type(e).__name__}: {e}")
             return
         futures = [self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c)) for c in clips]
         self._jobs.append(Job(lease, planned, clips, futures))
         self._jobs.sort(key=lambda job: job.lease.position)
-        self.meter.spend("read", time.perf_counter() - start)
 
     def _advance(self) -> None:
         """Bring the job that is needed soonest a little further: its clips, then the batch."""
@@ -210,9 +225,8 @@ class Service:
             return
         if not all(f.done() for f in job.futures):
             self._status("working")
-            start = time.perf_counter()
-            wait(job.futures, DECODE_SLICE_S)
-            self.meter.spend("decode", time.perf_counter() - start)
+            with self._part("decode_wait"):
+                wait(job.futures, DECODE_SLICE_S)
             return
         self._jobs.pop(0)
         try:
@@ -220,11 +234,34 @@ class Service:
         except BatchError as e:
             self._refuse(job.lease, str(e))
             return
-        start = time.perf_counter()
-        self._client.send(job.lease, made.arrays, {"bad": [[u, reason[:REASON_CHARS]] for u, reason in made.bad]})
-        self.meter.spend("send", time.perf_counter() - start)
+        bad = [[u, reason[:REASON_CHARS]] for u, reason in made.bad]
+        meta = {"bad": bad, **self._timings(job, made)}
+        with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
+            self._client.send(job.lease, made.arrays, meta)
         self.meter.batch(made)
         self._status("working")  # not "compiling" any more: that would keep leases from expiring
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with self._watch.part(name):
+            yield
+        self.meter.spend(name, time.perf_counter() - start)
+
+    def _timings(self, job: Job, made: Made) -> dict:
+        """What DATA says of the time since the last batch left: ms by part; `decode` and `resample` are summed over threads."""
+        spent = Counter(self._watch.take())
+        spent.update(made.spent_s)
+        for future in job.futures:
+            spent.update(getattr(future, "spent_s", {}))
+        cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
+        return {
+            "spent_ms": {part: round(1e3 * s, 3) for part, s in spent.items()},
+            "threads": self._pool.num_threads if self._pool is not None else 0,
+            "clips": len(job.clips),
+            "cpu_ms": round(1e3 * cpu_s, 3),
+            "sent": time.time(),
+        }
 
     def _make(self, job: Job) -> Made:
         decoded = job.decoded()

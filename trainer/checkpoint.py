@@ -18,8 +18,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from common.errors import BadInput
 from common.durable import digest, file_digest, fsync
+from common.errors import BadInput
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,12 @@ _SPARE_BYTES = 16 << 20
 
 class SaveFailed(Exception):
     """A checkpoint could not be written; the ones that exist are untouched."""
+
+
+def step_of(path: Path) -> int | None:
+    """The step whose checkpoint a folder is, by its name; None for any other folder."""
+    match = _NAME.match(path.name)
+    return int(match.group(1)) if match else None
 
 
 @dataclass
@@ -74,7 +80,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints there are, ascending; whether they are whole is seen on loading."""
-        return sorted(int(m.group(1)) for p in self.folder.iterdir() if (m := _NAME.match(p.name)))
+        return sorted(step for p in self.folder.iterdir() if (step := step_of(p)) is not None)
 
     def path(self, step: int) -> Path:
         """The folder of one checkpoint."""

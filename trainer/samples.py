@@ -109,7 +109,7 @@ class SampleMaker:
         reference = reference or ReferenceOptions.as_trained(run.dims.audio)
         self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, reference=reference)
         self._options, self._seed = options, config.seed
-        recordings = _recordings(run, dvae, choose(run.manifest.columns(), config.samples.count))
+        recordings = _recordings(run, dvae, choose(run.manifest.columns(), config.samples.count), reference.min_chunk_s)
         self._lines = [*_own_texts(recordings), *_config_texts(run, self._synthesizer, recordings, options)]
 
     def make(self, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
@@ -178,13 +178,16 @@ def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
     return chosen
 
 
-def _recordings(run: RunFolder, dvae: Dvae, ids: list[int]) -> list[_Recording]:
+def _recordings(run: RunFolder, dvae: Dvae, ids: list[int], min_s: float) -> list[_Recording]:
     mel_of, audio, found = DvaeMel(run.mel_stats, run.dims.audio), run.dims.audio, []
     for utterance in run.manifest.utterances(ids):
         try:
             wav = load_clip(utterance.path, audio.sample_rate)
         except ReferenceClipError as e:
             log.warning("no sample of %s: %s", utterance.name, e)
+            continue
+        if len(wav) < min_s * audio.sample_rate:
+            log.warning("no sample of %s: %.2f s are too short for a voice", utterance.name, len(wav) / audio.sample_rate)
             continue
         mel = mel_of(tf.constant(wav[np.newaxis]))[0].numpy()
         whole = -(-len(wav) // audio.samples_per_code) * audio.samples_per_code

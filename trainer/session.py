@@ -30,6 +30,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     folder.mkdir(exist_ok=True)
     stage = stages.build(run, name)
     checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
+    if position.step == 0:
+        stages.first_weights(run, stage)
     quarantine = Quarantine(position.quarantine)
     observer = _observer(run, stage, status)
     feed = None

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from common.batch import batch_spec
 from common.config import Optim
 from common.durable import fsync
+from common.errors import BadInput
 from common.run import RunFolder
 from trainer.loop import StageFiles
 from trainer.schedule import Schedule
@@ -68,6 +69,29 @@ def build(run: RunFolder, stage: str) -> Stage:
     return Stage(number, stage, kind, step, schedule, files_of(run, stage), to_device)
 
 
+def first_weights(run: RunFolder, stage: Stage) -> None:
+    """What stage 2 begins with where `model.weights` names imported weights: their GPT, with new rows for a bigger vocabulary.
+
+    Raises:
+        BadInput: the folder is not there any more, or not the one that the run was created with.
+    """
+    folder = run.config.model.weights
+    if stage.name != "gpt" or folder is None or run.arithmetic:
+        return
+    from common.xtts import pretrained, weights
+
+    try:
+        path = pretrained.verified(folder, "model")
+        if pretrained.file_digests(folder)["model"] != run.identity["weights"]:
+            raise BadInput(f"{folder} holds other weights than the run was created with; restore them, or start a new run")
+        state = load_file(path)
+        weights.load_state_dict(stage.step.model, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed))
+    except (pretrained.CoquiError, weights.WeightsError) as e:
+        raise BadInput(f"model.weights={folder}: {e}") from e
+    kept = len(state["text_embedding.weight"])
+    log.info("began with the weights of %s: %d rows kept, %d new", folder, kept, run.dims.gpt.num_text_tokens - kept)
+
+
 def _options(optim: Optim, schedule: Schedule, **more):
     from trainer.step import StepOptions
 
@@ -92,7 +116,7 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     import tensorflow as tf
 
     c = run.config
-    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed}
+    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
     if stage == "dvae":
         from trainer.dvae_step import DvaeStep
 

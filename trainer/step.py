@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from common.batch import batch_spec
+from common.batch import batch_spec, empty_batch
 from common.buckets import Bucket
-from common.xtts import weights
+from common.xtts import kernels, weights
 from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
+from common.xtts.kernels import PLAIN, Kernels
 from trainer.losses import gpt_losses
 from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
 
@@ -27,9 +28,9 @@ State = dict[str, dict[str, np.ndarray]]
 
 
 class Step(Protocol):
-    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`."""
+    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or one `update`."""
 
-    trace_counts: Mapping[str, int]  # "micro/<bucket>", "evaluate/<bucket>", "apply" -> how often traced: 1, or shapes leak
+    trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
         """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least `loss` (unscaled) and `finite`."""
@@ -39,6 +40,9 @@ class Step(Protocol):
         `finite`: where it is false, weights and optimizer state kept every bit, and only the group was dropped.
         """
 
+    def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
+        """`micro` with scale 1 and `apply`, for groups of one batch."""
+
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """Sums and counts of the losses, without dropout, changing nothing."""
 
@@ -46,7 +50,7 @@ class Step(Protocol):
         """{"model": …, "optimizer": …}, NumPy copies."""
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changed in that part, where it does not fit."""
+        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that part, where it does not fit."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ class StepOptions:
     text_loss_weight: float = 0.01
     parity: Literal["", "coqui"] = ""  # "coqui": also decay perceiver latents and gamma; token embeddings born N(0, 1)
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
+    kernels: Kernels = PLAIN
+    attention_dropout: float | None = None  # None: the model's dropout
+    recompute: bool = False  # blocks again in the backward pass instead of their activations in memory
     mel_dtype: str = "float32"  # of cond_mel on arrival
     jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
@@ -74,8 +81,16 @@ class GptStep:
     """Stage 2: the GPT stack on batches of contiguous rows (see `common.xtts.gpt`)."""
 
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
-        self.dims, self.options = dims, options
-        self.model = Gpt(dims.gpt, dtype=options.compute_dtype, seed=options.init_seed, parity_init=options.parity == "coqui")
+        self.dims, self.options, self.buckets = dims, options, tuple(buckets)
+        self.kernels = replace(options.kernels, jit=options.jit)
+        self.model = Gpt(
+            dims.gpt,
+            dtype=options.compute_dtype,
+            seed=options.init_seed,
+            parity_init=options.parity == "coqui",
+            attention_dropout=options.attention_dropout,
+            recompute=options.recompute,
+        )
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
             schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
@@ -84,14 +99,17 @@ class GptStep:
             weight_decay=options.weight_decay,
             decay_parity=options.parity == "coqui",
         )
-        self._accumulators = [tf.Variable(tf.zeros_like(p), trainable=False) for p in self.optimizer.parameters]
+        # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
+        self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [_signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets]
-        self._micro = [self._compile_micro(i) for i in range(len(buckets))]
-        self._evaluate = [self._compile_evaluate(i) for i in range(len(buckets))]
-        self._apply = tf.function(self._traced_apply, input_signature=[], jit_compile=options.jit, autograph=False)
+        seed, scalar, switch = tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
+        self._micro = self._compile_each("micro", self._traced_micro, seed, scalar)
+        self._update = self._compile_each("update", self._traced_update, seed, switch)
+        self._evaluate = self._compile_each("evaluate", self._traced_evaluate)
+        self._apply = self._compile("apply", self._traced_apply, [])
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
         """See `Step.micro`. Returns `loss`, `text_ce`, `audio_ce`, their sums and counts, and `finite` (bool).
@@ -100,17 +118,38 @@ class GptStep:
         another bucket.
         """
         inputs = self._inputs(bucket, batch)
+        self._allocate_group()
         return self._micro[bucket](inputs, tf.constant(seed, tf.int32, [2]), tf.constant(scale, tf.float32))
 
     def apply(self) -> Scalars:
         """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
         `learning_rate`, `finite`.
         """
+        self._allocate_group()
         return self._apply()
+
+    def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
+        """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and without accumulators."""
+        return self._update[bucket](self._inputs(bucket, batch), tf.constant(seed, tf.int32, [2]), tf.constant(True))
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
         return self._evaluate[bucket](self._inputs(bucket, batch))
+
+    def dry_run(self, bucket: int, grouped: bool) -> None:
+        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on padding rows, and change nothing.
+
+        It compiles what training will use and takes the memory that training will take; TensorFlow's errors surface unchanged.
+        """
+        batch = self._inputs(bucket, empty_batch("gpt", self.buckets[bucket], self.dims, self.options.mel_dtype))
+        seed = tf.zeros([2], tf.int32)
+        if grouped:
+            self._allocate_group()
+            out = self._micro[bucket](batch, seed, tf.constant(0.0))
+            self._clear()
+        else:
+            out = self._update[bucket](batch, seed, tf.constant(False))
+        out["loss"].numpy()  # wait for it
 
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in Coqui's names, without the prefix `gpt.`."""
@@ -136,50 +175,63 @@ class GptStep:
             batch["audio_targets"],
             batch["weights"],
             self.options.text_loss_weight,
+            num_classes=(self.dims.gpt.num_text_tokens, self.dims.gpt.num_audio_tokens),
         )
 
-    def _compile_micro(self, bucket: int):
-        def micro(batch, seed, scale):
-            self.trace_counts[f"micro/{bucket}"] += 1
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(self.optimizer.parameters)
-                out = self.losses(batch, seed)
-                scaled = out["loss"] * tf.cast(scale, out["loss"].dtype)
-            for accumulator, gradient in zip(self._accumulators, tape.gradient(scaled, self.optimizer.parameters), strict=True):
-                accumulator.assign_add(gradient)
-            losses = tf.stack([out["loss"], out["text_ce"], out["audio_ce"]])
-            self._group_losses.assign_add(tf.cast(losses, tf.float32) * scale)
-            return {**out, "finite": tf.math.is_finite(out["loss"])}
+    def _compile(self, name: str, function, signature: list):
+        def traced(*args):
+            self.trace_counts[name] += 1
+            with kernels.use(self.kernels):
+                return function(*args)
 
-        signature = [self._signatures[bucket], tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32)]
-        return tf.function(micro, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+        return tf.function(traced, input_signature=signature, jit_compile=self.options.jit, autograph=False)
 
-    def _compile_evaluate(self, bucket: int):
-        def evaluate(batch):
-            self.trace_counts[f"evaluate/{bucket}"] += 1
-            out = self.losses(batch, seed=None)
-            return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
+    def _compile_each(self, name: str, function, *more: tf.TensorSpec) -> list:
+        return [self._compile(f"{name}/{bucket}", function, [spec, *more]) for bucket, spec in enumerate(self._signatures)]
 
-        return tf.function(evaluate, input_signature=[self._signatures[bucket]], jit_compile=self.options.jit, autograph=False)
+    def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
+        """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.optimizer.parameters)
+            out = self.losses(batch, seed)
+            scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+        losses = tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
+        return out, losses, tape.gradient(scaled, self.optimizer.parameters)
+
+    def _traced_micro(self, batch, seed, scale) -> Scalars:
+        out, losses, gradients = self._gradients(batch, seed, scale)
+        for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
+            accumulator.assign_add(gradient)
+        self._group_losses.assign_add(losses * scale)
+        return {**out, "finite": tf.math.is_finite(out["loss"])}
+
+    def _traced_update(self, batch, seed, enabled) -> Scalars:
+        _, losses, gradients = self._gradients(batch, seed)
+        return self._updated(gradients, losses, enabled)
+
+    def _traced_evaluate(self, batch) -> Scalars:
+        out = self.losses(batch, seed=None)
+        return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
 
     def _traced_apply(self) -> Scalars:
-        self.trace_counts["apply"] += 1
         gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
-        norm, losses = global_norm(gradients), tf.convert_to_tensor(self._group_losses)
+        report = self._updated(gradients, tf.convert_to_tensor(self._group_losses), tf.constant(True))
+        self._clear()
+        return report
+
+    def _updated(self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor) -> Scalars:
+        norm = global_norm(gradients)
         finite = tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
-        lr = self.optimizer.update(gradients, enabled=finite)
-        self._clear()
-        return {
-            "loss": losses[0],
-            "text_ce": losses[1],
-            "audio_ce": losses[2],
-            "grad_norm": norm,
-            "learning_rate": lr,
-            "finite": finite,
-        }
+        lr = self.optimizer.update(gradients, enabled=finite & enabled)
+        scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
+        return {**scalars, "grad_norm": norm, "learning_rate": lr, "finite": finite}
+
+    def _allocate_group(self) -> None:
+        if not self._accumulators:
+            self._accumulators = [tf.Variable(tf.zeros_like(p), trainable=False) for p in self.optimizer.parameters]
 
     def _clear(self) -> None:
         for accumulator in (*self._accumulators, self._group_losses):

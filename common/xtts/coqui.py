@@ -242,7 +242,7 @@ def _write_mel_stats(path, tensor: StoredTensor, folder: Path) -> str:
 def _import_dvae(model: PthFile, given, gpt: GptDims, folder: Path):
     """(DvaeDims, digest) of dvae.pth, else of the DVAE within a trainer's file, else (None, None)."""
     if given is None:
-        part = _below("dvae.", {str(k).removeprefix("xtts."): t for k, t in model.value.get("model", {}).items()})
+        part = _below("dvae.", {str(k).removeprefix("xtts."): t for k, t in model.value.get("model", model.value).items()})
         return _write_dvae(model, part, gpt, folder) if part else (None, None)
     with PthFile(given) as file:
         tree = file.value.get("model", file.value) if isinstance(file.value, dict) else {}
@@ -294,6 +294,7 @@ def export_model(weights: str | os.PathLike, out: str | os.PathLike, *, gpt: str
     dims = read_dims(weights).gpt
     vocab = Path(vocab) if vocab is not None else weights / "vocab.json"
     beside = out.parent / "vocab.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     if vocab.is_file() and beside.is_file() and beside.read_bytes() != vocab.read_bytes():
         raise CoquiError(
             f"{beside} is another vocabulary than the model's ({vocab}), and Coqui reads the one beside the model; choose another --out"

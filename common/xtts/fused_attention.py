@@ -22,9 +22,12 @@ _MODULE_VERSION = 9  # of the XlaCallModule op's calling convention
 _TOLERANCE = 0.03  # of the gradients' norms, against the plain implementation in bfloat16
 
 
-@tf.custom_gradient
-def fused_attention(q_BTHD: tf.Tensor, k_BSHD: tf.Tensor, v_BSHD: tf.Tensor, causal: bool):
+def fused_attention(q_BTHD: tf.Tensor, k_BSHD: tf.Tensor, v_BSHD: tf.Tensor, causal: bool) -> tf.Tensor:
     """softmax(q kᵀ / √D) v -> [B, T, H, D]; `causal`: position t sees 0..t, and S = T."""
+    return tf.custom_gradient(lambda q, k, v: _attend(q, k, v, causal))(q_BTHD, k_BSHD, v_BSHD)
+
+
+def _attend(q_BTHD, k_BSHD, v_BSHD, causal):
     dims = (*q_BTHD.shape, k_BSHD.shape[1])
     operands = [q_BTHD, k_BSHD, v_BSHD]
     out_BHTD, stats_BHT = _call(operands, _module(*dims, causal, backward=False), [_bhtd(dims), _bhtd(dims)[:3]], [tf.bfloat16, tf.float32])
@@ -34,7 +37,7 @@ def fused_attention(q_BTHD: tf.Tensor, k_BSHD: tf.Tensor, v_BSHD: tf.Tensor, cau
         b, _, h, d, s = dims
         shapes = [_bhtd(dims), [b, h, s, d], [b, h, s, d]]
         grads = _call([*operands, stats_BHT, d_out, out], _module(*dims, causal, backward=True), shapes, [tf.bfloat16] * 3)
-        return (*(tf.transpose(g, [0, 2, 1, 3]) for g in grads), None)
+        return [tf.transpose(g, [0, 2, 1, 3]) for g in grads]
 
     return out, grad
 

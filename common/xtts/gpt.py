@@ -10,9 +10,11 @@ Shapes: B batch, T row length without the latents, L latents, P = L + T, S cache
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from common.xtts import kernels
 from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
 from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup
@@ -21,16 +23,18 @@ from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
 # Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no other block's.
 Cache = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
+_TILE = 64  # classes: matrix products over 1026 or 6681 of them run on kernels for odd sizes
 _SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
 
 
 class GptBlock(Block):
     """GPT-2's pre-norm block with tanh GELU: x += c_proj(attention(ln_1 x)); x += mlp(ln_2 x)."""
 
-    def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
+    def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None, attention_dropout: float | None = None):
         super().__init__(name, dtype)
         width = dims.width
         self.heads, self.dropout = dims.heads, dims.dropout
+        self.attention_dropout = dims.dropout if attention_dropout is None else attention_dropout
         # GPT-2 shrinks what is added to the residual stream by its number of additions.
         residual_std = 0.02 / math.sqrt(2 * dims.layers)
         self.ln_1 = LayerNorm(width, name="ln_1", dtype=dtype)
@@ -47,7 +51,7 @@ class GptBlock(Block):
     def with_keys(self, x, seeds=(None, None, None), key_mask=None):
         """Like `call`, and also this block's keys and values, [B, P, H, D] each."""
         q, k, v = self._qkv(x)
-        attended = causal_attention(q, k, v, dropout_rate=self.dropout, seed=seeds[0], key_mask_BT=key_mask)
+        attended = causal_attention(q, k, v, dropout_rate=self.attention_dropout, seed=seeds[0], key_mask_BT=key_mask)
         return self._add(x, attended, seeds), (k, v)
 
     def step(self, x, cache, index):
@@ -65,7 +69,8 @@ class GptBlock(Block):
 
     def _add(self, x, attended, seeds):
         x = x + dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1])
-        hidden = tf.nn.gelu(self.c_fc(self.ln_2(x)), approximate=True)
+        hidden = self.c_fc(self.ln_2(x))
+        hidden = kernels.gelu_tanh(hidden) if kernels.current().lean else tf.nn.gelu(hidden, approximate=True)
         return x + dropout(self.mlp_proj(hidden), self.dropout, seeds[2])
 
 
@@ -74,14 +79,27 @@ class Gpt(Block):
 
     `seed` initialises the weights (spec section 1.2, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
     standing by accident, and `parity_init` restores it). Without a seed the weights are zeros, to be loaded.
+
+    `attention_dropout`: of the attention probabilities, if other than `dims.dropout`. `recompute`: keep only each block's input for the
+    backward pass and compute the block again there: a third more work, and activations of one block instead of all.
     """
 
     # Left by inference runs, by v1 and by old transformers releases (spec section 10.1).
     ignored_keys = (r"gpt_inference\..*", r"gpt\.wte\..*", r"gpt\.h\.\d+\.attn\.(bias|masked_bias)")
 
-    def __init__(self, dims: GptDims, name: str = "gpt", *, dtype: str | None = None, seed: int | None = None, parity_init: bool = False):
+    def __init__(
+        self,
+        dims: GptDims,
+        name: str = "gpt",
+        *,
+        dtype: str | None = None,
+        seed: int | None = None,
+        parity_init: bool = False,
+        attention_dropout: float | None = None,
+        recompute: bool = False,
+    ):
         super().__init__(name, dtype)
-        self.dims = dims
+        self.dims, self.recompute = dims, recompute
         width, token_std = dims.width, 1.0 if parity_init else 0.02
         self.conditioning_encoder = ConditioningEncoder(dims, dtype=dtype)
         self.conditioning_perceiver = PerceiverResampler(dims, dtype=dtype)
@@ -89,7 +107,7 @@ class Gpt(Block):
         self.mel_embedding = Embedding(dims.num_audio_tokens, width, std=token_std, name="mel_embedding", dtype=dtype)
         self.text_positions = Embedding(dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype)
         self.mel_positions = Embedding(dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype)
-        self.blocks = [GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype) for i in range(dims.layers)]
+        self.blocks = [GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=attention_dropout) for i in range(dims.layers)]
         # Two norms in a row, as trained (spec section 12 ①).
         self.ln_f = LayerNorm(width, name="gpt.ln_f", dtype=dtype)
         self.final_norm = LayerNorm(width, name="final_norm", dtype=dtype)
@@ -113,16 +131,20 @@ class Gpt(Block):
         x = dropout(self._inputs(latents, ids, positions), self.dims.dropout, seeds[0])
         for i, block in enumerate(self.blocks):
             first = 1 + _SITES_PER_BLOCK * i
-            x = block(x, tuple(seeds[first + site] for site in range(_SITES_PER_BLOCK)), attention_mask)
+            run = recomputed(block) if self.recompute and seed is not None else block
+            x = run(x, tuple(seeds[first + site] for site in range(_SITES_PER_BLOCK)), attention_mask)
         return self.final_norm(self.ln_f(x))
 
     def text_logits(self, hidden):
-        """States [..., C] -> [..., num_text_tokens]."""
-        return self.text_head(hidden)
+        """States [..., C] -> [..., V], V at least num_text_tokens: with lean kernels, classes of padding follow up to a whole tile."""
+        return self._logits(self.text_head, hidden)
 
     def audio_logits(self, hidden):
-        """States [..., C] -> [..., num_audio_tokens]; class k is audio code k (no offset)."""
-        return self.mel_head(hidden)
+        """States [..., C] -> [..., V], V at least num_audio_tokens as in `text_logits`; class k is audio code k (no offset)."""
+        return self._logits(self.mel_head, hidden)
+
+    def _logits(self, head, hidden):
+        return head(hidden, pad_to=_TILE if kernels.current().lean else 1)
 
     def prefill(self, latents, ids, positions, cache_len: int):
         """Run a prefix once -> (states [B, L + T, C], cache of `cache_len` >= L + T positions, zeros where not yet written).
@@ -156,7 +178,30 @@ class Gpt(Block):
     def _embed(self, ids, positions):
         tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
-        return lookup(tf.cast(tokens, self.compute_dtype), ids) + lookup(tf.cast(places, self.compute_dtype), positions)
+        if kernels.current().embedding_grad == "matmul":  # over one-hot ids: in the compute dtype, or it costs as much as a block
+            tokens, places = tf.cast(tokens, self.compute_dtype), tf.cast(places, self.compute_dtype)
+        return tf.cast(lookup(tokens, ids), self.compute_dtype) + tf.cast(lookup(places, positions), self.compute_dtype)
+
+
+def recomputed(block: Callable) -> Callable:
+    """`block(x, seeds, key_mask)` that keeps only its inputs for the backward pass and runs again there."""
+
+    def run(x, seeds, key_mask):
+        def apply(x):
+            def grad(d_out, variables):
+                # The second run must wait for the gradient: two equal computations would be merged, and the first one's values kept.
+                later = kernels.after(x, d_out)
+                with tf.GradientTape(watch_accessed_variables=False) as tape:
+                    tape.watch([later, *variables])
+                    out = block(later, seeds, key_mask)
+                gradients = tape.gradient(out, [later, *variables], d_out)
+                return gradients[0], gradients[1:]
+
+            return block(x, seeds, key_mask), grad
+
+        return tf.custom_gradient(apply)(x)
+
+    return run
 
 
 def _pad_time(x_BTHD, padding, cache_len):

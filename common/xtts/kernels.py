@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,11 @@ class Kernels:
     dropout: Literal["stateless", "hash"] = "stateless"  # TensorFlow's generator, or a hash of each element's index
     lean: bool = False  # norms, GELU and cross-entropy with written-out gradients; heads padded to whole tiles
     embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs
+    jit: bool = False  # the function is compiled by XLA
 
 
 PLAIN = Kernels()
-FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter")
+FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", jit=True)
 
 _current: ContextVar[Kernels] = ContextVar("kernels", default=PLAIN)
 
@@ -47,6 +49,14 @@ def use(kernels: Kernels) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def after(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """`x`, as a value that is not there before `other` is."""
+    if current().jit:
+        return gen_xla_ops.xla_optimization_barrier([x, other])[0]
+    with tf.control_dependencies([other]):
+        return tf.identity(x)
 
 
 # -- dropout ----------------------------------------------------------------------------------------------------------------------
@@ -97,9 +107,13 @@ def hash_dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 # -- norms, activation ------------------------------------------------------------------------------------------------------------
 
 
-@tf.custom_gradient
-def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float):
+def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float) -> tf.Tensor:
     """As `layers.LayerNorm`: x [..., C] any float dtype, weight and bias float32 [C]. Keeps x and two numbers per position."""
+    # A closure: custom_gradient would turn a Python number among its arguments into a tensor.
+    return tf.custom_gradient(lambda x, weight, bias: _layer_norm(x, weight, bias, eps))(x, weight, bias)
+
+
+def _layer_norm(x, weight, bias, eps):
     wide = tf.cast(x, tf.float32)
     mean = tf.reduce_mean(wide, -1, keepdims=True)
     scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide - mean), -1, keepdims=True) + eps)
@@ -110,17 +124,20 @@ def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float):
         gw = g * weight
         dx = scale * (gw - tf.reduce_mean(gw, -1, keepdims=True) - normed * tf.reduce_mean(gw * normed, -1, keepdims=True))
         leading = list(range(x.shape.rank - 1))
-        return tf.cast(dx, x.dtype), tf.reduce_sum(g * normed, leading), tf.reduce_sum(g, leading), None
+        return tf.cast(dx, x.dtype), tf.reduce_sum(g * normed, leading), tf.reduce_sum(g, leading)
 
     return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
 
 
-@tf.custom_gradient
-def group_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, groups: int, eps: float):
+def group_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, groups: int, eps: float) -> tf.Tensor:
     """As `layers.GroupNorm`: x [B, T, C], weight and bias float32 [C].
 
     Sums go over time first, per channel, then over a group's few channels: XLA has no fast code for both axes at once.
     """
+    return tf.custom_gradient(lambda x, weight, bias: _group_norm(x, weight, bias, groups, eps))(x, weight, bias)
+
+
+def _group_norm(x, weight, bias, groups, eps):
     _, num_frames, num_channels = x.shape
 
     def spread(per_channel_BC):
@@ -138,7 +155,7 @@ def group_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, groups: int, ep
         g = tf.cast(dy, tf.float32)
         sum_g, sum_gx = tf.reduce_sum(g, 1), tf.reduce_sum(g * normed, 1)  # [B, C]
         dx = scale * (g * weight - spread(sum_g * weight) - normed * spread(sum_gx * weight))
-        return tf.cast(dx, x.dtype), tf.reduce_sum(sum_gx, 0), tf.reduce_sum(sum_g, 0), None, None
+        return tf.cast(dx, x.dtype), tf.reduce_sum(sum_gx, 0), tf.reduce_sum(sum_g, 0)
 
     return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
 

@@ -152,9 +152,12 @@ class Linear(Block):
         self.weight = self.tensor("weight", (num_in, num_out), init or default, to_torch=(1, 0), decay="yes")
         self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
 
-    def call(self, x):
-        """x W + b, as one matrix product over the flattened leading axes."""
-        return _affine(x, self.weight, self.bias)
+    def call(self, x, pad_to: int = 1):
+        """x W + b, as one matrix product over the flattened leading axes. `pad_to`: surplus outputs of 0 up to a multiple of it."""
+        surplus = -self.weight.shape[1] % pad_to
+        if surplus == 0:
+            return _affine(x, self.weight, self.bias)
+        return _affine(x, *(tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (self.weight, self.bias)))
 
 
 class HFConv1D(Block):

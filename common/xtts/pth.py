@@ -169,7 +169,7 @@ class PthFile:
         if packed:
             raise PthError(f"{self.path}: {packed[0]} is compressed or encrypted, which PyTorch does not do; use the original file")
         records = {i.filename[len(root) :]: i for i in infos if i.filename.startswith(root)}
-        if "byteorder" in records and self._zip.read(root + "byteorder") != b"little":
+        if "byteorder" in records and _contents(self._zip, root + "byteorder") != b"little":
             raise PthError(f"{self.path} was written on a big-endian machine; load and save it with PyTorch on an ordinary one")
         return records, root
 
@@ -249,6 +249,13 @@ def _open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
                 "it again: torch.save(torch.load(old, weights_only=True), new)"
             ) from e
         raise PthError(f"{path} is not a PyTorch checkpoint (it begins with {head[:16]!r})") from e
+
+
+def _contents(archive: zipfile.ZipFile, name: str) -> bytes:
+    try:
+        return archive.read(name)
+    except (zipfile.BadZipFile, EOFError) as e:
+        raise PthError(f"{archive.filename} is damaged: {e}; get the file again") from e
 
 
 # -- the pickle ------------------------------------------------------------------------------------------------------------------------

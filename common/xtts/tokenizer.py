@@ -195,6 +195,10 @@ class Tokenizer:
         """The text of ids, for people: tags and control tokens stay visible, [SPACE] is a space. KeyError for an id without token."""
         return "".join(" " if i == self.space else self._tokens[i] for i in ids)
 
+    def token(self, i: int) -> str | None:
+        """The token of an id; None where the vocabulary has a gap."""
+        return self._tokens.get(i)
+
     def _backend(self, language: str) -> tuple[tokenizers.Tokenizer, dict[str, list[int]]]:
         limit = self._limits.get(language, self._limits.get("*", len(self._merges)))
         if limit not in self._backends:
