@@ -275,10 +275,22 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     with Console(program, out) as view:
         code = Supervisor(program, view).run()
     if code == OK:
+        _show_summary(program.run_dir, out)
         tell(f"done: {program.run_dir}", out)
     elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
         tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
     return code
+
+
+def _show_summary(run_dir: Path, out: TextIO | None) -> None:
+    """The figures that the trainer left, as a table."""
+    path = run_dir / "summary.json"
+    if path.is_file():
+        from rich.console import Console as RichConsole
+
+        from trainer import summary
+
+        RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110).print(summary.table(json.loads(path.read_text())))
 
 
 def _config(args: argparse.Namespace) -> Config:

@@ -1,7 +1,7 @@
 """Cutting a corpus into buckets: edges on the row's length that leave the fewest padded positions.
 
-A row has `(l + 1) + (n + 4)` positions after the conditioning latents, for l text tokens and n codes. Buckets are one-dimensional
-on that length; two-dimensional ones need about five times as many for the same padding.
+A row has `(l + 1) + (n + 4)` positions after the conditioning latents, for l text tokens and n codes (see `RowLayout`). Buckets are
+one-dimensional on that length; two-dimensional ones need about five times as many for the same padding.
 """
 
 from __future__ import annotations
@@ -35,9 +35,30 @@ class Bucket:
         return dataclasses.asdict(self)
 
 
-def row_lengths(num_tokens: np.ndarray, num_codes: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class RowLayout:
+    """What surrounds tokens and codes: START t1..tl [STOP] | START c1..cn and `stop_labels` - 1 STOPs. Default: XTTS's, in training."""
+
+    text_stop_input: bool = False
+    stop_labels: int = 4
+
+    @property
+    def num_text(self) -> int:
+        """Text positions besides the tokens."""
+        return 1 + self.text_stop_input
+
+    @property
+    def num_audio(self) -> int:
+        """Audio positions besides the codes."""
+        return self.stop_labels
+
+
+XTTS_ROW = RowLayout()
+
+
+def row_lengths(num_tokens: np.ndarray, num_codes: np.ndarray, layout: RowLayout = XTTS_ROW) -> np.ndarray:
     """Positions of each utterance's row after the conditioning latents."""
-    return num_tokens.astype(np.int64) + 1 + num_codes.astype(np.int64) + 4
+    return num_tokens.astype(np.int64) + layout.num_text + num_codes.astype(np.int64) + layout.num_audio
 
 
 def cut(lengths: np.ndarray, num_buckets: int) -> list[int]:
@@ -78,13 +99,20 @@ def padded_share(lengths: np.ndarray, edges: list[int]) -> float:
 
 
 def make_buckets(
-    num_tokens: np.ndarray, num_codes: np.ndarray, *, num_buckets: int, batch_size: int, positions_per_batch: int | None, num_latents: int
+    num_tokens: np.ndarray,
+    num_codes: np.ndarray,
+    *,
+    num_buckets: int,
+    batch_size: int,
+    positions_per_batch: int | None,
+    num_latents: int,
+    layout: RowLayout = XTTS_ROW,
 ) -> tuple[list[Bucket], np.ndarray]:
     """Buckets for a corpus and each utterance's bucket number (int16[N]).
 
     A bucket costs a compilation and a short batch per epoch, so there is at most one per four batches of data.
     """
-    lengths = row_lengths(num_tokens, num_codes)
+    lengths = row_lengths(num_tokens, num_codes, layout)
     if positions_per_batch is None:
         num_batches = -(-len(lengths) // batch_size)
     else:

@@ -182,7 +182,7 @@ class LeaseServer:
                     since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
                 if left <= 0:
-                    raise NoData(channel_status.why_no_data(self._book, self.endpoint, timeout_s, self._last_lost))
+                    raise NoData(self.why_no_data(timeout_s))
                 self._changed.wait(min(left, POLL_S))
 
     def release(self) -> None:
@@ -204,6 +204,11 @@ class LeaseServer:
         with self._changed:
             self._check_alive()
             return self._book.in_state(lease_records.READY)
+
+    def why_no_data(self, waited_s: float) -> str:
+        """One line that names the cause, for whoever has waited in vain (next() does, with NoData)."""
+        with self._changed:
+            return channel_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost)
 
     def stats(self) -> dict[str, Any]:
         """See channel_status.stats; with `bytes` received."""

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput
+from common.parity import with_parity
 from common.xtts.dims import SIZES, ModelDims
 
 Positive = Annotated[int, Field(ge=1)]
@@ -83,6 +84,7 @@ class Text(Section):
     extend: Extend | None = None
     vocab_size: Positive = 256
     strip_arabic_diacritics: bool = False
+    coqui_cleaning: bool = False  # texts cleaned exactly as XTTS does, where ours reads more (numbers, symbols, quotes)
 
 
 class Model(Section):
@@ -90,6 +92,7 @@ class Model(Section):
 
     size: Literal["tiny", "small", "xtts", "arithmetic"] = "xtts"
     layers: Positive | None = None  # fewer GPT layers than the size has
+    coqui_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
     weights: str | None = None  # a folder made by import-coqui: stage 2 begins with its GPT; sizes, DVAE, statistics, vocabulary too
     dvae: str | None = None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
     mel_stats: str | None = None  # the statistics that belong to those weights; null: as with dvae, else measured on the corpus
@@ -102,7 +105,10 @@ class Batching(Section):
     batch_size: Positive = 8
     positions_per_batch: Positive | None = None  # a token budget instead of a fixed batch size
     sampling: Literal["epoch", "balanced"] = "epoch"
-    mask_prompt: bool = True  # the conditioning clip's own codes are not predicted
+    mask_prompt: bool | Literal["last_row"] = True  # the conditioning clip's own codes are not predicted; last_row: ⓐ
+    text_stop_input: bool = False  # STOP after the text is an input, as at synthesis; XTTS hides it in training: ⓒ
+    stop_labels: int = Field(4, ge=1, le=4)  # how often STOP is asked for after the last code: ⓓ
+    padded_codes: bool = False  # codes of a clip as its batch pads it, instead of the clip's alone
 
 
 class Optim(Section):
@@ -124,6 +130,11 @@ class Train(Section):
     epochs: Positive = 1000
     max_steps: Positive | None = None
     accumulate: Positive = 1
+    mean_of_means: bool = False  # a step's batches count alike, instead of its utterances: ⓖ
+    decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too: ⓘ
+    precision: Literal["fp32", "tf32", "bf16"] | None = None  # of products; null: bf16 on GPUs (fp32 on old ones), fp32 on the CPU
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # null: none with bf16, whose fused attention has none; else the model's
+    recompute: bool = False  # blocks computed again in the backward pass: larger batches on small cards, a third more work
     text_loss_weight: float = Field(0.01, ge=0)
     optim: Optim = Field(default_factory=Optim)
     eval_every: int = Field(1000, ge=0)  # steps; 0: not by steps
@@ -154,6 +165,7 @@ class Producers(Section):
     decode_threads: int = Field(0, ge=0)  # per producer; 0: the cores there are, shared out
     leases: Positive = 3  # batches in work in one producer
     lease_ttl_s: float = Field(60.0, gt=0)
+    cache_codes: bool = True  # DVAE codes are kept in RUN/cache: from the second epoch on only the conditioning clips are decoded
 
 
 class Transport(Section):
@@ -186,6 +198,7 @@ class Samples(Section):
 class Config(Section):
     """A whole run."""
 
+    parity: Literal["", "coqui"] = ""  # see common/parity.py
     run: Word = "runs/run"
     seed: int = Field(1, ge=0, lt=2**31)
     deterministic: bool | None = None  # null: true on the CPU
@@ -296,6 +309,7 @@ def set_override(tree: dict, override: str) -> None:
 
 def parse(tree: dict, where: str = "settings") -> Config:
     """A checked `Config` from plain values; BadInput lists every fault with the nearest known name."""
+    tree = with_parity(tree, where)
     try:
         return _with_imported_files(Config.model_validate(tree))
     except ValidationError as e:
@@ -328,11 +342,17 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
         producer_inter=t.producer_inter or 2,
     )
     hwm = config.transport.high_water_mark or max(8, 2 * config.producers.count)
+    train = config.train
+    precision = train.precision or ("fp32" if on_cpu else "bf16")
+    rate = train.attention_dropout
+    if rate is None:
+        rate = 0.0 if precision == "bf16" else config.dims.gpt.dropout
     return config.model_copy(
         update={
             "deterministic": on_cpu if config.deterministic is None else config.deterministic,
             "jit": (not on_cpu) if config.jit is None else config.jit,
             "threads": threads,
+            "train": train.model_copy(update={"precision": precision, "attention_dropout": rate}),
             "transport": config.transport.model_copy(update={"high_water_mark": hwm}),
         }
     )

@@ -39,3 +39,8 @@ class Stopped(RunError):
     """SIGTERM, SIGINT or the parent's death asked the process to leave."""
 
     exit_code = TERMINATED
+
+
+def is_out_of_memory(e: BaseException) -> bool:
+    """Whether an error of Python or TensorFlow says that memory ran out, on the host or a GPU. XLA's come under several names."""
+    return isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError" or "RESOURCE_EXHAUSTED" in str(e)

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from common.errors import FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED, Replaced, RunError, Stopped
+from common.errors import FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED, Replaced, RunError, Stopped, is_out_of_memory
 
 PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
 SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
@@ -163,7 +163,7 @@ def _is_hopeless(e: Exception) -> bool:
     """Out of memory, or a folder that cannot be written: a restart ends the same way."""
     if isinstance(e, OSError):
         return e.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    return isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError"
+    return is_out_of_memory(e)
 
 
 def watch(stop: Stop) -> None:

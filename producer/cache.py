@@ -1,10 +1,10 @@
 """The DVAE codes of clips, kept on disk: they depend on the clip alone, so from the second epoch on only the conditioning clip is decoded.
 
-One file per feature hash, RUN/cache/codes-<hash>/codes.bin, with a slot of fixed size for each utterance: its place follows from the id, so
-there is no index to load or to get out of step (slots nobody wrote are holes and take no disk). A slot is the checksum of (utterance, codes) and the codes; it is written by one `pwrite`, by any
-number of producers at once, and killed at any point. Whatever does not match its checksum (never written, half written, of another
-version, lost in a power cut) counts as absent and is computed again. Clips that were replaced by others of equal length since the scan are
-not noticed: delete RUN/cache then.
+One file per feature hash, RUN/cache/codes-<hash>/codes.bin, with a slot of fixed size for each utterance: its place follows from
+the id, so there is no index to load or to get out of step (slots nobody wrote are holes and take no disk). A slot is the checksum
+of (utterance, codes) and the codes; it is written by one `pwrite`, by any number of producers at once, and killed at any point.
+Whatever does not match its checksum (never written, half written, of another version, lost in a power cut) counts as absent and is
+computed again. Clips that were replaced by others of equal length since the scan are not noticed: delete RUN/cache then.
 """
 
 from __future__ import annotations

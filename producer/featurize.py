@@ -1,4 +1,4 @@
-"""Decoded clips to batches on the device: mels, DVAE codes and the rows around them. One compiled function per shape.
+"""Decoded clips to batches on the device: mels, DVAE codes and the rows around them. One compiled function per shape and feature.
 
 Shapes: B rows, S samples of the bucket's longest wav, n codes, F mel frames, M mel channels. Everything is float32 on the device
 (TensorFloat-32 is switched off); mels travel in the wire's dtype.
@@ -7,7 +7,6 @@ Source: xtts-spec 1.5-1.6 (rows, prompt), 2 (codes), 3 (conditioning clip).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,13 +19,15 @@ from common.config import Config
 from common.errors import BadInput
 from common.plan import PlannedBatch
 from common.run import RunFolder
+from common.stopwatch import Stopwatch
 from common.xtts.audio import CondMel, DvaeMel, counter_hash, prompt_slice
 from common.xtts.dims import AudioDims
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.filterbank import num_frames
 from common.xtts.weights import WeightsError, load_state_dict
+from producer.cache import CodesCache
 from producer.maker import BatchError, Clip, Made
-from producer.rows import num_codes, pack_row, prompt_codes
+from producer.rows import layout_of, num_codes, pack_row, prompt_codes, prompt_targets_of_coqui
 
 
 def configure_tensorflow(config: Config) -> None:
@@ -111,8 +112,8 @@ class _StageMaker:
         """True if making this batch will first compile a function."""
         return self._shape(planned) not in self._functions
 
-    def _function(self, planned: PlannedBatch, body, *specs: tf.TensorSpec):
-        shape = self._shape(planned)
+    def _call(self, shape: tuple[int, ...], body, values: np.ndarray) -> np.ndarray:
+        """`body` of one float32 array, through the function compiled for `shape`."""
         if shape not in self._functions:
 
             def traced(*args):
@@ -120,9 +121,9 @@ class _StageMaker:
                 return body(*args)
 
             # Concrete at once: calling many tf.functions of one source line makes TensorFlow warn of retracing.
-            function = tf.function(traced, input_signature=specs, jit_compile=self._jit, autograph=False)
+            function = tf.function(traced, input_signature=[tf.TensorSpec(values.shape)], jit_compile=self._jit, autograph=False)
             self._functions[shape] = function.get_concrete_function()
-        return self._functions[shape]
+        return self._functions[shape](tf.constant(values)).numpy()
 
     def _utterances(self, planned: PlannedBatch) -> list[tuple[int, object]]:
         rows = np.flatnonzero(planned.utterances >= 0)
@@ -136,71 +137,143 @@ class _StageMaker:
 
 
 def _usable(clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> list[tuple[Clip, np.ndarray]]:
-    """Clips that have the samples they should have; the others are listed in `made.bad`."""
-    usable = []
+    """Clips that have the samples they should have, of rows that lack none; the other rows are listed in `made.bad`."""
+    usable, bad = [], {}
     for clip, samples in zip(clips, decoded, strict=True):
         expected = clip.utterance.num_samples - clip.start if clip.num_samples is None else clip.num_samples
         if isinstance(samples, Exception):
-            made.bad.append((clip.utterance.id, str(samples)))
+            bad.setdefault(clip.row, (clip.utterance.id, str(samples)))
         elif len(samples) != expected:
             reason = f"{clip.utterance.path}: {len(samples)} samples, the manifest says {expected}; scan again"
-            made.bad.append((clip.utterance.id, reason))
+            bad.setdefault(clip.row, (clip.utterance.id, reason))
         else:
             usable.append((clip, samples))
-    return usable
+    made.bad += bad.values()
+    return [(clip, samples) for clip, samples in usable if clip.row not in bad]
+
+
+def open_cache(run: RunFolder, feature_hash: str, max_codes: int) -> CodesCache | None:
+    """The run's store of codes; None where the settings want none, or where a clip's codes depend on its batch."""
+    if not run.config.producers.cache_codes or run.config.batching.padded_codes:
+        return None
+    return CodesCache(run.path / "cache" / f"codes-{feature_hash[:16]}", max_codes, feature_hash)
 
 
 class GptMaker(_StageMaker):
-    """Stage 2: ids, positions, targets, conditioning mel (see `producer.maker.Maker`)."""
+    """Stage 2: ids, positions, targets, conditioning mel (see `producer.maker.Maker`).
+
+    Codes and conditioning mel are two functions, so that the mel is computed by the same one whether or not the codes are known already.
+    """
 
     stage = "gpt"
 
     def __init__(self, run: RunFolder):
         super().__init__(run)
-        self._mask_prompt = run.config.batching.mask_prompt
+        self._batching, self._layout = run.config.batching, layout_of(run.config)
         self._dvae = load_dvae(run)
         self._dvae_mel, self._cond_mel = DvaeMel(run.mel_stats, self.dims.audio), CondMel(run.mel_stats, self.dims.audio)
+        self._cache = open_cache(run, self.feature_hash, max(b.num_codes for b in self._plans["train"].buckets))
+        self._made: set[tuple[int, ...]] = set()
+        self._of_any_length = tf.function(self._padded_codes, input_signature=[tf.TensorSpec([None, None])], autograph=False)
 
     def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
         bucket = self._bucket(planned)
         return bucket.batch_size, bucket.num_codes
 
-    def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """Every row's whole utterance. BatchError: the manifest does not know it."""
-        return [Clip(row, u) for row, u in self._utterances(planned)]
+    def compiles(self, planned: PlannedBatch) -> bool:
+        """True if making this batch will first compile a function. A bucket whose codes were all known until now may surprise."""
+        return self._shape(planned) not in self._made
 
-    def _features(self, wav, cond):
-        """wav [B, S + 8192], cond [B, cond_max] -> codes int32 [B, S / 1024], conditioning mel [B, F, M] in the wire's dtype."""
-        codes = clip_codes(self._dvae, self._dvae_mel, wav, self.dims.audio)
-        return codes, tf.cast(self._cond_mel(cond), self.mel_dtype)
+    def clips(self, planned: PlannedBatch) -> list[Clip]:
+        """Every row's whole utterance, or its conditioning clip alone where the codes are known. BatchError: the manifest does not know it.
+
+        At another rate than the features' a part is not to the bit what the resampled whole has there, so that the conditioning clip is
+        always a part of its own: the batch must not depend on whether the codes were known.
+        """
+        clips = []
+        for row, u in self._utterances(planned):
+            codes = None
+            if self._cache is not None:
+                codes = self._cache.get(u.id, num_codes(u.num_samples, self.dims.audio.samples_per_code))
+            if codes is None:
+                clips.append(Clip(row, u))
+            if codes is not None or u.source_rate != self.dims.audio.sample_rate:
+                clips.append(Clip(row, u, *self._prompt(planned, row, u.num_samples), codes))
+        return clips
+
+    def _prompt(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
+        """Where the row's conditioning clip lies: (start, length) in samples."""
+        return prompt_slice(num_samples, int(planned.row_seeds[row]), self.dims.audio, planned.plan == "train")
+
+    def _codes(self, wav):
+        """[B, S + 8192] -> int32 [B, S / 1024]."""
+        return clip_codes(self._dvae, self._dvae_mel, wav, self.dims.audio)
+
+    def _padded_codes(self, wav):
+        """[B, W] of any W, the batch's longest clip -> int32 [B, W // 1024 + 1], as XTTS's trainer computes them."""
+        return self._dvae.codes(self._dvae_mel(wav))
+
+    def _cond(self, cond):
+        """[B, cond_max] -> conditioning mel [B, F, M] in the wire's dtype."""
+        return tf.cast(self._cond_mel(cond), self.mel_dtype)
 
     def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
         """The arrays of `common.batch.GPT_FIELDS`. BatchError: a row does not fit its bucket."""
-        start = time.perf_counter()
-        made = Made(self._empty(planned))
-        bucket, audio, training = self._bucket(planned), self.dims.audio, planned.plan == "train"
-        wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
-        cond = np.zeros((bucket.batch_size, audio.cond_max_samples), np.float32)
-        usable = _usable(clips, decoded, made)
-        prompts = {}
-        for clip, samples in usable:
-            if len(samples) > bucket.num_samples:
-                raise BatchError(f"utterance {clip.utterance.id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
-            wav[clip.row, : len(samples)] = samples
-            at, length = prompts[clip.row] = prompt_slice(len(samples), int(planned.row_seeds[clip.row]), audio, training)
-            cond[clip.row, :length] = samples[at : at + length]
-        assembled = time.perf_counter()
-        function = self._function(planned, self._features, tf.TensorSpec(wav.shape), tf.TensorSpec(cond.shape))
-        codes, cond_mel = (t.numpy() for t in function(tf.constant(wav), tf.constant(cond)))
-        featurized = time.perf_counter()
-        for clip, samples in usable:
-            n = num_codes(len(samples), audio.samples_per_code)
-            hidden = prompt_codes(*prompts[clip.row], n, audio.samples_per_code) if training and self._mask_prompt else None
-            pack_row(made.arrays, clip.row, clip.utterance.tokens, codes[clip.row, :n], hidden, self.dims.gpt)
-            made.arrays["cond_mel"][clip.row] = cond_mel[clip.row]
-            made.arrays["weights"][clip.row] = planned.weights[clip.row]
-        made.spent_s = {"mel+codes": featurized - assembled, "pack": time.perf_counter() - featurized + assembled - start}
+        watch, made = Stopwatch(), Made(self._empty(planned))
+        bucket, audio = self._bucket(planned), self.dims.audio
+        with watch.part("pack"):
+            usable = _usable(clips, decoded, made)
+            wholes = {c.row: samples for c, samples in usable if c.num_samples is None}
+            parts = {c.row: samples for c, samples in usable if c.num_samples is not None}
+            rows = {c.row: c for c, _ in usable}
+            codes = {row: c.codes for row, c in rows.items() if c.codes is not None}
+            made.num_cached = len(codes)
+            cond = np.zeros((bucket.batch_size, audio.cond_max_samples), np.float32)
+            for row, clip in rows.items():
+                at, length = self._prompt(planned, row, clip.utterance.num_samples)
+                cond[row, :length] = parts[row] if row in parts else wholes[row][at : at + length]
+        if wholes:
+            with watch.part("codes"):
+                codes.update(self._new_codes(planned, wholes, rows))
+        with watch.part("mel"):
+            cond_mel = self._call(("cond", bucket.batch_size), self._cond, cond)
+        with watch.part("pack"):
+            for row, clip in rows.items():
+                self._pack(made, planned, clip, codes[row], is_last=row == max(rows))
+                made.arrays["cond_mel"][row] = cond_mel[row]
+        self._made.add(self._shape(planned))
+        made.spent_s = watch.take()
         return made
+
+    def _new_codes(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Clip]) -> dict[int, np.ndarray]:
+        """Row → int32[n] of the clips whose codes are not known yet; known from now on."""
+        bucket, audio = self._bucket(planned), self.dims.audio
+        wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
+        for row, samples in wholes.items():
+            if len(samples) > bucket.num_samples:
+                raise BatchError(f"utterance {rows[row].utterance.id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
+            wav[row, : len(samples)] = samples
+        if self._batching.padded_codes:
+            longest = max(map(len, wholes.values()))
+            all_codes = self._of_any_length(tf.constant(wav[:, :longest])).numpy()
+        else:
+            all_codes = self._call(self._shape(planned), self._codes, wav)
+        codes = {row: all_codes[row, : num_codes(len(samples), audio.samples_per_code)] for row, samples in wholes.items()}
+        if self._cache is not None:
+            for row, c in codes.items():
+                self._cache.put(rows[row].utterance.id, c)
+        return codes
+
+    def _pack(self, made: Made, planned: PlannedBatch, clip: Clip, codes: np.ndarray, is_last: bool) -> None:
+        hidden = None
+        if planned.plan == "train" and self._batching.mask_prompt:
+            prompt = self._prompt(planned, clip.row, clip.utterance.num_samples)
+            if self._batching.mask_prompt != "last_row":
+                hidden = prompt_codes(*prompt, len(codes), self.dims.audio.samples_per_code)
+            elif is_last:
+                hidden = prompt_targets_of_coqui(*prompt)
+        pack_row(made.arrays, clip.row, clip.utterance.tokens, codes, hidden, self.dims.gpt, self._layout)
+        made.arrays["weights"][clip.row] = planned.weights[clip.row]
 
     def probe(self) -> str:
         """32 hex digits: codes and conditioning mel of a fixed signal on this device, and TensorFlow's version."""
@@ -209,7 +282,7 @@ class GptMaker(_StageMaker):
         wav[0, : 16 * audio.samples_per_code] = probe_signal(16 * audio.samples_per_code)
         cond = np.zeros((1, audio.cond_max_samples), np.float32)
         cond[0, : audio.cond_min_samples] = probe_signal(audio.cond_min_samples)
-        return _digest(*self._features(tf.constant(wav), tf.constant(cond)))
+        return _digest(self._codes(tf.constant(wav)), self._cond(tf.constant(cond)))
 
 
 class DvaeMaker(_StageMaker):
@@ -245,25 +318,29 @@ class DvaeMaker(_StageMaker):
 
     def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
         """The arrays of `common.batch.DVAE_FIELDS`."""
-        start = time.perf_counter()
-        made = Made(self._empty(planned))
+        watch, made = Stopwatch(), Made(self._empty(planned))
+        with watch.part("pack"):
+            windows = self._windows(planned, clips, decoded, made)
+        with watch.part("mel"):
+            mel = self._call(self._shape(planned), self._features, windows)
+        with watch.part("pack"):
+            for row in np.flatnonzero(made.arrays["weights"]):
+                n = made.arrays["num_frames"][row]
+                made.arrays["mel"][row, :n] = mel[row, :n]
+        made.spent_s = watch.take()
+        return made
+
+    def _windows(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> np.ndarray:
+        """The samples under every crop, float32[B, (F - 1) · hop + win]; fills in the rows' lengths and weights."""
         bucket, audio = self._bucket(planned), self.dims.audio
         windows = np.zeros((bucket.batch_size, (bucket.row_len - 1) * audio.hop_samples + audio.win_samples), np.float32)
-        usable = _usable(clips, decoded, made)
-        for clip, part in usable:
+        for clip, part in _usable(clips, decoded, made):
             first, n = self._crop(planned, clip.row, clip.utterance.num_samples)
             seen = crop_samples(part, (clip.start, clip.start + len(part)), first, n, audio)
             windows[clip.row, : len(seen)] = seen
             made.arrays["num_frames"][clip.row] = n
             made.arrays["weights"][clip.row] = planned.weights[clip.row]
-        assembled = time.perf_counter()
-        mel = self._function(planned, self._features, tf.TensorSpec(windows.shape))(tf.constant(windows)).numpy()
-        featurized = time.perf_counter()
-        for clip, _ in usable:
-            n = made.arrays["num_frames"][clip.row]
-            made.arrays["mel"][clip.row, :n] = mel[clip.row, :n]
-        made.spent_s = {"mel": featurized - assembled, "pack": time.perf_counter() - featurized + assembled - start}
-        return made
+        return windows
 
     def probe(self) -> str:
         """32 hex digits: mel of a fixed signal on this device, and TensorFlow's version."""

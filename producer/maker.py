@@ -15,12 +15,16 @@ from common.plan import PlannedBatch
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording, or a part of it, that a row needs. `start` and `num_samples` count at 22 050 Hz; None: to the end."""
+    """A recording, or a part of it, that a row needs. `start` and `num_samples` count at 22 050 Hz; None: to the end.
+
+    `codes`: int32[n], the recording's DVAE codes where they are known already.
+    """
 
     row: int
     utterance: Utterance
     start: int = 0
     num_samples: int | None = None
+    codes: np.ndarray | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Made:
     arrays: dict[str, np.ndarray] = field(repr=False)
     bad: list[tuple[int, str]] = field(default_factory=list)  # (utterance id, reason): rows of weight 0
     spent_s: dict[str, float] = field(default_factory=dict)  # by part of the work
+    num_cached: int = 0  # rows whose codes were known already
 
 
 class BatchError(ValueError):

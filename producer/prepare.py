@@ -6,6 +6,7 @@ the end, so a folder either is a run or is not. No TensorFlow, no GPU: whatever 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from common.config import Config, Threads
 from common.durable import digest, file_digest, write_atomically
 from common.errors import BadInput
 from common.manifest import EVAL, TRAIN, Manifest
+from common.parity import PARITY
 from common.plan import Plan, write_plan
 from common.run import STAGES, RunFolder
 from common.xtts import filterbank, pretrained
@@ -34,6 +36,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
+from producer.rows import layout_of
 from producer.scan import ScanResult, scan
 
 log = logging.getLogger(__name__)
@@ -57,9 +60,13 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     """
     _check(config)
     folder = config.run_dir
+    if config.parity:
+        out(f"parity {config.parity}: " + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items()))
     existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
     if existing is None and folder.exists() and (folder / "checkpoints").exists():
         raise BadInput(f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another run= folder")
+    if existing is not None:
+        config = _keep_arithmetic(config, existing.config)
     config = config_module.resolve(config, on_cpu, cores)
     if existing is not None:
         config = _keep_machine_settings(config, existing.config)
@@ -113,6 +120,12 @@ def _check_weights(config: Config) -> None:
             )
 
 
+def _keep_arithmetic(config: Config, old: Config) -> Config:
+    """The precision that was chosen when the run was created stays, unless another is asked for."""
+    kept = {k: getattr(old.train, k) for k in ("precision", "attention_dropout") if getattr(config.train, k) is None}
+    return config.model_copy(update={"train": config.train.model_copy(update=kept)})
+
+
 def _keep_machine_settings(config: Config, old: Config) -> Config:
     """Threads, determinism and compile mode decide the bits: they stay what they were when the run was created."""
     for name in ("deterministic", "jit"):
@@ -130,13 +143,13 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     """Fill `aside` with everything a run consists of; returns its identity."""
     rows = read_rows(config)
     tokenizer = make_vocabulary(config, rows, existing, out)
+    if config.model.weights is not None:
+        out(_check_rows(config, tokenizer))
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
         config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
-    if config.model.weights is not None:
-        out(_check_rows(config, tokenizer))
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     stats = _mel_stats(config, manifest, existing, dims)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
@@ -163,6 +176,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "mel_stats": digest(stats.tolist()),
         "mel_dtype": config.transport.mel_dtype,
         "mask_prompt": config.batching.mask_prompt,
+        "layout": dataclasses.asdict(layout_of(config)),
+        "padded_codes": config.batching.padded_codes,
         "kind": "arithmetic" if config.model.size == "arithmetic" else "xtts",
         "weights": pretrained.file_digests(config.model.weights)["model"] if config.model.weights else None,
         "extend": config.text.extend.model_dump() if config.text.extend else None,
@@ -173,7 +188,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
 
 def make_vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None]) -> Tokenizer:
     """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus. BadInput: it cannot be had."""
-    options = {"keep_diacritics": not config.text.strip_arabic_diacritics}
+    options = {"keep_diacritics": not config.text.strip_arabic_diacritics, "parity": config.text.coqui_cleaning}
     try:
         if existing is not None and (config.text.extend or not config.text.vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
@@ -269,6 +284,7 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
             batch_size=config.batching.batch_size,
             positions_per_batch=config.batching.positions_per_batch,
             num_latents=dims.gpt.num_latents,
+            layout=layout_of(config),
         )
     seed = int(counters.key(config.seed, STAGES.index(stage)) >> np.uint64(1))
     digests = {}

@@ -2,7 +2,8 @@
 
 Shapes: B rows, T row positions, Lt text-head positions, n codes, l text tokens.
 A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask is right. The target at a
-position is what the next one holds: t1..tl STOP under the text, c1..cn STOP STOP STOP STOP under the audio.
+position is what the next one holds: t1..tl STOP under the text, c1..cn STOP STOP STOP STOP under the audio. `RowLayout` has a STOP as
+input after the text (without a target), and fewer STOPs at the end, as options.
 Source: xtts-spec 1.5 (sequence, four STOP labels), 1.6 (masking of the prompt).
 """
 
@@ -10,12 +11,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from common.buckets import XTTS_ROW, RowLayout
+from common.config import Config
 from common.xtts.dims import GptDims
 from producer.maker import BatchError
 
 NO_TARGET = -1
-NUM_STOP_INPUTS = 3  # after c1..cn
-NUM_STOP_LABELS = 4
+FRAME_SAMPLES = 256
+
+
+def layout_of(config: Config) -> RowLayout:
+    """The rows of a run."""
+    return RowLayout(config.batching.text_stop_input, config.batching.stop_labels)
 
 
 def num_codes(num_samples: int, samples_per_code: int = 1024) -> int:
@@ -35,8 +42,21 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
     return first, max(first, end)
 
 
+def prompt_targets_of_coqui(start: int, length: int) -> tuple[int, int]:
+    """The targets [first, end) that XTTS's trainer ignores in the last row of a batch, and in no other: it counts mel frames of 256
+    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are. Source: xtts-spec 1.6.
+    """
+    return start // FRAME_SAMPLES, (start + length) // FRAME_SAMPLES
+
+
 def pack_row(
-    arrays: dict[str, np.ndarray], row: int, tokens: np.ndarray, codes: np.ndarray, hidden: tuple[int, int] | None, gpt: GptDims
+    arrays: dict[str, np.ndarray],
+    row: int,
+    tokens: np.ndarray,
+    codes: np.ndarray,
+    hidden: tuple[int, int] | None,
+    gpt: GptDims,
+    layout: RowLayout = XTTS_ROW,
 ) -> None:
     """Write one utterance into row `row` of a batch; a row that nobody writes stays padding.
 
@@ -45,22 +65,23 @@ def pack_row(
         row: index of a row that is still padding.
         tokens: int[l] text ids, language tag included, without START and STOP.
         codes: int[n] DVAE codes.
-        hidden: code indices [first, end) without a target (`prompt_codes`), or None.
+        hidden: audio targets [first, end) that are left out (`prompt_codes`), or None. Index i is code i, the STOPs follow.
         gpt: ids and offsets; audio ids follow the text ids, audio positions the text positions.
 
     Raises BatchError when the utterance is longer than the row.
     """
-    num_text, n = len(tokens) + 1, len(codes)
-    num_audio = n + 1 + NUM_STOP_INPUTS
+    num_labels, n = len(tokens) + 1, len(codes)
+    num_text, num_audio = len(tokens) + layout.num_text, n + layout.num_audio
     end = num_text + num_audio
     row_len, text_len = arrays["ids"].shape[1], arrays["text_targets"].shape[1]
-    if end > row_len or num_text > text_len:
+    if end > row_len or num_labels > text_len:
         raise BatchError(
-            f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_text} of text), bucket has {row_len} ({text_len})"
+            f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_labels} of text), bucket has {row_len} ({text_len})"
         )
     ids, positions = arrays["ids"][row], arrays["positions"][row]
     ids[0] = gpt.start_text
-    ids[1:num_text] = tokens
+    ids[1:num_labels] = tokens
+    ids[num_labels:num_text] = gpt.stop_text
     ids[num_text] = gpt.num_text_tokens + gpt.start_audio
     ids[num_text + 1 : num_text + 1 + n] = codes
     ids[num_text + 1 : num_text + 1 + n] += gpt.num_text_tokens
@@ -68,8 +89,8 @@ def pack_row(
     positions[:num_text] = np.arange(num_text)
     positions[num_text:end] = np.arange(gpt.num_text_positions, gpt.num_text_positions + num_audio)
     text = arrays["text_targets"][row]
-    text[: num_text - 1] = tokens
-    text[num_text - 1] = gpt.stop_text
+    text[: num_labels - 1] = tokens
+    text[num_labels - 1] = gpt.stop_text
     audio = arrays["audio_targets"][row, num_text:end]
     audio[:n] = codes
     audio[n:] = gpt.stop_audio

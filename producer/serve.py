@@ -259,6 +259,7 @@ class Service:
             "spent_ms": {part: round(1e3 * s, 3) for part, s in spent.items()},
             "threads": self._pool.num_threads if self._pool is not None else 0,
             "clips": len(job.clips),
+            "cached": made.num_cached,
             "cpu_ms": round(1e3 * cpu_s, 3),
             "sent": time.time(),
         }

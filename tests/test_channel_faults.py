@@ -43,13 +43,13 @@ def test_a_killed_producers_batches_are_made_by_another_within_a_second(ipc):
 
 def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
     server = ipc.serve(cb.train_schedule(), dead_after_s=1.0)
-    frozen = ipc.process("frozen", delay_s=0.05)
+    frozen = ipc.process("frozen", delay_s=0.5)
     cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
     frozen.send_signal(signal.SIGSTOP)
     ipc.producer("other")
     start = time.monotonic()
     assert cb.train(server, 30, timeout_s=3.0) == [("train", g) for g in range(30)]
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 4.0  # measured 1.1
     assert ipc.log.of("peer_frozen", peer="frozen")
     assert not ipc.log.of("strike")
     frozen.send_signal(signal.SIGCONT)

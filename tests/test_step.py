@@ -195,7 +195,7 @@ def golden():
 
 @pytest.fixture(scope="module")
 def golden_step(golden):
-    options = StepOptions(learning_rate=golden.meta["learning_rate"], parity="coqui", init_seed=None)
+    options = StepOptions(learning_rate=golden.meta["learning_rate"], decay_latents=True, init_seed=None)
     return GptStep(model_dims(golden.gpt, golden.meta["frames"]), options, [golden.bucket])
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from common import logs
 from common.address import ChannelError, Endpoint, ipc_address
 from common.channel import LeaseServer
-from common.errors import BadInput, RunError
+from common.errors import BadInput
 from common.keys import KeyFileError, run_keys
 from common.lifecycle import Stop, run_main
 from common.lock import lock
 from common.run import RunFolder
 from common.status import StatusFile
+from trainer.finale import finish
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ def main(stop: Stop) -> None:
         _set_up_device(run, status)
         server = _bind(run)
         try:
+            retraces = {}
             for name in run.stages:
                 if name == "dvae" and run.dvae_weights.is_file():
                     continue
-                train_stage(run, name, server, status, stop)
-            _samples(run, status, stop)
+                stage = train_stage(run, name, server, status, stop)
+                retraces[name] = sum(n - 1 for n in stage.step.trace_counts.values())
+            finish(run, stage, retraces, status)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise
@@ -105,12 +108,6 @@ def _events(folder: Path) -> dict:
         out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 
     return {"on_event": on_event}
-
-
-def _samples(run: RunFolder, status: StatusFile, stop: Stop) -> None:
-    """Sound and pictures of what was learnt."""
-    if run.arithmetic or stop.is_set():
-        return
 
 
 if __name__ == "__main__":

@@ -50,6 +50,15 @@ class ArithmeticStep:
         self._group, self._count = np.zeros(8, np.int64), 0
         return {"loss": float(self.weights[0] % 997) / 997, "grad_norm": 1.0, "learning_rate": 1.0, "finite": True}
 
+    def update(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int]) -> dict:
+        """`micro` with scale 1, and `apply`."""
+        self.micro(bucket, batch, seed, 1.0)
+        return self.apply()
+
+    def read(self, scalars: dict) -> dict[str, float]:
+        """Floats."""
+        return {k: float(v) for k, v in scalars.items()}
+
     def evaluate(self, bucket: int, batch: Mapping[str, np.ndarray]) -> dict:
         """A sum over the live rows that depends on the weights and changes none."""
         time.sleep(self._seconds)
@@ -60,6 +69,10 @@ class ArithmeticStep:
     def state_dict(self) -> dict:
         """Weights and moments."""
         return {"model": {"weights": self.weights.copy()}, "optimizer": {"moment": self.moment.copy(), "t": np.array(self.t, np.int64)}}
+
+    def snapshot(self) -> dict:
+        """`state_dict`, which copies."""
+        return self.state_dict()
 
     def load_state_dict(self, state: dict) -> None:
         """Inverse of `state_dict`; drops a group begun."""

@@ -11,15 +11,18 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from common.durable import digest, file_digest, fsync
 from common.errors import BadInput
+from trainer.tensor_file import save_file
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +91,13 @@ class Checkpoints:
 
     # -- save ----------------------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, tensors: dict[str, dict[str, np.ndarray]], state: dict) -> Path:
+    def save(self, step: int, tensors: dict[str, dict[str, Any]], state: dict, go_on: Callable[[], bool] = lambda: True) -> Path:
         """Write checkpoint `step`, then drop surplus ones (the newest `keep` and the best stay).
 
         Args:
-            tensors: "model" and "optimizer", each name → array.
+            tensors: "model" and "optimizer", each name → array, or what becomes one (see `tensor_file.save_file`); emptied on the way.
             state: JSON-able; `state["best_step"]` names the checkpoint with the lowest evaluation loss, or is None.
+            go_on: asked before the renaming; where it says no, nothing has happened.
 
         Raises:
             SaveFailed: not enough room, or the file system refused; says how much is needed and free.
@@ -107,6 +111,8 @@ class Checkpoints:
             shutil.rmtree(tmp, ignore_errors=True)
             tmp.mkdir()
             self._write(tmp, step, tensors, state)
+            if not go_on():
+                raise SaveFailed(f"checkpoint {step} was abandoned")
             if final.exists():  # the same step again, after a resume from an older one
                 os.replace(final, self.folder / f".tmp-old-{step:08d}")
             os.replace(tmp, final)
@@ -122,9 +128,8 @@ class Checkpoints:
         digests = {}
         for part in _PARTS:
             file = tmp / f"{part}.safetensors"
-            save_file({k: np.asarray(v, order="C") for k, v in tensors.get(part, {}).items()}, file)
+            digests[part] = save_file(tensors.get(part, {}), file)
             fsync(file)
-            digests[part] = file_digest(file)
         body = {**state, "step": step, "digests": digests}
         body["digests"]["state"] = digest(body)
         file = tmp / "state.json"

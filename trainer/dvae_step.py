@@ -78,6 +78,15 @@ class DvaeStep:
         """
         return self._apply()
 
+    def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
+        """See `Step.update`."""
+        self.micro(bucket, batch, seed, 1.0)
+        return self.apply()
+
+    def read(self, scalars: Scalars) -> dict[str, float]:
+        """See `Step.read`."""
+        return {name: float(value) for name, value in scalars.items()}
+
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `_sum` and `_count` of `recon`, `baseline`, `commitment` and `perplexity`; the last, of each
         batch on its own, is weighted by its codes.
@@ -87,6 +96,10 @@ class DvaeStep:
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in the names of Coqui's dvae.pth, with the codebook's averages."""
         return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
+
+    def snapshot(self) -> State:
+        """See `Step.snapshot`; copied at once, being small."""
+        return self.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""

@@ -1,6 +1,7 @@
 """From the channel to the device, ahead of the step: receive in order, hold the batch to its spec, set aside clips that failed, transfer.
 
-Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of two).
+Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of two). On a GPU the loop gets batch k
+only once the copy of k + 1 has been issued, if that is at hand: see `trainer.upload`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from common.batch import check_batch
 from common.channel import BatchFailed, NoData
 from common.channel import Stopped as ChannelStopped
 from common.errors import RunError, Stopped
 from common.plan import PlannedBatch
+from common.stopwatch import Stopwatch
+from trainer.watch import FedRecord, Watch
+
+if TYPE_CHECKING:
+    from trainer.upload import Upload
 
 log = logging.getLogger(__name__)
+
+_GATE_S = 0.05  # the loop waits for a copy to be issued, which is a matter of milliseconds
+_AT_ONCE_S = 1e-3  # a batch that came faster had been waiting here
 
 
 @dataclass
@@ -30,6 +42,43 @@ class FedBatch:
     digest: str
     producer: str
     num_bytes: int
+    meta: dict = field(default_factory=dict, repr=False)
+    feed_s: float = 0.0  # the feed's own work on it
+    transit_s: float | None = None  # from the producer's hands to the feed; None: it had to wait here
+
+
+class HostCopy:
+    """In place of `trainer.upload.Upload` where there is no device: NumPy arrays, copied once."""
+
+    waits_for_steps = False
+
+    def to_host(self, arrays: dict, seed: tuple[int, int]) -> tuple[dict, tuple[int, int]]:
+        """Copies."""
+        return {k: np.array(v) for k, v in arrays.items()}, seed
+
+    def to_device(self, on_host: tuple, issuing: Callable[[], None]) -> tuple[dict, tuple[int, int]]:
+        """They are there."""
+        issuing()
+        return on_host
+
+
+class Ahead:
+    """Says whether the feed's next copy is about to be issued: a step issued before it would be waited for by it (`trainer.upload`)."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._soon = False
+
+    def set(self, soon: bool) -> None:
+        """The feed's thread: a batch is at hand, or it was issued, or there is none."""
+        with self._changed:
+            self._soon = soon
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> None:
+        """The loop's thread: until no copy is about to be issued."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._soon, timeout_s)
 
 
 class Quarantine:
@@ -76,8 +125,10 @@ class Feed:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
         plan_of: (plan, g) → PlannedBatch.
         spec_of: PlannedBatch → the arrays' dtypes and shapes.
-        to_device: puts a dict of arrays where the step wants it; must copy, since the frames are dropped.
+        upload: puts a batch where the step wants it (`trainer.upload.Upload`, `HostCopy`); must copy, since the frames are dropped.
         data_timeout_s: how long to wait for one batch before giving up.
+        inspect: sees every accepted batch as it arrived, before the transfer.
+        watch: told of every training batch that is taken.
     """
 
     def __init__(
@@ -86,15 +137,20 @@ class Feed:
         *,
         plan_of: Callable[[str, int], PlannedBatch],
         spec_of: Callable[[PlannedBatch], dict],
-        to_device: Callable[[dict], dict],
+        upload: Upload | HostCopy,
         quarantine: Quarantine,
         data_timeout_s: float,
         should_stop: Callable[[], bool],
+        inspect: Callable[[PlannedBatch, dict], None] | None = None,
+        watch: Watch | None = None,
     ):
-        self._server, self._plan_of, self._spec_of, self._to_device = server, plan_of, spec_of, to_device
+        self._watch = watch
+        self._inspect = inspect
+        self._server, self._plan_of, self._spec_of, self._upload = server, plan_of, spec_of, upload
         self._quarantine, self._timeout, self._should_stop = quarantine, data_timeout_s, should_stop
         self._queue: queue.Queue = queue.Queue(maxsize=2)
         self._closed = threading.Event()
+        self._ahead, self._best_copy_s_per_byte = Ahead(), float("inf")
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
@@ -114,7 +170,13 @@ class Feed:
                 continue
             if isinstance(item, Exception):
                 raise item
-            return item, time.perf_counter() - start
+            if self._upload.waits_for_steps and self._queue.empty():
+                self._ahead.wait(_GATE_S)
+            got = time.perf_counter()
+            if self._watch is not None and item.planned.plan == "train":
+                p = item.planned
+                self._watch.fed(p.g, FedRecord(p.bucket, p.num_rows, item.producer, start, got, item.feed_s, item.transit_s, item.meta))
+            return item, got - start
 
     def close(self) -> None:
         """Stop receiving; the thread ends within its next deadline slice."""
@@ -129,11 +191,14 @@ class Feed:
     def _run(self) -> None:
         try:
             while not self._stopping():
+                self._ahead.set(self._server.ready_count() > 0)
                 delivery = self._server.next(self._timeout, self._stopping)
                 if delivery is None:
                     return
+                self._ahead.set(True)
                 fed = self._accept(delivery)
                 if fed is not None:
+                    self._ahead.set(True)  # before the loop can take it: the next batch may be at hand
                     self._put(fed)
         except (NoData, BatchFailed) as e:
             self._put(RunError(str(e)))
@@ -141,6 +206,8 @@ class Feed:
             return
         except Exception as e:  # noqa: BLE001 - the edge of a thread: the step's thread raises it
             self._put(e)
+        finally:
+            self._ahead.set(False)
 
     def _put(self, item) -> None:
         while not self._closed.is_set():
@@ -151,6 +218,7 @@ class Feed:
 
     def _accept(self, delivery) -> FedBatch | None:
         """Check and transfer one delivery; None if it has to be made again."""
+        began = time.perf_counter()
         planned = self._plan_of(delivery.plan, delivery.g)
         try:
             check_batch(delivery.arrays, self._spec_of(planned))
@@ -166,5 +234,29 @@ class Feed:
         for utterance, reason in delivery.meta.get("bad", []):
             if self._quarantine.add(utterance, planned, reason):
                 log.warning("utterance %d set aside from batch %d on: %s", utterance, planned.g, reason)
-        num_bytes = sum(a.nbytes for a in delivery.arrays.values())
-        return FedBatch(planned, self._to_device(delivery.arrays), delivery.digest, delivery.producer, num_bytes)
+        if self._inspect is not None:
+            self._inspect(planned, delivery.arrays)
+        return self._transfer(delivery, planned, time.perf_counter() - began)
+
+    def _transfer(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
+        """Copy to the device. `spent_s`: what the batch has cost so far."""
+        # Clocks of two hosts differ: such a transit is not believed.
+        transit_s = time.time() - spent_s - float(delivery.meta.get("sent", 0.0))
+        believed = delivery.wait_s > _AT_ONCE_S and 0 <= transit_s < self._timeout
+        num_bytes, watch = sum(a.nbytes for a in delivery.arrays.values()), Stopwatch()
+        with watch.part("transfer"):
+            on_host = self._upload.to_host(delivery.arrays, planned.seed)
+        start = time.perf_counter()
+        arrays, seed = self._upload.to_device(on_host, lambda: self._ahead.set(False))
+        # Most of this may be the wait for a step; the fastest copy so far tells what a copy alone takes.
+        self._best_copy_s_per_byte = min(self._best_copy_s_per_byte, (time.perf_counter() - start) / num_bytes)
+        return FedBatch(
+            replace(planned, seed=seed),
+            arrays,
+            delivery.digest,
+            delivery.producer,
+            num_bytes,
+            delivery.meta,
+            feed_s=spent_s + watch.spent_s["transfer"] + self._best_copy_s_per_byte * num_bytes,
+            transit_s=transit_s if believed else None,
+        )

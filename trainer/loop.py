@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import TYPE_CHECKING
 from common.durable import write_atomically
 from common.errors import Hopeless, Replaced, RunError, Stopped
 from trainer import ledger
-from trainer.checkpoint import Checkpoints, SaveFailed
+from trainer.checkpoint import Checkpoints
 from trainer.feed import Feed, Quarantine
 from trainer.ledger import Ledger
 from trainer.observe import Observer
+from trainer.saver import Saver
 from trainer.schedule import Position, Schedule
 
 if TYPE_CHECKING:
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Metrics stay on the device this many steps, so that reading them never makes the host wait for the step in flight.
+# Metrics are read this many steps late, so that the device always has a step before it. A thread asks for them as soon as their step is
+# begun: a copy from the device waits for all that was begun before the asking.
 _LAG = 2
 _MAX_FAILED_SAVES = 3
+_SHORT_SAVE_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,13 @@ class Loop:
         self.step, self.schedule, self.position, self.feed, self.server = step, schedule, position, feed, server
         self.checkpoints, self.book, self.quarantine, self.quarantine_file = checkpoints, book, quarantine, quarantine_file
         self.observer, self.identity, self.dims, self.stop = observer, identity, dims, stop
-        self.max_bad_steps, self.score, self.saving = max_bad_steps, score, saving
+        self.max_bad_steps, self.score = max_bad_steps, score
         self._pending: deque = deque()
         self._bad_in_a_row = 0
+        self._reader = ThreadPoolExecutor(1, "metrics")
+        self._saver = Saver(checkpoints, saving)
+        self._being_saved = position
+        self._save_s = 0.0
         self._failed_saves = 0
         self._saved_step: int | None = position.step or None
         self._seen_buckets: set[tuple[str, int]] = set()
@@ -118,6 +126,8 @@ class Loop:
         except RunError:  # no data, a batch nobody can make: what was trained so far is whole
             self._save_if_new()
             raise
+        finally:
+            self._reader.shutdown(wait=False)
         return self.position
 
     def _run(self) -> None:
@@ -141,17 +151,21 @@ class Loop:
         began, waited = time.perf_counter(), 0.0
         rows = [self.schedule.train.num_rows(g) for g in range(planned.first_g, planned.first_g + planned.count)]
         batches = []
-        for g, n in zip(range(planned.first_g, planned.first_g + planned.count), rows, strict=True):
+        for g, scale in zip(range(planned.first_g, planned.first_g + planned.count), self.schedule.scales(planned), strict=True):
             fed, wait_s = self.feed.next()
             if (fed.planned.plan, fed.planned.g) != ("train", g):
                 raise RuntimeError(f"the feed gave {fed.planned.plan} batch {fed.planned.g} where train batch {g} was due")
             waited += wait_s
             self._announce("micro", fed)
-            # Each utterance of the step counts alike: a short batch weighs as much as it has rows.
-            self.step.micro(fed.planned.bucket, fed.arrays, fed.planned.seed, n / sum(rows))
+            if self.schedule.accumulate == 1:
+                result = self.step.update(fed.planned.bucket, fed.arrays, fed.planned.seed)
+            else:
+                self.step.micro(fed.planned.bucket, fed.arrays, fed.planned.seed, scale)
             self.server.release()
             batches.append(fed)
-        result = self.step.apply()
+        if self.schedule.accumulate > 1:
+            result = self.step.apply()
+        values = self._reader.submit(self.step.read, result)
         line = {
             "step": planned.step,
             "epoch": planned.epoch,
@@ -163,10 +177,11 @@ class Loop:
             "step_ms": round((time.perf_counter() - began) * 1e3, 2),
         }
         self.position = replace(self.position, step=planned.step, next_g=planned.first_g + planned.count)
-        self._pending.append((line, result, batches, sum(rows)))
+        self._pending.append((line, values, batches, sum(rows)))
         for b in batches:
             b.arrays = None  # the device's memory is the next batch's
         self._drain(_LAG)
+        self._take_outcome(wait=False)
 
     def _announce(self, what: str, fed) -> None:
         """The first use of a bucket compiles it, which can take a minute: say so."""
@@ -179,8 +194,8 @@ class Loop:
     def _drain(self, keep: int) -> None:
         """Read the metrics of all steps but the newest `keep`, and write their ledger lines."""
         while len(self._pending) > keep:
-            line, result, batches, rows = self._pending.popleft()
-            values = {k: float(v) for k, v in result.items()}
+            line, read, batches, rows = self._pending.popleft()
+            values = read.result()
             finite = bool(values.pop("finite"))
             line["loss"] = values["loss"] if finite else None
             if not finite:
@@ -230,27 +245,35 @@ class Loop:
         return better
 
     def _save(self) -> None:
+        """Begin a checkpoint of this moment. It is written while training goes on; the one before it must have ended."""
         self._drain(0)
-        began = time.perf_counter()
+        self._take_outcome(wait=True)
         self.book.flush()
-        kept = self.quarantine.before(self.position.next_g)
-        self.position = replace(self.position, quarantine=kept)
+        self.position = replace(self.position, quarantine=self.quarantine.before(self.position.next_g))
         self.observer.saving()
-        try:
-            with self.saving():
-                self.checkpoints.save(self.position.step, self.step.state_dict(), self._state())
-        except SaveFailed as e:
-            self._failed_saves += 1
-            log.error("%s (failure %d of %d)", e, self._failed_saves, _MAX_FAILED_SAVES)
-            if self._failed_saves >= _MAX_FAILED_SAVES:
-                raise RunError(f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}") from e
+        self._saver.begin(self.position.step, self.step.snapshot, self._state())
+        self._being_saved = self.position
+
+    def _take_outcome(self, wait: bool) -> None:
+        """Act on how the save in flight ended, if it has."""
+        outcome = self._saver.take(wait)
+        if outcome is None:
             return
-        self._failed_saves, self._saved_step = 0, self.position.step
-        self.book.checkpoint(self.position.step)
+        if outcome.error is not None:
+            self._failed_saves += 1
+            log.error("%s (failure %d of %d)", outcome.error, self._failed_saves, _MAX_FAILED_SAVES)
+            if self._failed_saves >= _MAX_FAILED_SAVES:
+                raise RunError(
+                    f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}"
+                ) from outcome.error
+            return
+        self._failed_saves, self._saved_step, self._save_s = 0, outcome.step, outcome.seconds
+        self.book.checkpoint(outcome.step)
+        kept = self._being_saved.quarantine
         if len(kept) != self._known_bad:
             self._known_bad = len(kept)
             self._write_quarantine(kept)
-        self.observer.saved(self.position.step, time.perf_counter() - began)
+        self.observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _state(self) -> dict:
         return {
@@ -264,16 +287,28 @@ class Loop:
         write_atomically(self.quarantine_file, "".join(json.dumps(e) + "\n" for e in kept))
 
     def _save_if_new(self) -> None:
+        """Bring the newest state to disk, and wait for it."""
+        self._drain(0)
+        self._take_outcome(wait=True)
         if self._saved_step != self.position.step and self.position.step > 0:
             self._save()
+            self._take_outcome(wait=True)
 
     def _leave(self) -> None:
         why = self.stop()
-        if why != "orphan":
-            self._save_if_new()
+        if why == "orphan":
+            self._saver.abandon()
+        else:
+            if self._saver.busy:
+                self.observer.saving()
+                self._take_outcome(wait=True)
+            # A long save that was in progress is finished, and no other begun: the supervisor waits 30 s.
+            if self._saved_step is None or self._save_s < _SHORT_SAVE_S:
+                self._save_if_new()
+        saved = "" if why == "orphan" else f", saved up to step {self._saved_step or 0}"
         if why == "replace":
-            raise Replaced(f"step {self.position.step} saved; another trainer takes over")
-        raise Stopped(f"stopped at step {self.position.step}" + ("" if why == "orphan" else ", saved"))
+            raise Replaced(f"step {self.position.step}{saved}; another trainer takes over")
+        raise Stopped(f"stopped at step {self.position.step}{saved}")
 
 
 def mean_losses(results: list[dict]) -> dict[str, float]:

@@ -14,8 +14,9 @@ def cross_entropy(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Weighted sum of -log p(target) and the weight it sums over, both scalar float32 (float64 for float64 logits).
 
-    logits [B, T, V], of which the first `num_classes` (default: all) are classes; targets int32[B, T] with -1 ignored, row_weights [B] (0: a padding row). The mean is sum / count. An ignored
-    target adds exactly 0 to both, and its gradient is exactly 0, as long as the logits there are finite.
+    logits [B, T, V], of which the first `num_classes` (default: all) are classes; targets int32[B, T] with -1 ignored, row_weights [B]
+    (0: a padding row). The mean is sum / count. An ignored target adds exactly 0 to both, and its gradient is exactly 0, as long as the
+    logits there are finite.
     """
     if kernels.current().lean:
         weights = tf.cast(targets != IGNORED, tf.float32) * row_weights[:, tf.newaxis]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections import deque
 from pathlib import Path
 
 from common.board import Board
 from common.status import StatusFile
+from common.stopwatch import Stopwatch
+from trainer.watch import RECENT_STEPS, Watch
 
 log = logging.getLogger(__name__)
 
-_RECENT_STEPS = 50
+_REMIND_S = 10.0
 
 
 class Observer:
@@ -23,13 +26,25 @@ class Observer:
     Args:
         folder: gets metrics.jsonl and tensorboard/.
         stage: (number, name), for the status.
+        watch: where the time goes; None: the loop's own clock alone.
     """
 
-    def __init__(self, folder: Path, status: StatusFile, *, stage: tuple[int, str], total_steps: int, log_every: int, window: int):
+    def __init__(
+        self,
+        folder: Path,
+        status: StatusFile,
+        *,
+        stage: tuple[int, str],
+        total_steps: int,
+        log_every: int,
+        window: int,
+        watch: Watch | None = None,
+    ):
+        self._watch, self._reminder = watch, Reminder(_REMIND_S)
         self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8", buffering=1)
         self._board = Board(folder / "tensorboard")
         self._status, self._total, self._log_every, self._window = status, total_steps, log_every, window
-        self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=_RECENT_STEPS)  # end time, rows, seconds, waited
+        self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT_STEPS)  # end time, rows, seconds, waited
         self._began = time.monotonic()
         status.update(phase="starting", stage=stage[0], stage_name=stage[1], max_steps=total_steps, step=0, window=window)
 
@@ -41,14 +56,37 @@ class Observer:
         """A bucket's first batch: its function is compiled now."""
         text = f"compiling {what} for bucket {bucket + 1} of {num_buckets} ({shape.batch_size} rows x {shape.row_len})"
         log.info("%s", text)
+        self._interrupted()
+        self._reminder.start(text)
         self._status.update(phase="compiling", message=text)
+
+    def _interrupted(self) -> None:
+        self._reminder.stop()
+        if self._watch is not None:
+            self._watch.interrupted()
 
     def step(self, line: dict, values: dict, *, rows: int, num_bytes: int, server) -> None:
         """A finished step: `line` is its ledger line, `values` the step's scalars."""
-        seconds, waited = line["step_ms"] / 1e3, line["wait_ms"] / 1e3
-        self._recent.append((time.monotonic(), rows, seconds, waited))
+        self._reminder.stop()
+        seconds, waited = self._time_of(line, rows)
+        own = Stopwatch()
+        with own.part("logging"):
+            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count(), seconds=seconds, waited=waited)
+        if self._watch is not None:
+            self._watch.logged_s.append(own.spent_s["logging"])
+
+    def _time_of(self, line: dict, rows: int) -> tuple[float, float]:
+        """(seconds, of them without data) of a step: by the device's clock where there is one, else by the loop's."""
+        record = None
+        if self._watch is not None:
+            record = self._watch.step(line["g"], line["count"])
+        seconds, waited = (record.total_s, record.wait_s) if record else (line["step_ms"] / 1e3, line["wait_ms"] / 1e3)
+        if record or self._watch is None:
+            self._recent.append((time.monotonic(), rows, seconds, waited))
+        return seconds, waited
+
+    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int, seconds: float, waited: float) -> None:
         rate, wait = self.rates()
-        ready = server.ready_count()
         left = self._total - line["step"]
         record = {
             "time": round(time.time(), 3),
@@ -57,18 +95,16 @@ class Observer:
             **{k: round(v, 6) for k, v in values.items()},
             "rows": rows,
             "bytes": num_bytes,
-            "step_ms": line["step_ms"],
-            "wait_ms": line["wait_ms"],
+            "step_ms": round(1e3 * seconds, 2),
+            "wait_ms": round(1e3 * waited, 2),
             "ready": ready,
         }
         if line.get("skipped"):
             record["skipped"] = True
-        self._metrics.write(json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n")
-        self._board.scalars(
-            line["step"],
-            {f"train/{k}": v for k, v in values.items()} | {"speed/step_ms": line["step_ms"], "speed/wait_ms": line["wait_ms"]},
-        )
-        mean_s = sum(r[2] for r in self._recent) / len(self._recent)
+        self._write(record)
+        scalars = {f"train/{k}": v for k, v in values.items()}
+        self._board.scalars(line["step"], scalars | {"speed/step_ms": record["step_ms"], "speed/wait_ms": record["wait_ms"]})
+        mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
             phase="training",
             step=line["step"],
@@ -80,18 +116,30 @@ class Observer:
             eta_s=left * mean_s,
             message="",
         )
-        if line["step"] % self._log_every == 0 or left == 0:
-            shown = " ".join(f"{k}={v:.4g}" for k, v in values.items())
-            log.info(
-                "step %d epoch %d %s utterances/s=%.1f data-wait=%.1f%% buffer=%d/%d",
-                line["step"],
-                line["epoch"],
-                shown,
-                rate,
-                100 * wait,
-                ready,
-                self._window,
-            )
+        self._tell(line, values, ready, last=left == 0)
+
+    def _tell(self, line: dict, values: dict, ready: int, last: bool) -> None:
+        """The line in the log every `log_every` steps; every RECENT_STEPS and at the end the speed's record, and warnings."""
+        shown, summed = line["step"] % self._log_every == 0 or last, line["step"] % RECENT_STEPS == 0 or last
+        if self._watch is None or not (shown or summed):
+            speed = None
+        else:
+            self._watch.look()
+            speed = self._watch.speed()
+        if shown:
+            rate, wait = self.rates()
+            how = f"wait_data={100 * wait:.1f}% utterances/s={rate:.1f} queue={ready}/{self._window}"
+            what = " ".join(f"{k}={v:.4g}" for k, v in values.items())
+            log.info("step %d epoch %d %s %s", line["step"], line["epoch"], what, speed.line(ready, self._window) if speed else how)
+        if summed and speed is not None:
+            record = speed.record()
+            self._write({"time": round(time.time(), 3), "step": line["step"], "speed": record, "bottleneck": speed.verdict.sentence})
+            self._board.scalars(line["step"], {f"speed/{k}": v for k, v in record.items() if k not in ("step_ms", "wait_ms")})
+            for text in self._watch.warnings(speed):
+                log.warning("%s", text)
+
+    def _write(self, record: dict) -> None:
+        self._metrics.write(json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n")
 
     def rates(self) -> tuple[float, float]:
         """(utterances/s, share of the time spent waiting for data) over the last steps."""
@@ -102,17 +150,19 @@ class Observer:
 
     def evaluating(self, step: int, num_batches: int) -> None:
         """An evaluation begins."""
+        self._interrupted()
         self._status.update(phase="evaluating", step=step, message=f"{num_batches} batches")
 
     def evaluation(self, step: int, losses: dict, better: bool, seconds: float) -> None:
         """An evaluation's mean losses."""
+        self._interrupted()
         record = {
             "time": round(time.time(), 3),
             "step": step,
             **{f"eval_{k}": round(v, 6) for k, v in losses.items()},
             "seconds": round(seconds, 3),
         }
-        self._metrics.write(json.dumps(record).replace("NaN", "null") + "\n")
+        self._write(record)
         self._board.scalars(step, {f"eval/{k}": v for k, v in losses.items()})
         shown = " ".join(f"{k}={v:.4f}" for k, v in losses.items())
         log.info("evaluation after step %d: %s%s (%.1f s)", step, shown, ", the best so far" if better else "", seconds)
@@ -120,11 +170,15 @@ class Observer:
 
     def saving(self) -> None:
         """A checkpoint begins: at a stop, the supervisor waits for this phase to end."""
+        self._interrupted()
         self._status.update(phase="saving")
 
-    def saved(self, step: int, seconds: float) -> None:
-        """A checkpoint is on disk."""
-        log.info("checkpoint step %d saved in %.2f s", step, seconds)
+    def saved(self, step: int, seconds: float, pause_s: float) -> None:
+        """A checkpoint is on disk, `seconds` after it was begun; training waited `pause_s` of them."""
+        self._interrupted()
+        if self._watch is not None:
+            self._watch.saved_s.append(pause_s)
+        log.info("checkpoint step %d saved in %.2f s, training paused for %.2f s", step, seconds, pause_s)
         self._status.update(phase="training", saved_step=step)
 
     def traces(self, counts: dict[str, int]) -> None:
@@ -137,8 +191,36 @@ class Observer:
             log.info("%d functions compiled, none twice", len(counts))
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Flush and close the files, end the threads."""
+        self._reminder.stop()
+        if self._watch is not None:
+            self._watch.close()
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self._metrics.close()
         self._board.close()
+
+
+class Reminder:
+    """Says a text again every `every_s` seconds until it is stopped: what takes a minute should not look like a hang."""
+
+    def __init__(self, every_s: float):
+        self._every_s = every_s
+        self._stop: threading.Event | None = None
+
+    def start(self, text: str) -> None:
+        """From now on; in place of an earlier text."""
+        self.stop()
+        self._stop = threading.Event()
+        threading.Thread(target=self._run, args=(text, self._stop), name="reminder", daemon=True).start()
+
+    def stop(self) -> None:
+        """It is done."""
+        if self._stop is not None:
+            self._stop.set()
+            self._stop = None
+
+    def _run(self, text: str, stop: threading.Event) -> None:
+        began = time.monotonic()
+        while not stop.wait(self._every_s):
+            log.info("%s: %.0f s so far", text, time.monotonic() - began)

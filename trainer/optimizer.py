@@ -92,15 +92,15 @@ class AdamW:
     def state_dict(self) -> dict[str, np.ndarray]:
         """`step` (int64 scalar) and `exp_avg.<key>`, `exp_avg_sq.<key>` of every trained tensor, copies in torch's layout."""
         state = {"step": np.asarray(self.t.numpy(), np.int64)}
-        for name, slots in self._slots():
+        for name, slots in self.slots():
             state.update({f"{name}.{t.key}": to_torch(t, slot.numpy()) for t, slot in zip(self.tensors, slots, strict=True)})
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Inverse of `state_dict`; WeightsError, and nothing changed, if names or shapes differ."""
-        shapes = {f"{name}.{t.key}": t.torch_shape for name, _ in self._slots() for t in self.tensors}
+        shapes = {f"{name}.{t.key}": t.torch_shape for name, _ in self.slots() for t in self.tensors}
         check("optimizer", {"step": (), **shapes}, state)
-        for name, slots in self._slots():
+        for name, slots in self.slots():
             for t, slot in zip(self.tensors, slots, strict=True):
                 slot.assign(from_torch(t, np.asarray(state[f"{name}.{t.key}"])))
         self.t.assign(int(state["step"]))
@@ -113,7 +113,8 @@ class AdamW:
         kept = 1 - lr * self.weight_decay
         return [tf.cast(x, dtype) for x in (1 - beta1, beta2, 1 - beta2, root_correction, step_size, kept, self.eps)]
 
-    def _slots(self):
+    def slots(self) -> tuple[tuple[str, list[tf.Variable]], ...]:
+        """The moments by name, in the order of `tensors`."""
         return ("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)
 
 

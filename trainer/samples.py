@@ -36,7 +36,7 @@ LENGTH_FACTOR = 4
 _AUDIO_SUFFIX = re.compile(r"\.(wav|flac|mp3|ogg|opus|m4a)$", re.IGNORECASE)
 ROWS = 4  # spoken at once: bounds the memory of the caches
 # Small models trained on little data repeat codes rightly (silence, long vowels): a penalty would break their speech up.
-OPTIONS = SamplingOptions(repetition_penalty=1.0, temperature=0.7, top_k=30, top_p=0.8, fake_history=False)
+OPTIONS = SamplingOptions(repetition_penalty=1.0, temperature=0.85, fake_history=False)
 
 
 @dataclass(frozen=True)

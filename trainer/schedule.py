@@ -42,12 +42,22 @@ class Schedule:
     save_every: int
     eval_at_epoch_end: bool = True
     eval_batches: int | None = None
+    mean_of_means: bool = False  # see `scales`
 
     @property
     def num_eval_batches(self) -> int:
         """Batches of one evaluation; 0 if there is no evaluation set."""
         n = self.eval.batches_per_epoch if self.eval.num_utterances else 0
         return n if self.eval_batches is None else min(n, self.eval_batches)
+
+    def scales(self, planned: PlannedStep) -> list[float]:
+        """What the gradient of each batch of a step counts. Every utterance of the step counts alike: a short batch weighs as much as it
+        has rows. With `mean_of_means`, as in Coqui's trainer, a batch counts 1 / accumulate, in an epoch's short last step too.
+        """
+        if self.mean_of_means:
+            return [1 / self.accumulate] * planned.count
+        rows = [self.train.num_rows(g) for g in range(planned.first_g, planned.first_g + planned.count)]
+        return [n / sum(rows) for n in rows]
 
     def step(self, s: int) -> PlannedStep:
         """The batches of step s."""

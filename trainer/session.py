@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 
 from common.channel import LeaseServer
-from common.errors import RunError
+from common.errors import Hopeless, RunError, is_out_of_memory
+from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
-from common.status import StatusFile
+from common.status import StatusFile, read_all
 from trainer import stages
+from trainer.clock import Clock
 from trainer.feed import Feed, Quarantine
+from trainer.finale import TargetCounter, remember_entropy
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
 from trainer.schedule import Position, Schedule
 from trainer.stages import Stage
+from trainer.verdict import Settings
+from trainer.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +39,18 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = Quarantine(position.quarantine)
-    observer = _observer(run, stage, status)
+    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
+    watch = _watch(run, stage, status)
+    observer = _observer(run, stage, status, watch)
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)
         if position.step < stage.schedule.total_steps:
+            dry_step(stage, observer)  # while the producers make the first batches
             wait_ready(server, run, stage.schedule, observer, stop)
-        feed = Feed(
-            server,
-            plan_of=_planner(stage.schedule),
-            spec_of=stages.spec_of(run, stage),
-            to_device=stage.to_device,
-            quarantine=quarantine,
-            data_timeout_s=run.config.transport.data_timeout_s,
-            should_stop=stop.is_set,
-        )
+        feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         loop = Loop(
-            stage.step,
+            watch.clock.watch(stage.step),
             stage.schedule,
             position,
             feed,
@@ -70,6 +71,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             loop.run()
         finally:
             observer.traces(stage.step.trace_counts)
+            remember_entropy(run, counter)
         if name == "dvae":
             stages.publish_dvae(run, stage.step.state_dict()["model"])
         return stage
@@ -80,7 +82,34 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         observer.close()
 
 
-def _observer(run: RunFolder, stage: Stage, status: StatusFile) -> Observer:
+def _feed(run: RunFolder, stage: Stage, server: LeaseServer, stop: Stop, **more) -> Feed:
+    return Feed(
+        server,
+        plan_of=_planner(stage.schedule),
+        spec_of=stages.spec_of(run, stage),
+        upload=stage.upload,
+        data_timeout_s=run.config.transport.data_timeout_s,
+        should_stop=stop.is_set,
+        **more,
+    )
+
+
+def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
+    c = run.config
+    settings = Settings(
+        leases=c.producers.leases,
+        high_water_mark=c.transport.high_water_mark,
+        mel_dtype=c.transport.mel_dtype,
+        bind=c.transport.bind.split(":")[0],
+        cache_codes=c.producers.cache_codes,
+        producers_on="cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu",
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+    labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive]  # noqa: E731 - remote producers have no file here
+    return Watch(settings, Clock(), GpuUse(labels))
+
+
+def _observer(run: RunFolder, stage: Stage, status: StatusFile, watch: Watch) -> Observer:
     return Observer(
         run.stage_folder(stage.name),
         status,
@@ -88,6 +117,7 @@ def _observer(run: RunFolder, stage: Stage, status: StatusFile) -> Observer:
         total_steps=stage.schedule.total_steps,
         log_every=run.config.train.log_every,
         window=run.config.transport.high_water_mark,
+        watch=watch,
     )
 
 
@@ -109,6 +139,29 @@ def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position
     welcome = {"stage": stage.name, "feature_hash": feature_hash}
     server.open(generation, welcome, stage.schedule.batches(position), Acceptance(feature_hash, bool(run.config.deterministic)), extra)
     log.info("stage %s, generation %d: steps %d to %d", stage.name, generation, position.step + 1, stage.schedule.total_steps)
+
+
+def dry_step(stage: Stage, observer: Observer) -> None:
+    """Run the step of the bucket with the most positions on padding, changing nothing: what does not fit shows now, not hours later.
+
+    Hopeless: it does not fit; names the bucket and what to set.
+    """
+    if not hasattr(stage.step, "dry_run"):
+        return
+    buckets = stage.schedule.train.buckets
+    number = max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
+    observer.compiling("the dry step", number, len(buckets), buckets[number])
+    try:
+        stage.step.dry_run(number, grouped=stage.schedule.accumulate > 1)
+    except Exception as e:
+        if not is_out_of_memory(e):
+            raise
+        rows = buckets[number].batch_size
+        smaller = f"--batch-size {rows // 2}" if rows > 1 else "fewer model.layers"
+        raise Hopeless(
+            f"out of memory in the dry step, before step 1: bucket {number} ({rows} rows x {buckets[number].row_len} positions); "
+            f"try {smaller}, or train.recompute=true. Checkpoints are as they were"
+        ) from e
 
 
 class Acceptance:

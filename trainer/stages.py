@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -14,8 +15,12 @@ from common.config import Optim
 from common.durable import fsync
 from common.errors import BadInput
 from common.run import RunFolder
+from trainer.feed import HostCopy
 from trainer.loop import StageFiles
 from trainer.schedule import Schedule
+
+if TYPE_CHECKING:
+    from trainer.upload import Upload
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +38,7 @@ class Stage:
     step: object
     schedule: Schedule
     files: StageFiles
-    to_device: Callable[[dict], dict]
+    upload: Upload | HostCopy
 
 
 def schedule_of(run: RunFolder, stage: str) -> Schedule:
@@ -46,7 +51,9 @@ def schedule_of(run: RunFolder, stage: str) -> Schedule:
     total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
     if c.train.max_steps is not None:
         total = min(total, c.train.max_steps)
-    return Schedule(train, evaluation, c.train.accumulate, total, **pauses, eval_batches=c.train.eval_batches)
+    return Schedule(
+        train, evaluation, c.train.accumulate, total, **pauses, eval_batches=c.train.eval_batches, mean_of_means=c.train.mean_of_means
+    )
 
 
 def files_of(run: RunFolder, stage: str) -> StageFiles:
@@ -62,11 +69,11 @@ def build(run: RunFolder, stage: str) -> Stage:
     if kind == "arithmetic":
         from trainer.arithmetic import ArithmeticStep
 
-        step, to_device = ArithmeticStep(), lambda arrays: {k: np.array(v) for k, v in arrays.items()}
+        step, upload = ArithmeticStep(), HostCopy()
     else:
-        step, to_device = _networks(run, stage, schedule)
+        step, upload = _networks(run, stage, schedule)
     number = run.stages.index(stage) + 1
-    return Stage(number, stage, kind, step, schedule, files_of(run, stage), to_device)
+    return Stage(number, stage, kind, step, schedule, files_of(run, stage), upload)
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
@@ -115,6 +122,8 @@ def _options(optim: Optim, schedule: Schedule, **more):
 def _networks(run: RunFolder, stage: str, schedule: Schedule):
     import tensorflow as tf
 
+    from trainer.upload import Upload
+
     c = run.config
     common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
     if stage == "dvae":
@@ -122,16 +131,17 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
 
         step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
     else:
+        from trainer.precision import choose
         from trainer.step import GptStep
 
-        options = _options(c.train.optim, schedule, text_loss_weight=c.train.text_loss_weight, **common)
+        precision = choose(c)
+        own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
+        own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
+        own |= {"attention_dropout": c.train.attention_dropout, "recompute": c.train.recompute}
+        options = _options(c.train.optim, schedule, **own, **common)
         step = GptStep(run.dims, options, schedule.train.buckets)
 
-    def to_device(arrays: dict) -> dict:
-        # Copies once, into TensorFlow's own memory: the frame underneath is freed afterwards.
-        return {k: tf.convert_to_tensor(v) for k, v in arrays.items()}
-
-    return step, to_device
+    return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 
 def spec_of(run: RunFolder, stage: Stage) -> Callable:

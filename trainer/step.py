@@ -22,8 +22,10 @@ from common.xtts.gpt import Gpt
 from common.xtts.kernels import PLAIN, Kernels
 from trainer.losses import gpt_losses
 from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.snapshot import hold
 
 Scalars = dict[str, tf.Tensor]
+_PACKED = "packed"  # all scalars of a result in one float32 vector, by name
 State = dict[str, dict[str, np.ndarray]]
 
 
@@ -46,8 +48,14 @@ class Step(Protocol):
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """Sums and counts of the losses, without dropout, changing nothing."""
 
+    def read(self, scalars: Scalars) -> dict[str, float]:
+        """The values of what `apply` or `update` returned. Waits for the device."""
+
     def state_dict(self) -> State:
         """{"model": …, "optimizer": …}, NumPy copies."""
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those of now all the same."""
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that part, where it does not fit."""
@@ -67,7 +75,8 @@ class StepOptions:
     total_steps: int = 0  # where the cosine ends
     final_lr_ratio: float = 0.1  # of learning_rate, at the cosine's end
     text_loss_weight: float = 0.01
-    parity: Literal["", "coqui"] = ""  # "coqui": also decay perceiver latents and gamma; token embeddings born N(0, 1)
+    decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
+    coqui_init: bool = False  # token embeddings born N(0, 1)
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
     kernels: Kernels = PLAIN
     attention_dropout: float | None = None  # None: the model's dropout
@@ -87,7 +96,7 @@ class GptStep:
             dims.gpt,
             dtype=options.compute_dtype,
             seed=options.init_seed,
-            parity_init=options.parity == "coqui",
+            parity_init=options.coqui_init,
             attention_dropout=options.attention_dropout,
             recompute=options.recompute,
         )
@@ -97,7 +106,7 @@ class GptStep:
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
-            decay_parity=options.parity == "coqui",
+            decay_parity=options.decay_latents,
         )
         # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
         self._accumulators: list[tf.Variable] = []
@@ -119,7 +128,7 @@ class GptStep:
         """
         inputs = self._inputs(bucket, batch)
         self._allocate_group()
-        return self._micro[bucket](inputs, tf.constant(seed, tf.int32, [2]), tf.constant(scale, tf.float32))
+        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), tf.constant(scale, tf.float32))
 
     def apply(self) -> Scalars:
         """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
@@ -130,7 +139,7 @@ class GptStep:
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and without accumulators."""
-        return self._update[bucket](self._inputs(bucket, batch), tf.constant(seed, tf.int32, [2]), tf.constant(True))
+        return self._update[bucket](self._inputs(bucket, batch), tf.convert_to_tensor(seed, tf.int32), tf.constant(True))
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
@@ -154,6 +163,22 @@ class GptStep:
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in Coqui's names, without the prefix `gpt.`."""
         return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """See `Step.snapshot`."""
+        own = {f"model/{key}": (t, t.variable.value) for key, t in weights.tensors(self.model).items()}
+        for name, slots in self.optimizer.slots():
+            own |= {f"optimizer/{name}.{t.key}": (t, slot) for t, slot in zip(self.optimizer.tensors, slots, strict=True)}
+        state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {"step": np.asarray(self.optimizer.t.numpy(), np.int64)}}
+        for name, value in hold((name, t, variable) for name, (t, variable) in own.items()).items():
+            part, _, key = name.partition("/")
+            state[part][key] = value
+        return state
+
+    def read(self, scalars: Scalars) -> dict[str, float]:
+        """See `Step.read`: one copy from the device, since each waits for all that was begun before it."""
+        names = sorted(name for name in scalars if name != _PACKED)
+        return dict(zip(names, scalars[_PACKED].numpy().tolist(), strict=True))
 
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""
@@ -227,7 +252,8 @@ class GptStep:
             gradients = [g * coefficient for g in gradients]
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
-        return {**scalars, "grad_norm": norm, "learning_rate": lr, "finite": finite}
+        scalars |= {"grad_norm": norm, "learning_rate": lr, "finite": finite}
+        return {**scalars, _PACKED: tf.stack([tf.cast(scalars[name], tf.float32) for name in sorted(scalars)])}
 
     def _allocate_group(self) -> None:
         if not self._accumulators:

@@ -43,6 +43,8 @@ class History:
                 line = json.loads(text)
             except ValueError:  # a SIGKILL in the middle of a write; the next process went on after it
                 continue
+            if "step" not in line:
+                continue
             kind = evaluations if any(k.startswith("eval_") for k in line) else steps
             kind[line["step"]] = line  # a step trained again after a crash: the later line is what the weights saw
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))

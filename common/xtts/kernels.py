@@ -23,7 +23,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 class Kernels:
     """`PLAIN` is the default; `FAST` is for bfloat16 on GPUs."""
 
-    attention: Literal["plain", "cudnn"] = "plain"
+    attention: Literal["plain", "cudnn", "cudnn_v2"] = "plain"
     dropout: Literal["stateless", "hash"] = "stateless"  # TensorFlow's generator, or a hash of each element's index
     lean: bool = False  # norms, GELU and cross-entropy with written-out gradients; heads padded to whole tiles
     embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs

@@ -159,7 +159,8 @@ class Sampler:
         Args:
             latents: [1, L, C], conditioning latents of the voice.
             text_ids: int[l], language tag and text as `Tokenizer.encode` gives them: no START, no STOP.
-            seed: one int32 or a pair; the same seed gives the same codes on the same kind of device.
+            seed: one int32 or a pair; the same seed gives the same codes on the same kind of device and in the same
+                compile mode (XLA's generator gives other bits).
             noise: float32 [steps, V], Exp(1) draws to use instead of the seed's; at least `max_codes` steps.
 
         Raises ValueError: the text is empty or too long, or a shape does not fit.

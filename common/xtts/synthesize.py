@@ -273,9 +273,8 @@ class Synthesizer:
         def parts() -> Iterator[np.ndarray]:
             for i, piece in enumerate(pieces):
                 joiner = Joiner()
-                last = Generated(np.zeros(0, np.int32), False, np.zeros((0, self.dims.gpt.width), np.float32))
-                for last in self.sampler.stream(voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every):
-                    yield from joiner.push(self.sound(last, voice, speed)[0])
+                for so_far in self.sampler.stream(voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every):
+                    yield from joiner.push(self.sound(so_far, voice, speed)[0])
                 yield from joiner.finish()
 
         return parts()

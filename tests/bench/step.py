@@ -1,0 +1,337 @@
+"""Milliseconds per training step: one row per lever, each in a process of its own, in one table.
+
+    python -m tests.bench.step                                     every row at batch 32 and size xtts
+    python -m tests.bench.step --rows ours,torch --batch 8,16,32   some rows, several batch sizes
+    python -m tests.bench.step --layers 6 --rows all               the levers' effects with short compilations
+    python -m tests.bench.step --check                             gradients of the fast kernels against plain float32
+    python -m tests.bench.step --rows ours --profile OUT           where a step's time goes, kernel by kernel
+
+The step is the whole one: conditioning encoder, perceiver, GPT, heads, losses, gradients and AdamW, on clips of 10 s with 150 text
+tokens, on data already on the device. `--json FILE` is read first and appended to: rows that it has are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+# Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), torch (another program).
+_BF16 = {"precision": "bf16", "kernels": {}}
+
+
+def _fast(**changed) -> dict:
+    kernels = {"attention": "cudnn", "dropout": "hash", "lean": True, "embedding_grad": "scatter", **changed}
+    return {"precision": "bf16", "kernels": kernels, "attention_dropout": 0.0}
+
+
+ROWS: dict[str, dict] = {
+    "ours": _fast(),
+    "ours, custom call v2": _fast(attention="cudnn_v2"),
+    "fp32 plain": {"precision": "fp32", "kernels": {}},
+    "tf32 plain": {"precision": "tf32", "kernels": {}},
+    "bf16 plain": _BF16,
+    "bf16 plain, no attention dropout": {**_BF16, "attention_dropout": 0.0},
+    "bf16 plain, hash dropout": {**_BF16, "kernels": {"dropout": "hash"}},
+    "bf16 fused": {**_BF16, "kernels": {"attention": "cudnn"}, "attention_dropout": 0.0},
+    "ours, stateless dropout": _fast(dropout="stateless"),
+    "ours, no dropout": {**_fast(), "dropout": 0.0},
+    "ours, plain attention": _fast(attention="plain"),
+    "ours, attention dropout": {**_fast(), "attention_dropout": None},
+    "ours, not lean": _fast(lean=False),
+    "ours, embedding by matmul": _fast(embedding_grad="matmul"),
+    "ours, micro and apply": {**_fast(), "grouped": True},
+    "ours, recompute": {**_fast(), "recompute": True},
+    "ours, no triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=false"},
+    "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
+    "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
+    "ours, cublaslt": {**_fast(), "xla": "--xla_gpu_enable_cublaslt=true"},
+    "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
+    "ours, all fusions in priority order": {**_fast(), "xla": "--xla_gpu_enable_priority_fusion=true"},
+    "torch": {"torch": {"compile": True}},
+    "torch eager": {"torch": {"compile": False}},
+    "torch, attention dropout": {"torch": {"compile": True, "attention_dropout": 0.1}},
+    "gemm ceiling": {"ceiling": True},
+}
+DEFAULT_ROWS = "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention dropout|ours, stateless dropout"
+TEXT_TOKENS, CODES, SPARE = 150, 216, 2  # 10 s; SPARE positions of padding, for 405 with the 32 latents
+
+
+def main() -> int:
+    """Measure what is asked for and print the table."""
+    args = _arguments()
+    if args.worker:
+        print(json.dumps(_worker(json.loads(args.worker))), flush=True)  # noqa: T201
+        return 0
+    if args.check:
+        from tests.bench.step_check import check
+
+        return check(args.layers or 4, args.size)
+    results = _read(args.json)
+    began = time.monotonic()
+    for row in _names(args.rows):
+        for batch in (int(b) for b in args.batch.split(",")):
+            job = {"row": row, "batch": batch, "size": args.size, "layers": args.layers, "steps": args.steps, "profile": args.profile}
+            left = args.max_seconds - (time.monotonic() - began)
+            if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers")) for r in results):
+                continue
+            if left < 30:
+                print(f"no time left for {row} at batch {batch}", flush=True)  # noqa: T201
+                continue
+            results.append(_measure(job, left, args.json))
+            print(_line(results[-1]), flush=True)  # noqa: T201
+    print(table(results))  # noqa: T201
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--rows", default=DEFAULT_ROWS, help="names separated by '|' (or ',' where no name has one), or all")
+    p.add_argument("--batch", default="32", help="batch sizes, separated by commas")
+    p.add_argument("--size", default="xtts", choices=("tiny", "small", "xtts"))
+    p.add_argument("--layers", type=int, help="fewer GPT blocks")
+    p.add_argument("--steps", type=int, default=30)
+    p.add_argument("--json", type=Path, help="results so far, appended to")
+    p.add_argument("--again", action="store_true", help="measure rows that the JSON file has, too")
+    p.add_argument("--max-seconds", type=float, default=86400.0)
+    p.add_argument("--profile", help="a folder for the kernels' times and XLA's optimised program")
+    p.add_argument("--check", action="store_true")
+    p.add_argument("--worker", help=argparse.SUPPRESS)
+    return p.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    if text == "all":
+        return list(ROWS)
+    names = [n.strip() for n in text.split("|" if "|" in text or text in ROWS else ",")]
+    unknown = [n for n in names if n not in ROWS]
+    if unknown:
+        raise SystemExit(f"no row {', '.join(map(repr, unknown))}; the rows are: {' | '.join(ROWS)}")
+    return names
+
+
+def _read(path: Path | None) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+
+
+def _measure(job: dict, seconds: float, path: Path | None) -> dict:
+    """One row in its own process: flags are read once, memory is counted from nothing, and a crash costs one row."""
+    options = ROWS[job["row"]]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"
+    if job["profile"]:
+        Path(job["profile"]).mkdir(parents=True, exist_ok=True)
+        flags += f" --xla_dump_to={job['profile']}/xla --xla_dump_hlo_as_text"
+    command = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)]
+    began = time.monotonic()
+    try:
+        env = {**os.environ, "XLA_FLAGS": flags.strip(), "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
+        result = _last_json(done.stdout) or {"error": _why(done)}
+    except subprocess.TimeoutExpired:
+        result = {"error": f"not done within {seconds:.0f} s"}
+    result = {**job, **result, "wall_s": round(time.monotonic() - began, 1)}
+    if path:
+        with open(path, "a") as file:
+            file.write(json.dumps(result) + "\n")
+    return result
+
+
+def _last_json(text: str) -> dict | None:
+    lines = [line for line in text.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else None
+
+
+def _why(done: subprocess.CompletedProcess) -> str:
+    lines = [x for x in done.stderr.splitlines() if x.strip() and not x.startswith(("I0000", "W0000"))]
+    for line in reversed(lines):
+        if "RESOURCE_EXHAUSTED" in line or "out of memory" in line.lower():
+            return "out of memory"
+    return f"exit {done.returncode}: " + " / ".join(x.strip()[:300] for x in lines[-3:])
+
+
+# -- the measured process -----------------------------------------------------------------------------------------------------------
+
+
+def _worker(job: dict) -> dict:
+    options = ROWS[job["row"]]
+    if "torch" in options:
+        from tests.bench.torch_step import measure as measure_torch
+
+        return measure_torch(_dims(job, options), job["batch"], _bucket(job["batch"]), job["steps"], **options["torch"])
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else "CPU"
+    if options.get("ceiling"):
+        return {"device": device, **_ceiling(tf, 8192 if gpus else 512)}
+    step, batch = build(job, options)
+    return {"device": device, **_timed(tf, step, batch, job, options, bool(gpus))}
+
+
+def _dims(job: dict, options: dict):
+    from common.xtts.dims import SIZES
+
+    dims = SIZES[job["size"]] if job["layers"] is None else SIZES[job["size"]].with_layers(job["layers"])
+    return dataclasses.replace(dims, gpt=dataclasses.replace(dims.gpt, dropout=options.get("dropout", dims.gpt.dropout)))
+
+
+def _bucket(batch: int):
+    from common.buckets import Bucket
+
+    return Bucket(batch, TEXT_TOKENS + 1 + CODES + 4 + SPARE, TEXT_TOKENS + 1, CODES)
+
+
+def make_batch(dims, bucket, seed: int = 0) -> dict:
+    """Full rows of random ids and noise mels, as the producers pack them."""
+    import numpy as np
+
+    rng, gpt, rows = np.random.default_rng(seed), dims.gpt, bucket.batch_size
+    text = rng.integers(1, gpt.num_text_tokens, (rows, TEXT_TOKENS))
+    codes = rng.integers(0, gpt.num_audio_tokens - 2, (rows, CODES))
+    column = np.ones((rows, 1), np.int64)
+    stops = np.repeat(column * gpt.stop_audio, 4, axis=1)
+    audio = np.concatenate([column * gpt.start_audio, codes, stops[:, :3]], 1)
+    begin, end = TEXT_TOKENS + 1, TEXT_TOKENS + 1 + audio.shape[1]
+    ids, positions = np.zeros((2, rows, bucket.row_len), np.int32)
+    targets = np.full((rows, bucket.row_len), -1, np.int32)
+    ids[:, :end] = np.concatenate([column * gpt.start_text, text, gpt.num_text_tokens + audio], 1)
+    positions[:, :end] = [*range(begin), *(gpt.num_text_positions + i for i in range(audio.shape[1]))]
+    targets[:, begin:end] = np.concatenate([codes, stops], 1)
+    return {
+        "ids": ids,
+        "positions": positions,
+        "text_targets": np.concatenate([text, column * gpt.stop_text], 1).astype(np.int32),
+        "audio_targets": targets,
+        "weights": np.ones(rows, np.float32),
+        "cond_mel": rng.standard_normal((rows, dims.audio.cond_frames, gpt.num_mels)).astype(np.float16),
+    }
+
+
+def build(job: dict, options: dict):
+    """A step with random weights, drawn on the device (zeros would run faster than real weights), and its batch on the device."""
+    import tensorflow as tf
+
+    from common.xtts.kernels import Kernels
+    from trainer.step import GptStep, StepOptions
+
+    tf.config.experimental.enable_tensor_float_32_execution(options["precision"] != "fp32")
+    dims, bucket = _dims(job, options), _bucket(job["batch"])
+    jit = bool(tf.config.list_physical_devices("GPU")) or job.get("jit", False)
+    made = StepOptions(
+        compute_dtype="mixed_bfloat16" if options["precision"] == "bf16" else "float32",
+        kernels=Kernels(**options["kernels"]),
+        attention_dropout=options.get("attention_dropout"),
+        recompute=options.get("recompute", False),
+        mel_dtype="float16",
+        jit=jit,
+        init_seed=None,
+    )
+    step = GptStep(dims, made, [bucket])
+    for i, t in enumerate(step.optimizer.tensors):
+        value = tf.random.stateless_normal(t.variable.shape, [i, 7]) * 0.02
+        t.variable.assign(value + 1.0 if t.key.endswith(("norm.weight", "ln_f.weight", "ln_1.weight", "ln_2.weight", "gamma")) else value)
+    return step, {k: tf.identity(tf.convert_to_tensor(v)) for k, v in make_batch(dims, bucket).items()}
+
+
+def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
+    def once(i: int):
+        if options.get("grouped"):
+            step.micro(0, batch, (i, 1), 1.0)
+            return step.apply()
+        return step.update(0, batch, (i, 1))
+
+    began = time.perf_counter()
+    loss = float(once(0)["loss"])
+    compile_s = time.perf_counter() - began
+    for i in range(3):
+        once(i)["loss"].numpy()
+    blocks, size = [], max(1, job["steps"] // 5)
+    for block in range(5):
+        start = time.perf_counter()
+        for i in range(size):
+            out = once(10 + block * size + i)
+        out["loss"].numpy()
+        blocks.append(1e3 * (time.perf_counter() - start) / size)
+    ms = statistics.median(blocks)
+    peak = tf.config.experimental.get_memory_info("GPU:0")["peak"] if gpu else 0
+    result = {
+        "ms": round(ms, 2),
+        "ms_range": [round(min(blocks), 2), round(max(blocks), 2)],
+        "utterances_per_s": round(1e3 * job["batch"] / ms, 1),
+        "peak_gb": round(peak / 1e9, 2),
+        "compile_s": round(compile_s, 1),
+        "loss": [round(loss, 4), round(float(out["loss"]), 4)],
+    }
+    if job["profile"]:
+        from tests.bench.kernel_times import profile
+
+        result["kernels"] = profile(lambda: once(99)["loss"].numpy(), Path(job["profile"]), job["row"])
+    return result
+
+
+def _ceiling(tf, n: int) -> dict:
+    """TFLOP/s of bf16 products: a large square one, and those of a GPT block's forward pass at batch 32."""
+
+    def rate(m: int, k: int, n: int, repeat: int = 20) -> float:
+        a = tf.cast(tf.random.stateless_normal([m, k], [1, 2]), tf.bfloat16)
+        b = tf.cast(tf.random.stateless_normal([k, n], [3, 4]), tf.bfloat16)
+        tf.matmul(a, b)
+        tf.reduce_sum(tf.matmul(a, b)).numpy()
+        start = time.perf_counter()
+        for _ in range(repeat):
+            c = tf.matmul(a, b)
+        c[0, 0].numpy()
+        return round(2 * m * k * n * repeat / (time.perf_counter() - start) / 1e12, 1)
+
+    rows = 32 * 405 if n > 4096 else 64
+    shapes = {
+        f"{n}^3": (n, n, n),
+        "qkv": (rows, 1024, 3072),
+        "proj": (rows, 1024, 1024),
+        "fc": (rows, 1024, 4096),
+        "down": (rows, 4096, 1024),
+    }
+    return {"tflops": {name: rate(*shape) for name, shape in shapes.items()}}
+
+
+# -- output --------------------------------------------------------------------------------------------------------------------------
+
+
+def _line(r: dict) -> str:
+    if "error" in r:
+        return f"{r['row']}, batch {r['batch']}: {r['error']} ({r['wall_s']} s)"
+    if "tflops" in r:
+        return f"{r['row']}: {r['tflops']} TFLOP/s on {r['device']}"
+    return f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled in {r['compile_s']} s"
+
+
+def table(results: list[dict]) -> str:
+    """All results as a Markdown table."""
+    lines = ["| row | batch | layers | ms/step | utterances/s | peak GB | compile s | card |", "|---|---|---|---|---|---|---|---|"]
+    for r in results:
+        layers = r["layers"] or "all"
+        if "ms" in r:
+            cells = [r["ms"], r["utterances_per_s"], r["peak_gb"], r["compile_s"], r["device"]]
+            lines.append(f"| {r['row']} | {r['batch']} | {layers} | " + " | ".join(str(c) for c in cells) + " |")
+        elif "error" in r:
+            lines.append(f"| {r['row']} | {r['batch']} | {layers} | {r['error'].replace('|', ' ')[:160]} | | | | |")
+        else:
+            lines.append(
+                f"| {r['row']} | | | " + ", ".join(f"{k} {v}" for k, v in r["tflops"].items()) + f" TFLOP/s | | | | {r['device']} |"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What a finished run leaves to look at and listen to: samples, curves, a summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from common.board import Board
+from common.durable import write_atomically
+from common.plan import PlannedBatch
+from common.run import RunFolder
+from common.status import StatusFile
+from trainer.stages import Stage
+
+log = logging.getLogger(__name__)
+
+
+class TargetCounter:
+    """Counts the audio targets of an evaluation set as its batches come by, each batch once; their entropy is what a model that knows
+    nothing but how often each code occurs would score."""
+
+    def __init__(self, num_batches: int, num_audio_tokens: int):
+        self._counts = np.zeros(num_audio_tokens, np.int64)
+        self._left = set(range(num_batches))
+
+    def __call__(self, planned: PlannedBatch, arrays: dict) -> None:
+        """Take a batch; called by the feed for every batch of every plan."""
+        from trainer.summary import count_targets
+
+        if planned.plan == "eval" and planned.g in self._left:
+            self._left.discard(planned.g)
+            self._counts += count_targets(arrays["audio_targets"], len(self._counts))
+
+    @property
+    def entropy_nats(self) -> float | None:
+        """None until every batch was seen."""
+        from trainer.summary import unigram_entropy
+
+        return None if self._left or not self._counts.any() else unigram_entropy(self._counts)
+
+
+def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
+    """Keep the evaluation set's entropy in the run, so that a run resumed at its very end has it, too."""
+    if counter is not None and counter.entropy_nats is not None:
+        write_atomically(run.path / "eval_codes.json", json.dumps({"unigram_nats": counter.entropy_nats}) + "\n")
+
+
+def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: StatusFile) -> None:
+    """Speak the samples with the final weights, then write curves.png and summary.json."""
+    from trainer import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
+
+    if stage.kind == "gpt" and run.config.samples.count + len(run.config.samples.texts):
+        status.update(phase="speaking samples")
+        _speak(run, stage)
+    path = run.path / "eval_codes.json"
+    nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
+    for line in summary.lines(summary.finish(run, nats, retraces)):
+        log.info("%s", line)
+
+
+def _speak(run: RunFolder, stage: Stage) -> None:
+    from common.xtts import weights
+    from common.xtts.dvae import Dvae
+    from trainer.samples import make_samples
+
+    began = time.perf_counter()
+    dvae = Dvae(run.dims.dvae)
+    weights.load_state_dict(dvae, load_file(run.dvae_weights))
+    board = Board(run.path / "tensorboard")
+    try:
+        infos = make_samples(run, stage.step.model, dvae, run.path / "samples", stage.schedule.total_steps, board)
+    finally:
+        board.close()
+    log.info("%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began)

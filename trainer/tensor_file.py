@@ -1,0 +1,44 @@
+"""Tensors on disk in the safetensors format, one at a time: what is written is let go at once, and digested on the way.
+
+The package's own writer holds everything in memory twice, and the interpreter's lock while it writes: seconds, at full size, in which
+no step could be started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+import xxhash
+
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
+_NAMES |= {f"{kind}int{bits}": f"{kind.upper() or 'I'}{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+def save_file(tensors: MutableMapping[str, Any], path: str | os.PathLike) -> str:
+    """Write `tensors` and return the xxh3-128 of the file's bytes. OSError as of the file system.
+
+    tensors: name → array, or anything with `shape`, `dtype` and NumPy's `__array__`; emptied on the way.
+    """
+    # By alignment, then by name, as the package orders them.
+    names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))
+    header, end = {}, 0
+    for name in names:
+        dtype, shape = np.dtype(tensors[name].dtype), [int(n) for n in tensors[name].shape]
+        begin, end = end, end + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = xxhash.xxh3_128()
+    with open(path, "wb") as file:
+        for data in (len(text).to_bytes(8, "little"), text):
+            digest.update(data)
+            file.write(data)
+        for name in names:
+            data = np.asarray(tensors.pop(name), order="C").reshape(-1).view(np.uint8).data
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()

@@ -1,0 +1,101 @@
+"""Batches onto the device, under the step that computes.
+
+TensorFlow lets each copy to a GPU begin only when everything issued to that GPU before has ended (its allocator may still hand the memory
+to that work), and blocks the thread that copies. Field by field, each copy would wait for another step. So a batch travels as one buffer,
+copied by the feed's thread, and is cut up on the device; and the feed lets a step be issued only once the copy of the batch after it has
+been (`trainer.feed`): that copy then waits for the step before and runs under this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Spec = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+_ALIGN = 16
+
+
+class Upload:
+    """Moves batches in two steps: `to_host` copies once out of the frames, `to_device` puts that where the step wants it.
+
+    Args:
+        device: of the step, "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` is all there is to do.
+    """
+
+    def __init__(self, device: str | None):
+        self.device = device
+        self.waits_for_steps = device is not None
+        self._cutters: dict[tuple, Callable] = {}
+
+    def to_host(self, arrays: Mapping[str, np.ndarray], seed: tuple[int, int]) -> Any:
+        """The batch in TensorFlow's own host memory; the arrays may be dropped."""
+        if self.device is None:
+            return {k: tf.convert_to_tensor(v) for k, v in arrays.items()}, seed
+        fields = {**arrays, "seed": np.asarray(seed, np.int32)}
+        layout = Layout.of(fields)
+        buffer = np.zeros(layout.num_words, np.float32)
+        for name, array in fields.items():
+            at, _, _ = layout.places[name]
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            buffer.view(np.uint8)[4 * at : 4 * at + len(flat)] = flat
+        with tf.device("/device:CPU:0"):
+            return layout, tf.convert_to_tensor(buffer)
+
+    def to_device(self, on_host: Any, issuing: Callable[[], None]) -> tuple[dict[str, tf.Tensor], Any]:
+        """({field: tensor}, seed) on the device; `issuing` is called at the moment the copy is."""
+        if self.device is None:
+            issuing()
+            return on_host
+        layout, buffer = on_host
+        if layout.key not in self._cutters:
+            self._cutters[layout.key] = layout.cutter()
+        with tf.device(self.device):
+            issuing()
+            fields = self._cutters[layout.key](tf.identity(buffer))
+        return {k: v for k, v in fields.items() if k != "seed"}, fields["seed"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each field lies in a buffer of float32 words: name → (first word, dtype, shape). Floats, as int32 would stay on the host."""
+
+    places: dict[str, tuple[int, np.dtype, tuple[int, ...]]]
+    num_words: int
+
+    @classmethod
+    def of(cls, fields: Mapping[str, np.ndarray]) -> Layout:
+        """One after the other, each aligned."""
+        places, at = {}, 0
+        for name, array in fields.items():
+            places[name] = (at, array.dtype, array.shape)
+            at += -(-array.nbytes // _ALIGN) * _ALIGN // 4
+        return cls(places, at)
+
+    @property
+    def key(self) -> tuple:
+        """Equal for equal layouts."""
+        return tuple((name, at, dtype.name, shape) for name, (at, dtype, shape) in self.places.items())
+
+    def cutter(self) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+        """The compiled inverse: float32[num_words] → {field: tensor}."""
+
+        def cut(buffer):
+            return {name: self._field(buffer, *place) for name, place in self.places.items()}
+
+        signature = [tf.TensorSpec([self.num_words], tf.float32)]
+        return tf.function(cut, input_signature=signature, jit_compile=True, autograph=False).get_concrete_function()
+
+    @staticmethod
+    def _field(buffer: tf.Tensor, at: int, dtype: np.dtype, shape: tuple[int, ...]) -> tf.Tensor:
+        num_bytes = dtype.itemsize * math.prod(shape)
+        words = buffer[at : at + -(-num_bytes // 4)]
+        per_word = 4 // dtype.itemsize  # fields of 2- and 4-byte numbers alone
+        values = tf.bitcast(words, tf.as_dtype(dtype))
+        if per_word > 1:
+            values = tf.reshape(values, [-1])[: math.prod(shape)]
+        return tf.reshape(values, shape)
