@@ -149,6 +149,34 @@ def check_command(args: argparse.Namespace) -> int:
     return check.run(_config(args), train, tell)
 
 
+def profile_command(args: argparse.Namespace) -> int:
+    """Measure where the time of a step and of a batch goes, on your own data; the run itself is left as it is."""
+    from rich.console import Console as RichConsole
+
+    from common.run import RunFolder
+    from trainer import profile
+    from trainer import profile_report as report
+
+    if args.steps < report.FEWEST_STEPS:
+        raise BadInput(f"--steps {args.steps}: at least {report.FEWEST_STEPS} steps say something")
+    config, changed, run = _config(args), [], None
+    if (config.run_dir / "identity.json").is_file():
+        config, changed = _existing(args)
+        run = RunFolder(config.run_dir) if report.fits(changed) else None
+    devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
+    with report.temporary_folder(config.run_dir) as folder:
+        config = report.settings(config, folder, args.steps)
+        run = _prepare(config, devices) if run is None else report.borrow(run, config)
+        report.without_evaluation(run)
+        os.environ[profile.ASKED] = str(args.steps)
+        code = _supervise(make_program(run.config, folder, devices), devices.notes)
+        if code == OK:
+            document = report.read(folder)
+            text = RichConsole(width=None if sys.stdout.isatty() else 110)
+            tell(json.dumps(document)) if args.json else text.print(report.view(document))
+    return code
+
+
 def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
     from rich.console import Console as RichConsole
@@ -219,6 +247,11 @@ COMMANDS = {
         {"--strict": _switch("exit 2 if any row is rejected"), "--json": _switch("print JSON")},
     ),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
+    "profile": Command(
+        profile_command,
+        None,
+        {"--steps": {"metavar": "N", "type": int, "default": 100, "help": "steps to measure (100)"}, "--json": _switch("print JSON")},
+    ),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
     "import-coqui": Command(

@@ -37,6 +37,8 @@ def setup(name: str, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("numba", "matplotlib", "h5py", "absl", "tensorflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Its retracing warning counts all buckets' functions as one; the trainer counts traces itself, function by function.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 
 

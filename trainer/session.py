@@ -12,16 +12,17 @@ from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
 from common.status import StatusFile, read_all
-from trainer import stages
+from trainer import profile, stages
 from trainer.clock import Clock
 from trainer.feed import Feed, Quarantine
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
+from trainer.profile import Profiler
 from trainer.schedule import Position, Schedule
 from trainer.stages import Stage
 from trainer.verdict import Settings
-from trainer.watch import Watch
+from trainer.watch import RECENT_STEPS, Watch
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             dry_step(stage, observer)  # while the producers make the first batches
             wait_ready(server, run, stage.schedule, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
+        profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
+        step = watch.clock.watch(stage.step)
         loop = Loop(
-            watch.clock.watch(stage.step),
+            step if profiler is None else profiler.wrap(step),
             stage.schedule,
             position,
             feed,
@@ -72,6 +75,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         finally:
             observer.traces(stage.step.trace_counts)
             remember_entropy(run, counter)
+        if profiler is not None:
+            profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
         if name == "dvae":
             stages.publish_dvae(run, stage.step.state_dict()["model"])
         return stage
@@ -106,7 +111,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
     labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive]  # noqa: E731 - remote producers have no file here
-    return Watch(settings, Clock(), GpuUse(labels))
+    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))
 
 
 def _observer(run: RunFolder, stage: Stage, status: StatusFile, watch: Watch) -> Observer:

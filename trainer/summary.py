@@ -43,9 +43,12 @@ class History:
                 line = json.loads(text)
             except ValueError:  # a SIGKILL in the middle of a write; the next process went on after it
                 continue
-            if "step" not in line:
+            if any(k.startswith("eval_") for k in line):
+                kind = evaluations
+            elif "step_ms" in line:
+                kind = steps
+            else:  # traces, where the time goes
                 continue
-            kind = evaluations if any(k.startswith("eval_") for k in line) else steps
             kind[line["step"]] = line  # a step trained again after a crash: the later line is what the weights saw
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
         return cls(*([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)))

@@ -86,6 +86,7 @@ class Measured:
     trainer_s: Mapping[str, float] = field(default_factory=dict)
     producers: tuple[ProducerLoad, ...] = ()
     settings: Settings = field(default_factory=Settings)
+    ceiling_s: float | None = None  # measured with data always there; None: what is left of batch_s without the waits
 
     @property
     def wait(self) -> float:
@@ -95,7 +96,7 @@ class Measured:
     @property
     def ceiling(self) -> float:
         """Batches per second if data were always there."""
-        return 1 / max(1e-9, self.batch_s - self.wait_s)
+        return 1 / max(1e-9, self.batch_s - self.wait_s if self.ceiling_s is None else self.ceiling_s)
 
     @property
     def made_per_s(self) -> float:

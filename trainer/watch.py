@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.gpu_use import GpuUse, Use
@@ -48,6 +47,7 @@ class StepRecord:
     wait_s: float
     busy_s: float
     batches: tuple[FedRecord, ...]
+    number: int = 0  # of the stage's steps in this process, from 0
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -121,15 +121,14 @@ class Watch:
         *,
         recent: int = RECENT_STEPS,
         warm_up: int = WARM_UP_STEPS,
-        now: Callable[[], float] = time.perf_counter,
     ):
-        self.settings, self.clock, self._gpu_use, self._now = settings, clock, gpu_use, now
+        self.settings, self.clock, self._gpu_use = settings, clock, gpu_use
         self.logged_s: deque[float] = deque(maxlen=recent)  # what telling of each step took
         self.saved_s: list[float] = []  # what each checkpoint took
         self._fed: dict[int, FedRecord] = {}  # train batches by number
         self.steps: deque[StepRecord] = deque(maxlen=recent)
         self._last: float | None = None  # when the step before had finished
-        self._left_out = warm_up
+        self._left_out, self._number = warm_up, 0
         self._said: set[tuple[str, str]] = set()
         self._gpus: tuple[Use, ...] = ()
 
@@ -148,7 +147,8 @@ class Watch:
         tick = self.clock.take() if self.clock is not None else None
         if tick is None or len(batches) != count:
             return None
-        record = _record(self._last, tick, batches)
+        record = _record(self._last, tick, batches, self._number)
+        self._number += 1
         self._last = tick.finished
         if self._left_out:
             self._left_out -= 1
@@ -156,15 +156,16 @@ class Watch:
             self.steps.append(record)
         return record
 
-    def speed(self) -> Speed | None:
-        """The last steps; None while there are too few."""
-        if len(self.steps) < ENOUGH:
+    def speed(self, steps: Sequence[StepRecord] | None = None) -> Speed | None:
+        """What the last steps (or those given) come to; None if they are too few."""
+        steps = self.steps if steps is None else steps
+        if len(steps) < ENOUGH:
             return None
-        batches = [b for s in self.steps for b in s.batches]
-        total = sum(s.total_s for s in self.steps)
+        batches = [b for s in steps for b in s.batches]
+        total = sum(s.total_s for s in steps)
         measured = Measured(
             batch_s=total / len(batches),
-            wait_s=sum(s.wait_s for s in self.steps) / len(batches),
+            wait_s=sum(s.wait_s for s in steps) / len(batches),
             feed_s=statistics.fmean(b.feed_s for b in batches),
             transit_s=_mean([b.transit_s for b in batches if b.transit_s is not None]),
             trainer_s=_trainer_parts(self.clock),
@@ -172,14 +173,14 @@ class Watch:
             settings=self.settings,
         )
         per_bucket: dict[tuple[int, ...], list[float]] = {}
-        for s in self.steps:
+        for s in steps:
             per_bucket.setdefault(s.buckets, []).append(s.busy_s)
         rows = sum(b.rows for b in batches)
         return Speed(
-            steps=len(self.steps),
+            steps=len(steps),
             measured=measured,
             verdict=verdict(measured),
-            step_s=total / len(self.steps),
+            step_s=total / len(steps),
             utterances_per_s=rows / total,
             produced_per_s=sum(len([b for b in batches if b.producer == p.name]) for p in measured.producers) / total,
             per_bucket={k: (len(v), statistics.fmean(v), statistics.pstdev(v)) for k, v in sorted(per_bucket.items())},
@@ -220,7 +221,7 @@ class Watch:
             self._gpu_use.close()
 
 
-def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...]) -> StepRecord | None:
+def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], number: int) -> StepRecord | None:
     """The step on the device's clock: it waits for data only once the step before has finished."""
     if last is None:
         return None
@@ -230,7 +231,7 @@ def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...]) -> S
     # From the first call on, or from when the step before was done, without what later micro-batches were waited for.
     later = sum(max(0.0, b.got - max(b.asked, tick.began, last)) for b in batches)
     busy = tick.finished - max(last, tick.began) - later
-    return StepRecord(total, min(wait, total), max(0.0, busy), batches) if tick.finished >= began else None
+    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number) if tick.finished >= began else None
 
 
 def _trainer_parts(clock: Clock | None) -> dict[str, float]:
