@@ -105,7 +105,8 @@ class SampleMaker:
 
     def __init__(self, run: RunFolder, gpt: Gpt, dvae: Dvae, options: SamplingOptions = OPTIONS, reference: ReferenceOptions | None = None):
         config = run.config
-        tokenizer = Tokenizer.load(run.path / "vocab.json", keep_diacritics=not config.text.strip_arabic_diacritics)
+        cleaning = {"parity": config.text.coqui_cleaning, "keep_diacritics": not config.text.strip_arabic_diacritics}
+        tokenizer = Tokenizer.load(run.path / "vocab.json", **cleaning)
         reference = reference or ReferenceOptions.as_trained(run.dims.audio)
         self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, reference=reference)
         self._options, self._seed = options, config.seed
@@ -147,11 +148,13 @@ class SampleMaker:
         return out
 
 
-def make_samples(
-    run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None, options: SamplingOptions = OPTIONS
-) -> list[SampleInfo]:
-    """`SampleMaker.make`, once."""
-    return SampleMaker(run, gpt, dvae, options).make(folder, step, board)
+def make_samples(run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
+    """`SampleMaker.make`, once. Runs from imported weights speak as XTTS does at inference: text STOP visible, references unpadded."""
+    if run.config.model.weights:
+        maker = SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
+    else:
+        maker = SampleMaker(run, gpt, dvae)
+    return maker.make(folder, step, board)
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:

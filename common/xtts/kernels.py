@@ -59,6 +59,13 @@ def after(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
         return tf.identity(x)
 
 
+def again(x: tf.Tensor) -> tf.Tensor:
+    """`x`, from which the backward pass computes again what the forward pass had: without this, XLA merges the two and keeps the result,
+    often wider than `x`, in memory between them.
+    """
+    return gen_xla_ops.xla_optimization_barrier([x])[0] if current().jit else x
+
+
 # -- dropout ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -109,8 +116,10 @@ def hash_dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 
 def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float) -> tf.Tensor:
     """As `layers.LayerNorm`: x [..., C] any float dtype, weight and bias float32 [C]. Keeps x and two numbers per position."""
-    # A closure: custom_gradient would turn a Python number among its arguments into a tensor.
-    return tf.custom_gradient(lambda x, weight, bias: _layer_norm(x, weight, bias, eps))(x, weight, bias)
+    # A closure: custom_gradient would turn a Python number among its arguments into a tensor. Two axes: over more leading ones, XLA
+    # transposes before it sums up the gradients of weight and bias.
+    rows = tf.reshape(x, [-1, x.shape[-1]])
+    return tf.reshape(tf.custom_gradient(lambda x, weight, bias: _layer_norm(x, weight, bias, eps))(rows, weight, bias), tf.shape(x))
 
 
 def _layer_norm(x, weight, bias, eps):
@@ -119,12 +128,11 @@ def _layer_norm(x, weight, bias, eps):
     scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide - mean), -1, keepdims=True) + eps)
 
     def grad(dy):
-        normed = (tf.cast(x, tf.float32) - mean) * scale
+        normed = (tf.cast(again(x), tf.float32) - mean) * scale
         g = tf.cast(dy, tf.float32)
         gw = g * weight
         dx = scale * (gw - tf.reduce_mean(gw, -1, keepdims=True) - normed * tf.reduce_mean(gw * normed, -1, keepdims=True))
-        leading = list(range(x.shape.rank - 1))
-        return tf.cast(dx, x.dtype), tf.reduce_sum(g * normed, leading), tf.reduce_sum(g, leading)
+        return tf.cast(dx, x.dtype), tf.reduce_sum(g * normed, 0), tf.reduce_sum(g, 0)
 
     return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
 
@@ -151,7 +159,7 @@ def _group_norm(x, weight, bias, groups, eps):
     scale = tf.math.rsqrt(spread(tf.reduce_sum(tf.square(wide - mean), 1)) + eps)
 
     def grad(dy):
-        normed = (tf.cast(x, tf.float32) - mean) * scale
+        normed = (tf.cast(again(x), tf.float32) - mean) * scale
         g = tf.cast(dy, tf.float32)
         sum_g, sum_gx = tf.reduce_sum(g, 1), tf.reduce_sum(g * normed, 1)  # [B, C]
         dx = scale * (g * weight - spread(sum_g * weight) - normed * spread(sum_gx * weight))
@@ -169,7 +177,7 @@ def gelu_tanh(x: tf.Tensor):
     wide = tf.cast(x, tf.float32)
 
     def grad(dy):
-        wide = tf.cast(x, tf.float32)
+        wide = tf.cast(again(x), tf.float32)
         square = tf.square(wide)
         tanh = tf.tanh(_GELU_A * wide * (1 + _GELU_B * square))
         slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - tf.square(tanh)) * _GELU_A * (1 + 3 * _GELU_B * square)
@@ -205,17 +213,17 @@ def cross_entropy_sum(logits: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor,
         classes = tf.range(logits.shape[-1])
         is_target = classes == targets[..., tf.newaxis]
 
-        def wide():
+        def wide(logits):
             x = tf.cast(logits, tf.float32)
             return x if num_classes == logits.shape[-1] else tf.where(classes < num_classes, x, -1e30)
 
-        x = wide()
+        x = wide(logits)
         top = tf.reduce_max(x, -1, keepdims=True)
         log_sum = tf.math.log(tf.reduce_sum(tf.exp(x - top), -1, keepdims=True)) + top
         picked = tf.reduce_sum(tf.where(is_target, x, 0.0), -1)
 
         def grad(d_sum):
-            p = tf.exp(wide() - log_sum)
+            p = tf.exp(wide(again(logits)) - log_sum)
             return tf.cast((p - tf.cast(is_target, tf.float32)) * (weights * d_sum)[..., tf.newaxis], logits.dtype)
 
         return tf.reduce_sum((log_sum[..., 0] - picked) * weights), grad

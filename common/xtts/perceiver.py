@@ -99,7 +99,9 @@ class PerceiverResampler(Block):
     def call(self, context):
         """Context [B, S, C] -> [B, L, C]."""
         latents = tf.convert_to_tensor(self.latents)
-        z = tf.broadcast_to(latents, [dims_of(context)[0], *latents.shape])
+        rows = dims_of(context)[0]
+        # As rows of one axis: from a plain broadcast XLA takes that the batch be innermost in memory, from here through the whole network.
+        z = tf.reshape(tf.tile(latents, [rows, 1]), [rows, *latents.shape])
         for layer in self.layers:
             z = layer(z, context)
         return self.norm(z)
