@@ -169,11 +169,13 @@ def profile_command(args: argparse.Namespace) -> int:
         run = _prepare(config, devices) if run is None else report.borrow(run, config)
         report.without_evaluation(run)
         os.environ[profile.ASKED] = str(args.steps)
-        code = _supervise(make_program(run.config, folder, devices), devices.notes)
-        if code == OK:
-            document = report.read(folder)
-            text = RichConsole(width=None if sys.stdout.isatty() else 110)
-            tell(json.dumps(document)) if args.json else text.print(report.view(document))
+        program = make_program(run.config, folder, devices)
+        with Console(program, sys.stderr if args.json else None) as view:
+            code = Supervisor(program, view).run()
+        if code == OK and args.json:
+            tell(json.dumps(report.read(folder)))
+        elif code == OK:
+            RichConsole(width=None if sys.stdout.isatty() else 110).print(report.view(report.read(folder)))
     return code
 
 

@@ -18,6 +18,7 @@ from common.lifecycle import Stop, run_main
 from common.lock import lock
 from common.run import RunFolder
 from common.status import StatusFile
+from trainer import profile
 from trainer.finale import finish
 from trainer.session import train_stage
 
@@ -49,7 +50,8 @@ def main(stop: Stop) -> None:
                     continue
                 stage = train_stage(run, name, server, status, stop)
                 retraces[name] = sum(n - 1 for n in stage.step.trace_counts.values())
-            finish(run, stage, retraces, status)
+            if profile.asked() is None:
+                finish(run, stage, retraces, status)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise

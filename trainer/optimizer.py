@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
+from common.xtts.kernels import again
 from common.xtts.layers import Tensor
 from common.xtts.weights import check, from_torch, to_torch
 
@@ -121,6 +122,27 @@ class AdamW:
 def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """√ of the sum of squares over all gradients, scalar; not finite if any of them is not."""
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+
+
+def packed_global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """`global_norm` in few kernels: one per large tensor and one for all the rest, where XLA would launch two for each of hundreds."""
+    sums, small = [], []
+    for g in gradients:
+        flat = tf.reshape(tf.cast(g, tf.float32), [-1])
+        if (columns := _columns(flat.shape[0])) > 1:
+            sums.append(tf.reduce_sum(tf.square(tf.reshape(flat, [-1, columns])), 1))
+        else:
+            small.append(tf.square(flat))
+    # Behind a barrier: XLA turns a sum over a concatenation back into sums over its parts.
+    return tf.sqrt(tf.reduce_sum(again(tf.concat([*sums, *small], 0))))
+
+
+def _columns(size: int) -> int:
+    """How long the rows are into which a tensor of `size` numbers is cut for its sum; 1: it is small."""
+    columns = 1
+    while columns < 1024 and size >= 2**15 and size % (2 * columns) == 0:
+        columns *= 2
+    return columns
 
 
 def clip_coefficient(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:

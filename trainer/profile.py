@@ -98,7 +98,7 @@ class Profiler:
         measured = Measured(m.batch_s, m.wait_s, m.feed_s, m.transit_s, trainer_s, m.producers, m.settings, ceiling_s)
         document = {
             "steps": rows,
-            "batch": _batch_rows([b for s in steps for b in s.batches]),
+            "batch": _batch_rows([b for s in steps for b in s.batches if s.settled] or [b for s in steps for b in s.batches]),
             "batches_per_step": per_step,
             "speed": speed.record(),
             "ceiling_ms": 1e3 * ceiling_s,

@@ -48,7 +48,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         _open_generation(run, stage, server, position, quarantine)
         if position.step < stage.schedule.total_steps:
             dry_step(stage, observer)  # while the producers make the first batches
-            wait_ready(server, run, stage.schedule, observer, stop)
+            wait_ready(server, run, stage.schedule, position, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
         step = watch.clock.watch(stage.step)
@@ -196,10 +196,11 @@ class Acceptance:
         return None
 
 
-def wait_ready(server: LeaseServer, run: RunFolder, schedule: Schedule, observer: Observer, stop: Stop) -> None:
+def wait_ready(server: LeaseServer, run: RunFolder, schedule: Schedule, position: Position, observer: Observer, stop: Stop) -> None:
     """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`."""
     transport = run.config.transport
-    wanted = min(transport.min_ready, transport.high_water_mark, schedule.train.batches_per_epoch)
+    left = schedule.total_steps - position.step  # of a run's last step there may be no more than one batch
+    wanted = min(transport.min_ready, transport.high_water_mark, schedule.train.batches_per_epoch, left)
     deadline = time.monotonic() + transport.data_timeout_s
     while (ready := server.ready_count()) < wanted:
         if stop.is_set():

@@ -21,7 +21,7 @@ from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
 from common.xtts.kernels import PLAIN, Kernels
 from trainer.losses import gpt_losses
-from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.optimizer import AdamW, clip_coefficient, global_norm, packed_global_norm, schedule
 from trainer.snapshot import hold
 
 Scalars = dict[str, tf.Tensor]
@@ -245,7 +245,7 @@ class GptStep:
         return report
 
     def _updated(self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor) -> Scalars:
-        norm = global_norm(gradients)
+        norm = packed_global_norm(gradients) if self.kernels.lean else global_norm(gradients)
         finite = tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)

@@ -2,7 +2,7 @@
 
 The pipeline is a row of things that work at the same time: decode threads → each producer's own thread (read, codes, mel, pack, serialise)
 → the wire → the trainer's feed (check, transfer) → the step. At its pace, the slowest is busy all the time and the others wait: for leases
-before it, for data behind it. If nobody is busy all the time, the wire is slow, or the window too small to keep them all at work.
+before it, for data behind it. If nobody is busy all the time, the wire is slow, or there are too few batches under way to keep them at work.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 READY = 0.01  # the trainer waits for less than this share of its time: it has what it can use
 IDLE = 0.85  # a part that is busy for less than this share is not what the others wait for
 DECODE_WAIT = 0.08  # a producer that waits for its decode threads for more than this share of its time
+LEASE_WAIT = 0.05  # a producer that waits for leases for less than this share of its time has them
 HEADROOM = 1.05  # producers are counted with so much to spare
 OWN_PARTS = ("read", "codes", "mel", "pack", "serialise", "make")  # of a producer's own thread
-CAUSES = ("trainer", "transfer", "transport", "window", "decode", "features", "read", "serialise", "producers")
+CAUSES = ("trainer", "transfer", "transport", "window", "leases", "decode", "features", "read", "serialise", "producers")
 _CAUSE_OF = {"read": "read", "codes": "features", "mel": "features", "make": "features", "pack": "serialise", "serialise": "serialise"}
 
 
@@ -144,17 +145,23 @@ def _cause(m: Measured) -> tuple[str, str]:
         return "trainer", _largest(m.trainer_s)
     if not m.producers:
         return "producers", ""
-    total = sum(p.batches * p.cycle_s for p in m.producers)
-    unneeded = sum(p.batches * p.part("lease_wait") for p in m.producers) / total if total else 1.0
-    busy = {"trainer": 1 - m.wait, "transfer": min(1.0, m.feed_s / m.batch_s), "producer": 1 - unneeded}
-    most = max(busy, key=lambda k: (busy[k], k == "producer"))
+    total = max(1e-9, sum(p.batches * p.cycle_s for p in m.producers))
+    # Not what is left without the wait for leases: a producer with one batch in hand waits for its clips though it could do more.
+    producer = sum(p.batches * p.pace_s(m.settings.leases) for p in m.producers) / total
+    busy = {"trainer": 1 - m.wait, "transfer": m.feed_s / m.batch_s, "producer": producer}
+    most = max(busy, key=lambda k: (min(1.0, busy[k]), k == "producer"))
     if busy[most] < IDLE:
-        # The wire holds everything that it has not carried yet; a batch that found it free is there at once.
-        slow_wire = m.transit_s is not None and m.transit_s > 0.5 * m.batch_s
-        return ("transport" if slow_wire else "window"), ""
+        return _between(m, sum(p.batches * p.part("lease_wait") for p in m.producers) / total), ""
     if most == "trainer":
         return "trainer", _largest(m.trainer_s)
     return (most, "") if most == "transfer" else _within_producers(m)
+
+
+def _between(m: Measured, lease_wait: float) -> str:
+    """Nobody is busy all the time. The wire holds what it has not carried yet; where it is free, a batch is there at once."""
+    if m.transit_s is not None and m.transit_s > 0.5 * m.batch_s:
+        return "transport"
+    return "leases" if lease_wait < LEASE_WAIT else "window"
 
 
 def _within_producers(m: Measured) -> tuple[str, str]:
@@ -193,6 +200,7 @@ def _setting(m: Measured, cause: str, part: str) -> str:
         "trainer": _trainer_setting(part),
         "transfer": smaller or "set a smaller batching.batch_size",
         "transport": smaller or ("set producers on this host (transport.bind=ipc)" if s.bind != "ipc" else f"set {more}"),
+        "leases": f"set producers.leases={s.leases + 2} (now {s.leases})",
         "window": f"set transport.high_water_mark={2 * s.high_water_mark} (now {s.high_water_mark})",
         "read": f"set {more}, or the run folder on a faster disk",
         "serialise": f"set {more}",

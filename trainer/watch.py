@@ -48,6 +48,7 @@ class StepRecord:
     busy_s: float
     batches: tuple[FedRecord, ...]
     number: int = 0  # of the stage's steps in this process, from 0
+    settled: bool = True  # its batches were made while training went on; before, producers wait for leases for other reasons
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -129,6 +130,7 @@ class Watch:
         self.steps: deque[StepRecord] = deque(maxlen=recent)
         self._last: float | None = None  # when the step before had finished
         self._left_out, self._number = warm_up, 0
+        self._unsettled = settings.high_water_mark
         self._said: set[tuple[str, str]] = set()
         self._gpus: tuple[Use, ...] = ()
 
@@ -140,6 +142,7 @@ class Watch:
         """Something else than training steps happens now: the step around it says nothing about speed."""
         self._last = None
         self._left_out = max(self._left_out, 1)
+        self._unsettled = self.settings.high_water_mark
 
     def step(self, first_g: int, count: int) -> StepRecord | None:
         """The next step has finished; what is known of it, or None."""
@@ -147,8 +150,9 @@ class Watch:
         tick = self.clock.take() if self.clock is not None else None
         if tick is None or len(batches) != count:
             return None
-        record = _record(self._last, tick, batches, self._number)
+        record = _record(self._last, tick, batches, self._number, self._unsettled <= 0)
         self._number += 1
+        self._unsettled -= count
         self._last = tick.finished
         if self._left_out:
             self._left_out -= 1
@@ -162,6 +166,7 @@ class Watch:
         if len(steps) < ENOUGH:
             return None
         batches = [b for s in steps for b in s.batches]
+        settled = [b for s in steps for b in s.batches if s.settled]
         total = sum(s.total_s for s in steps)
         measured = Measured(
             batch_s=total / len(batches),
@@ -169,7 +174,7 @@ class Watch:
             feed_s=statistics.fmean(b.feed_s for b in batches),
             transit_s=_mean([b.transit_s for b in batches if b.transit_s is not None]),
             trainer_s=_trainer_parts(self.clock),
-            producers=tuple(_loads(batches)),
+            producers=tuple(_loads(settled if len(settled) >= ENOUGH else batches)),
             settings=self.settings,
         )
         per_bucket: dict[tuple[int, ...], list[float]] = {}
@@ -221,7 +226,7 @@ class Watch:
             self._gpu_use.close()
 
 
-def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], number: int) -> StepRecord | None:
+def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], number: int, settled: bool) -> StepRecord | None:
     """The step on the device's clock: it waits for data only once the step before has finished."""
     if last is None:
         return None
@@ -231,7 +236,7 @@ def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], numb
     # From the first call on, or from when the step before was done, without what later micro-batches were waited for.
     later = sum(max(0.0, b.got - max(b.asked, tick.began, last)) for b in batches)
     busy = tick.finished - max(last, tick.began) - later
-    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number) if tick.finished >= began else None
+    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number, settled) if tick.finished >= began else None
 
 
 def _trainer_parts(clock: Clock | None) -> dict[str, float]:

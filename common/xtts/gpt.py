@@ -65,6 +65,10 @@ class GptBlock(Block):
         return self._add(x, attention(q, keys, values, mask=seen), (None, None, None)), (keys, values)
 
     def _qkv(self, x):
+        if kernels.current().split_qkv:
+            weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
+            parts = kernels.affine_parts(self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: tf.concat(parts, -1))
+            return [split_heads(part, self.heads) for part in parts]
         return [split_heads(part, self.heads) for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)]
 
     def _add(self, x, attended, seeds):

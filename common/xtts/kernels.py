@@ -10,7 +10,7 @@ Shapes: B batch, T time, C channels, G groups.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +27,7 @@ class Kernels:
     dropout: Literal["stateless", "hash"] = "stateless"  # TensorFlow's generator, or a hash of each element's index
     lean: bool = False  # norms, GELU and cross-entropy with written-out gradients; heads padded to whole tiles
     embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs
+    split_qkv: bool = False  # queries, keys and values by three products forward: fused attention wants them apart in memory
     jit: bool = False  # the function is compiled by XLA
 
 
@@ -124,8 +125,9 @@ def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float) -> 
 
 def _layer_norm(x, weight, bias, eps):
     wide = tf.cast(x, tf.float32)
-    mean = tf.reduce_mean(wide, -1, keepdims=True)
-    scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide - mean), -1, keepdims=True) + eps)
+    # Both sums in one pass over x. What cancels between them is small: the mean over channels is, beside their spread.
+    mean, square = tf.reduce_mean(wide, -1, keepdims=True), tf.reduce_mean(tf.square(wide), -1, keepdims=True)
+    scale = tf.math.rsqrt(tf.maximum(square - tf.square(mean), 0.0) + eps)
 
     def grad(dy):
         normed = (tf.cast(again(x), tf.float32) - mean) * scale
@@ -155,8 +157,8 @@ def _group_norm(x, weight, bias, groups, eps):
         return tf.reshape(tf.broadcast_to(means, tf.shape(grouped)), [-1, 1, num_channels])
 
     wide = tf.cast(x, tf.float32)
-    mean = spread(tf.reduce_sum(wide, 1))
-    scale = tf.math.rsqrt(spread(tf.reduce_sum(tf.square(wide - mean), 1)) + eps)
+    mean, square = spread(tf.reduce_sum(wide, 1)), spread(tf.reduce_sum(tf.square(wide), 1))
+    scale = tf.math.rsqrt(tf.maximum(square - tf.square(mean), 0.0) + eps)
 
     def grad(dy):
         normed = (tf.cast(again(x), tf.float32) - mean) * scale
@@ -173,8 +175,12 @@ _GELU_A, _GELU_B = 0.7978845608028654, 0.044715  # sqrt(2 / pi)
 
 @tf.custom_gradient
 def gelu_tanh(x: tf.Tensor):
-    """GELU in the tanh approximation, computed in float32. Keeps x alone."""
-    wide = tf.cast(x, tf.float32)
+    """GELU in the tanh approximation; its slope in float32. Keeps x alone.
+
+    Written in x's dtype and in this very order of operations: so XLA sees it, and computes it, in float32, at the end of the matrix
+    product that made x.
+    """
+    half, one, a, b = (tf.constant(value, x.dtype) for value in (0.5, 1.0, _GELU_A, _GELU_B))
 
     def grad(dy):
         wide = tf.cast(again(x), tf.float32)
@@ -183,7 +189,28 @@ def gelu_tanh(x: tf.Tensor):
         slope = 0.5 * (1 + tanh) + 0.5 * wide * (1 - tf.square(tanh)) * _GELU_A * (1 + 3 * _GELU_B * square)
         return tf.cast(tf.cast(dy, tf.float32) * slope, x.dtype)
 
-    return tf.cast(0.5 * wide * (1 + tf.tanh(_GELU_A * wide * (1 + _GELU_B * tf.square(wide)))), x.dtype), grad
+    return x * (half * (one + tf.tanh(a * (x + b * (x * (x * x)))))), grad
+
+
+# -- products ----------------------------------------------------------------------------------------------------------------------
+
+
+def affine_parts(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, split: Callable, join: Callable) -> list[tf.Tensor]:
+    """`split(x weight + bias)` along the last axis, each part by a product of its own; the gradients by one product for all of them.
+
+    x [..., in]; weight [in, out]; `split` takes [..., out] to a list, `join` is its inverse.
+    """
+
+    @tf.custom_gradient
+    def apply(rows, weight, bias):
+        def grad(*d_parts):
+            d = join(d_parts)
+            return tf.matmul(d, weight, transpose_b=True), tf.matmul(rows, d, transpose_a=True), tf.reduce_sum(d, 0)
+
+        return [tf.nn.bias_add(tf.matmul(rows, w), b) for w, b in zip(split(weight), split(bias), strict=True)], grad
+
+    parts = apply(tf.reshape(x, [-1, x.shape[-1]]), weight, bias)
+    return [tf.reshape(part, [*x.shape[:-1], part.shape[-1]]) for part in parts]
 
 
 # -- embedding, cross-entropy ------------------------------------------------------------------------------------------------------

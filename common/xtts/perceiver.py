@@ -9,6 +9,7 @@ import math
 
 import tensorflow as tf
 
+from common.xtts import kernels
 from common.xtts.attention import attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
 from common.xtts.layers import Block, Conv1d, GroupNorm, Linear, dims_of, normal, ones, statistics_dtype, zeros
@@ -28,9 +29,25 @@ class ConditioningBlock(Block):
     def call(self, x):
         """x [B, S, C] -> [B, S, C]."""
         normed = self.norm(x)
-        # Channels are (head, q|k|v, head_dim), unlike the GPT's (q|k|v, head, head_dim).
-        q, k, v = tf.split(split_heads(self.qkv(normed), self.heads), 3, axis=-1)
+        q, k, v = self._qkv(normed)
         return normed + self.proj_out(merge_heads(attention(q, k, v)))
+
+
+    def _qkv(self, normed):
+        # Channels are (head, q|k|v, head_dim), unlike the GPT's (q|k|v, head, head_dim).
+        if not kernels.current().split_qkv:
+            return tf.split(split_heads(self.qkv(normed), self.heads), 3, axis=-1)
+
+        def split(y):
+            apart = tf.reshape(y, [*y.shape[:-1], self.heads, 3, -1])
+            return [tf.reshape(apart[..., i, :], [*y.shape[:-1], -1]) for i in range(3)]
+
+        def join(parts):
+            apart = [tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads]) for part in parts]
+            return tf.reshape(tf.concat(apart, -2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]])
+
+        weight, bias = tf.convert_to_tensor(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
+        return [split_heads(part, self.heads) for part in kernels.affine_parts(normed, weight, bias, split, join)]
 
 
 class ConditioningEncoder(Block):
@@ -99,9 +116,18 @@ class PerceiverResampler(Block):
     def call(self, context):
         """Context [B, S, C] -> [B, L, C]."""
         latents = tf.convert_to_tensor(self.latents)
-        rows = dims_of(context)[0]
-        # As rows of one axis: from a plain broadcast XLA takes that the batch be innermost in memory, from here through the whole network.
-        z = tf.reshape(tf.tile(latents, [rows, 1]), [rows, *latents.shape])
+        z = _for_each_row(latents, dims_of(context)[0])
         for layer in self.layers:
             z = layer(z, context)
         return self.norm(z)
+
+
+def _for_each_row(latents_LC, num_rows):
+    """[L, C] -> [B, L, C]."""
+    if not kernels.current().jit:
+        return tf.broadcast_to(latents_LC, [num_rows, *latents_LC.shape])
+    # A product with stacked identities, exact: from a broadcast XLA takes that the batch be innermost in memory, from here through the
+    # whole network, and every matrix product then needs a transpose.
+    num_latents, width = latents_LC.shape
+    copies = tf.tile(tf.eye(num_latents, dtype=latents_LC.dtype), [num_rows, 1])
+    return tf.reshape(tf.matmul(copies, latents_LC), [num_rows, num_latents, width])

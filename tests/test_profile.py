@@ -1,0 +1,209 @@
+"""Verdicts name the stage that was slowed, in simulated and in real pipelines; `launch.py profile` measures and leaves the run alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.run import RunFolder
+from tests.arithmetic_runs import arithmetic_run
+from tests.corpora import make_corpus
+from tests.pipelines import random_stages, simulate, slowed, train_asleep
+from trainer import profile, profile_report
+from trainer.verdict import Measured, ProducerLoad, Settings, verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+CAUSES = ("decode", "features", "read", "serialise", "transport", "transfer", "trainer")
+
+
+# -- the pure function ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "at_least"), [(2.0, 1.0), (1.3, 0.9)])
+def test_the_slowed_stage_of_a_balanced_pipeline_is_named(factor, at_least):
+    """40 random pipelines per stage, all workers within 20 %, one slowed: named in 100 % at 2×, in 90 % at 1.3× (of each stage)."""
+    rng = np.random.default_rng(7)
+    for cause in CAUSES:
+        right, wrong = 0, []
+        for _ in range(40):
+            stages, part = slowed(random_stages(rng), cause, factor, rng)
+            v = verdict(simulate(stages, rng))
+            if v.cause == cause and (not part or v.part == part):
+                right += 1
+            else:
+                wrong.append((v.cause, v.part, part))
+        assert right >= at_least * 40, f"{cause}: {40 - right} of 40 wrong: {wrong[:5]}"
+
+
+def test_a_window_too_small_is_named():
+    """Window 1: trainer and producer take turns, and neither is busy."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        stages, _ = slowed(random_stages(rng), "trainer", 1.0, rng)
+        small = simulate(type(stages)(**{**vars(stages), "window": 1, "leases": 1, "wire": 0.001, "feed": 0.001}), rng)
+        v = verdict(small)
+        assert v.cause == "window"
+        assert "transport.high_water_mark=" in v.sentence
+
+
+def measured(**changes) -> Measured:
+    own = {"read": 0.001, "codes": 0.02, "mel": 0.002, "pack": 0.001, "serialise": 0.001, "decode": 0.02, "decode_wait": 0.0}
+    base = {"batch_s": 0.06, "wait_s": 0.03, "producers": (ProducerLoad("p", 50, own, threads=2, clips=8),), "settings": Settings(cores=8)}
+    return Measured(**{**base, **changes})
+
+
+def test_how_many_producers_would_do():
+    """One makes a batch in 25 ms, the trainer takes one in 30: one would do. At 10 ms, three (40/s each against 100/s)."""
+    assert measured().producers_needed == 1
+    assert measured(wait_s=0.05).producers_needed == 3
+    assert measured(wait_s=0.0, ceiling_s=0.012).producers_needed == 3  # 83.3/s with 5 % to spare
+    assert measured(producers=()).producers_needed == 0
+    assert verdict(measured(producers=())).cause == "producers"
+
+
+def test_the_setting_to_change_follows_from_the_cause():
+    v = verdict(measured(wait_s=0.055))
+    assert (v.cause, v.part) == ("features", "codes")
+    assert "--num-producers 6" in v.sentence  # 40/s each against 200/s
+    assert "--data-gpu" in verdict(measured(settings=Settings(producers_on="cpu"))).setting
+    own = {"codes": 0.01, "decode": 0.02, "resample": 0.1, "decode_wait": 0.04}
+    slow = measured(producers=(ProducerLoad("p", 50, own, threads=2, clips=8),))
+    v = verdict(slow)
+    assert (v.cause, v.part) == ("decode", "resample")
+    assert "producers.decode_threads=4 (now 2)" in v.sentence
+    assert "22 050 Hz" in v.sentence
+    assert "from the second epoch on" in v.sentence
+    v = verdict(measured(wait_s=0.0001, trainer_s={"compute": 0.01, "checkpoint": 0.05}))
+    assert (v.cause, v.part) == ("trainer", "checkpoint")
+    assert "train.save_every" in v.sentence
+
+
+# -- a real pipeline that sleeps -------------------------------------------------------------------------------------------------------
+
+PACE_MS = 16.0
+# Every worker needs about half of PACE_MS; what is measured besides is this machine's own overhead.
+BASE_MS = {"decode": 4.0, "read": 1.0, "codes": 2.0, "mel": 1.5, "pack": 1.0, "serialise": 1.0, "transfer": 4.0, "compute": 7.0}
+SLOWED = {"decode": "decode", "codes": "features", "mel": "features", "read": "read", "serialise": "serialise", "transfer": "transfer"}
+SLOWED |= {"wire": "transport", "compute": "trainer", "logging": "trainer"}
+
+
+def document_of(tmp_path, monkeypatch, slow: dict, wire_s: float, steps: int = 40) -> dict:
+    monkeypatch.setenv(profile.ASKED, str(steps))
+    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=10000, dvae__max_steps=1)
+    (tmp_path / "profiled").mkdir()
+    run = profile_report.borrow(run, profile_report.settings(run.config, tmp_path / "profiled", steps))
+    profile_report.without_evaluation(run)
+    train_asleep(run, slow, wire_s)
+    return profile_report.read(run.path)
+
+
+def slow_down(part: str, factor: float) -> tuple[dict, float]:
+    """(ms by part, seconds of the wire): `part` makes its worker take factor × PACE_MS."""
+    target, base = factor * PACE_MS, dict(BASE_MS)
+    if part == "wire":
+        return base, target / 1e3
+    if part == "decode":
+        base["decode"] = target / 2  # four clips, two threads
+    elif part in ("transfer", "compute", "logging"):
+        base[part] = target - (BASE_MS["compute"] if part == "logging" else 0)
+    else:
+        own = ("read", "codes", "mel", "pack", "serialise")
+        base[part] = target - sum(BASE_MS[p] for p in own if p != part)
+    return base, 0.0
+
+
+@pytest.mark.parametrize("part", SLOWED)
+def test_the_stage_that_is_really_slowed_is_named(tmp_path, monkeypatch, part):
+    document = document_of(tmp_path, monkeypatch, *slow_down(part, 2.0))
+    assert document["verdict"]["cause"] == SLOWED[part], document["verdict"]["sentence"]
+    if part in ("codes", "mel", "read", "serialise", "decode", "logging"):
+        assert document["verdict"]["part"] == part
+    assert document["speed"]["step_ms"] == pytest.approx(2 * PACE_MS, rel=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", SLOWED)
+def test_the_stage_that_is_slowed_a_little_is_named(tmp_path, monkeypatch, part):
+    document = document_of(tmp_path, monkeypatch, *slow_down(part, 1.3))
+    assert document["verdict"]["cause"] == SLOWED[part], document["verdict"]["sentence"]
+
+
+def test_the_tables_hold_what_the_stages_took(tmp_path, monkeypatch):
+    slow = {
+        "decode": 2.0,
+        "read": 3.0,
+        "codes": 5.0,
+        "mel": 4.0,
+        "pack": 2.5,
+        "serialise": 6.0,
+        "compute": 30.0,
+        "optimizer": 11.0,
+        "logging": 7.0,
+    }
+    d = document_of(tmp_path, monkeypatch, slow, 0.0)
+    for part in ("compute", "logging"):
+        assert 1e3 * d["steps"][part]["mean"] == pytest.approx(slow[part], abs=0.3 * slow[part]), part
+    for part in ("read", "codes", "mel", "pack", "serialise"):
+        assert 1e3 * d["batch"][part]["mean"] == pytest.approx(slow[part], abs=0.5 * slow[part] + 1), part
+    assert 1e3 * d["batch"]["decode"]["mean"] == pytest.approx(4 * slow["decode"], rel=0.6)  # clips of a batch
+    assert d["verdict"]["cause"] == "trainer"
+    assert d["steps"]["wait"]["mean"] < 0.01 * d["steps"]["total"]["mean"]
+    assert d["producers"]["needed"] == 1
+    text = str(profile_report.view(d).renderables[-1])
+    assert text.startswith("the bottleneck is the trainer (compute)")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(p.relative_to(folder)): (p.stat().st_size, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", 30, seconds=lambda i: 0.6 + 0.05 * (i % 9))
+    run = tmp_path / "run"
+    options = ["model.size=arithmetic", "devices=auto", f"data.train={corpus}", "batching.batch_size=4", "batching.buckets=2"]
+    env_of = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 100}
+    command = [sys.executable, "launch.py", "profile", f"run={run}", "--steps", "20", "--json"]
+    fresh = subprocess.run([*command, *options], **env_of)
+    assert fresh.returncode == 0, fresh.stdout + fresh.stderr
+    assert json.loads(fresh.stdout)["verdict"]["sentence"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus"]
+
+    trained = subprocess.run([sys.executable, "launch.py", f"run={run}", *options, "train.max_steps=5", "dvae.max_steps=2"], **env_of)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    before = files(run)
+    again = subprocess.run([*command, "producers.count=2"], **env_of)
+    assert again.returncode == 0, again.stdout + again.stderr
+    document = json.loads(again.stdout)
+    assert document["producers"]["count"] == 2
+    assert files(run) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "run"]
+
+
+def test_settings_that_need_other_plans_are_not_borrowed():
+    assert profile_report.fits(["producers.count", "transport.high_water_mark", "train.optim.learning_rate"])
+    assert not profile_report.fits(["producers.count", "batching.batch_size"])
+    assert not profile_report.fits(["data.train"])
+
+
+def test_too_few_steps_are_refused(tmp_path):
+    done = subprocess.run([sys.executable, "launch.py", "profile", "--steps", "3"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "at least 20" in done.stderr
+
+
+def test_a_run_folder_that_is_borrowed_shares_no_history(tmp_path):
+    run = arithmetic_run(tmp_path)
+    (tmp_path / "p").mkdir()
+    borrowed = profile_report.borrow(run, profile_report.settings(run.config, tmp_path / "p", 40))
+    assert borrowed.run_id != run.run_id
+    assert isinstance(borrowed, RunFolder)
+    assert borrowed.plan("gpt", "train").batch(3).utterances.tolist() == run.plan("gpt", "train").batch(3).utterances.tolist()
+    profile_report.without_evaluation(borrowed)
+    assert borrowed.plan("gpt", "eval").num_utterances == 0
+    assert run.plan("gpt", "eval").num_utterances > 0, "the copy alone was changed"
