@@ -6,7 +6,7 @@ EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/
 
 .PHONY: help setup demo test lint clean
 help:
-	@echo "make demo    train on a synthesised four-language corpus, start to finish (runs/demo)"
+	@echo "make demo    train on a synthesised corpus of five languages, start to finish (runs/demo)"
 	@echo "make test    the test suite"
 	@echo "make lint    ruff"
 	@echo "make setup   only the virtual environment (TensorFlow build here: $(EXTRA))"
@@ -23,6 +23,8 @@ setup: .venv/installed-$(EXTRA)
 
 .venv/installed-%: pyproject.toml | .venv/bin/python
 	@echo "installing (TensorFlow's $* build; a few minutes the first time)"
+	@# The two builds of TensorFlow exclude each other: another one from an earlier set-up goes first.
+	@$(PY) -m pip uninstall --quiet --yes --disable-pip-version-check $(if $(filter gpu,$*),tensorflow-cpu,tensorflow) 2>/dev/null; rm -f .venv/installed-*
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[$*,test]'
 	@touch $@
 

@@ -28,6 +28,7 @@ from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopp
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
+from trainer import synthesize_command
 
 ROOT = Path(__file__).resolve().parent
 STOP_WAIT_S = 45.0
@@ -151,32 +152,19 @@ def check_command(args: argparse.Namespace) -> int:
 
 def profile_command(args: argparse.Namespace) -> int:
     """Measure where the time of a step and of a batch goes, on your own data; the run itself is left as it is."""
-    from rich.console import Console as RichConsole
+    from trainer import profile_report
 
-    from common.run import RunFolder
-    from trainer import profile
-    from trainer import profile_report as report
-
-    if args.steps < report.FEWEST_STEPS:
-        raise BadInput(f"--steps {args.steps}: at least {report.FEWEST_STEPS} steps say something")
-    config, changed, run = _config(args), [], None
-    if (config.run_dir / "identity.json").is_file():
-        config, changed = _existing(args)
-        run = RunFolder(config.run_dir) if report.fits(changed) else None
+    out = sys.stderr if args.json else None
+    exists = (_config(args).run_dir / "identity.json").is_file()
+    config, changed = _existing(args) if exists else (_config(args), None)
     devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
-    with report.temporary_folder(config.run_dir) as folder:
-        config = report.settings(config, folder, args.steps)
-        run = _prepare(config, devices) if run is None else report.borrow(run, config)
-        report.without_evaluation(run)
-        os.environ[profile.ASKED] = str(args.steps)
-        program = make_program(run.config, folder, devices)
-        with Console(program, sys.stderr if args.json else None) as view:
-            code = Supervisor(program, view).run()
-        if code == OK and args.json:
-            tell(json.dumps(report.read(folder)))
-        elif code == OK:
-            RichConsole(width=None if sys.stdout.isatty() else 110).print(report.view(report.read(folder)))
-    return code
+
+    def supervise(run) -> int:
+        program = make_program(run.config, run.path, devices)
+        with Console(program, out) as view:
+            return Supervisor(program, view).run()
+
+    return profile_report.run(config, changed, args.steps, lambda c: _prepare(c, devices, out), supervise, as_json=args.json)
 
 
 def status_command(args: argparse.Namespace) -> int:
@@ -194,8 +182,8 @@ def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
     run_dir = _run_dir(args)
     by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
-    if by is None:
-        raise BadInput(f"nothing runs in {run_dir}; --run names the run folder")
+    if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
+        raise BadInput(f"nothing runs in {run_dir} on this machine; --run names the run folder")
     tell(f"asking {by} to stop")
     os.kill(by.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_WAIT_S
@@ -218,6 +206,11 @@ def export_command(args: argparse.Namespace) -> int:
     from trainer import coqui_files
 
     return coqui_files.export_file(args, tell)
+
+
+def synthesize(args: argparse.Namespace) -> int:
+    """Say a text in the voice of reference clips, with a run's checkpoint or imported weights."""
+    synthesize_command.run(args, environment)
 
 
 @dataclass(frozen=True)
@@ -256,6 +249,7 @@ COMMANDS = {
     ),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
+    "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
     "import-coqui": Command(
         import_command,
         (),
@@ -309,6 +303,8 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         tell(line, out)
     with Console(program, out) as view:
         code = Supervisor(program, view).run()
+    if not any(p.role == "trainer" for p in program.processes):
+        return code
     if code == OK:
         _show_summary(program.run_dir, out)
         tell(f"done: {program.run_dir}", out)

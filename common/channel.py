@@ -11,13 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from common import channel_status, lease_records, wire
 from common.address import ChannelError
+from common.delivery import BatchFailed, Delivery, NoData, Stopped
 from common.keys import ServerKeys
 from common.leases import LeaseBook
 from common.links import MAX_FRAME_BYTES, RECEIVE_AT_ONCE, Received, RouterLink
@@ -28,36 +26,6 @@ TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and 
 MAX_WAIT_S = 900.0  # of next(), whatever the cause: a first step may compile for minutes before its release()
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
 PROBES_S = (0.0, 0.03, 0.1, 0.3)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
-
-
-class NoData(RuntimeError):
-    """No batch within the deadline; the message names the cause."""
-
-
-class Stopped(RuntimeError):
-    """should_stop() said so while waiting."""
-
-
-class BatchFailed(RuntimeError):
-    """Every producer says that it cannot make this batch."""
-
-    def __init__(self, plan: str, g: int, why: str):
-        super().__init__(f"batch {plan} {g} cannot be made: {why}")
-        self.plan, self.g, self.why = plan, g, why
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A batch. arrays: read-only, views of the received frames (drop them to free the memory). wait_s: how long next() waited."""
-
-    plan: str
-    g: int
-    arrays: dict[str, np.ndarray] = field(repr=False)
-    meta: dict
-    producer: str
-    digest: str
-    wait_s: float
-    position: int
 
 
 class ServerLink(Protocol):
@@ -170,9 +138,7 @@ class LeaseServer:
                     item, data = taken
                     wait_s = time.monotonic() - start
                     return Delivery(item.plan, item.g, data.arrays, data.meta, item.producer, data.digest, wait_s, item.position)
-                item = self._book.head()
-                if item is not None and item.state == lease_records.FAILED:
-                    raise BatchFailed(item.plan, item.g, "; ".join(dict.fromkeys(why for _, why in item.nacks)))
+                self._raise_if_failed()
                 if self._book.gen and self._book.at_end():
                     return None
                 if should_stop():
@@ -204,6 +170,43 @@ class LeaseServer:
         with self._changed:
             self._check_alive()
             return self._book.in_state(lease_records.READY)
+
+    def _raise_if_failed(self) -> None:
+        item = self._book.head()
+        if item is not None and item.state == lease_records.FAILED:
+            raise BatchFailed(item.plan, item.g, "; ".join(dict.fromkeys(why for _, why in item.nacks)))
+
+    def wait_ready(
+        self,
+        wanted: int,
+        timeout_s: float,
+        should_stop: Callable[[], bool] = lambda: False,
+        tell: Callable[[int, int], None] = lambda ready, producers: None,
+    ) -> None:
+        """Return when `wanted` batches wait here, or the schedule has no more. Errors and deadline as of next().
+
+        tell(batches, producers that make some) is called about five times a second.
+        """
+        start = since = time.monotonic()
+        while True:
+            with self._changed:
+                self._check_alive()
+                self._raise_if_failed()
+                ready, at_end = self._book.in_state(lease_records.READY), self._book.exhausted
+                producers = sum(p.state == "ready" for p in self._book.peers.values())
+                busy, idle = self._book.compiling(), not self._book.in_state(lease_records.LEASED)
+            tell(ready, producers)
+            if ready >= wanted or (at_end and idle):
+                return
+            if should_stop():
+                raise Stopped("told to stop while waiting for batches")
+            now = time.monotonic()
+            if busy and now < start + MAX_WAIT_S:
+                since = now
+            if now > since + timeout_s:
+                raise NoData(self.why_no_data(timeout_s))
+            with self._changed:
+                self._changed.wait(POLL_S)
 
     def why_no_data(self, waited_s: float) -> str:
         """One line that names the cause, for whoever has waited in vain (next() does, with NoData)."""

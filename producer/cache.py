@@ -4,7 +4,7 @@ One file per feature hash, RUN/cache/codes-<hash>/codes.bin, with a slot of fixe
 the id, so there is no index to load or to get out of step (slots nobody wrote are holes and take no disk). A slot is the checksum
 of (utterance, codes) and the codes; it is written by one `pwrite`, by any number of producers at once, and killed at any point.
 Whatever does not match its checksum (never written, half written, of another version, lost in a power cut) counts as absent and is
-computed again. Clips that were replaced by others of equal length since the scan are not noticed: delete RUN/cache then.
+computed again. The file's size and time of change are in the checksum, so a clip that was replaced is computed again, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 _SUM_BYTES = 8
 _CODE = np.dtype("<u2")
+
+
+def stamp_of(path: str | os.PathLike) -> str:
+    """Size and time of change of a recording; "" where it is not there."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return ""
+    return f"{info.st_size}:{info.st_mtime_ns}"
 
 
 class CodesCache:
@@ -58,16 +67,16 @@ class CodesCache:
         self._writes = False
         log.warning("codes are not kept: cannot write %s (%s); every epoch computes them again", self._path, error.strerror or error)
 
-    def _sum(self, utterance: int, codes: bytes) -> bytes:
-        return xxhash.xxh3_64_digest(self._salt + utterance.to_bytes(8, "little") + codes)
+    def _sum(self, utterance: int, codes: bytes, stamp: str) -> bytes:
+        return xxhash.xxh3_64_digest(self._salt + utterance.to_bytes(8, "little") + stamp.encode() + b":" + codes)
 
-    def get(self, utterance: int, n: int) -> np.ndarray | None:
-        """int32[n], the codes as they were put; None: absent."""
+    def get(self, utterance: int, n: int, stamp: str = "") -> np.ndarray | None:
+        """int32[n], the codes as they were put with the same `stamp` (see `stamp_of`); None: absent."""
         codes = None
         size = _SUM_BYTES + _CODE.itemsize * n
         if self._file is not None and n <= self._max_codes:
             slot = self._read(size, utterance * self._slot_bytes)
-            if len(slot) == size and slot[:_SUM_BYTES] == self._sum(utterance, slot[_SUM_BYTES:]):
+            if len(slot) == size and slot[:_SUM_BYTES] == self._sum(utterance, slot[_SUM_BYTES:], stamp):
                 codes = np.frombuffer(slot, _CODE, offset=_SUM_BYTES).astype(np.int32)
         self.hits += codes is not None
         self.misses += codes is None
@@ -81,7 +90,7 @@ class CodesCache:
             self.close()
             return b""
 
-    def put(self, utterance: int, codes: np.ndarray) -> None:
+    def put(self, utterance: int, codes: np.ndarray, stamp: str = "") -> None:
         """Keep int[n]. ValueError: more than `max_codes`, or a code that does not fit into 16 bits."""
         if codes.ndim != 1 or len(codes) > self._max_codes:
             raise ValueError(f"utterance {utterance}: codes of shape {codes.shape}, at most {self._max_codes} fit into a slot")
@@ -91,7 +100,7 @@ class CodesCache:
             return
         body = codes.astype(_CODE).tobytes()
         try:
-            os.pwrite(self._file, self._sum(utterance, body) + body, utterance * self._slot_bytes)
+            os.pwrite(self._file, self._sum(utterance, body, stamp) + body, utterance * self._slot_bytes)
         except OSError as e:
             self._cannot_write(e)
 

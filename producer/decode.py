@@ -93,16 +93,24 @@ def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
     return f
 
 
-def _read(f: soundfile.SoundFile, path: str | os.PathLike, start: int, frames: int) -> np.ndarray:
-    """float32[frames, channels]. DecodeError: the data are damaged or end early."""
+def _read(f: soundfile.SoundFile, path: str | os.PathLike, start: int, frames: int, silence: int = 0) -> np.ndarray:
+    """float32[frames + silence, channels], the last of them 0. DecodeError: the data are damaged or end early."""
+    samples = np.empty((frames + silence, f.channels), np.float32)
+    samples[frames:] = 0
     try:
-        f.seek(start)
-        samples = f.read(frames, dtype="float32", always_2d=True)
+        if start:  # a new file stands at its start, and seeking decodes
+            f.seek(start)
+        got = len(f.read(out=samples[:frames]))
     except soundfile.SoundFileError as e:
         raise DecodeError(path, f"damaged audio data ({str(e) or 'libsndfile gave no reason'})", "damaged audio data") from e
-    if len(samples) != frames:
-        raise DecodeError(path, f"ends early: {frames} samples announced, {len(samples)} there", "ends early")
+    if got != frames:
+        raise DecodeError(path, f"ends early: {frames} samples announced, {got} there", "ends early")
     return samples
+
+
+def _silence(rate: int) -> int:
+    """Samples to read behind the last one: what is resampled must not end with it, as soxr alone may give one less than ceil."""
+    return 0 if rate == SAMPLE_RATE else rate // 50
 
 
 def measure(path: str | os.PathLike, samples: np.ndarray) -> Level:
@@ -145,11 +153,12 @@ def _mono(samples: np.ndarray) -> np.ndarray:
 
 
 def _resample(mono: np.ndarray, rate: int, num_samples: int) -> np.ndarray:
-    """The first `num_samples` at 22 050 Hz; silence follows the input. soxr alone may give one sample less than ceil."""
-    if rate != SAMPLE_RATE:
-        with _timing.watch.part("resample"):
-            mono = soxr.resample(np.concatenate([mono, np.zeros(rate // 50, np.float32)]), rate, SAMPLE_RATE)
-    return np.clip(mono[:num_samples], -1.0, 1.0)
+    """The first `num_samples` at 22 050 Hz, in [-1, 1], of samples within [-1, 1] that end with `_silence(rate)`."""
+    if rate == SAMPLE_RATE:
+        return mono[:num_samples]
+    with _timing.watch.part("resample"):
+        mono = soxr.resample(mono, rate, SAMPLE_RATE)
+    return np.clip(mono[:num_samples], -1.0, 1.0)  # the filter overshoots
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,8 +167,8 @@ def _warn_once(path: str, message: str) -> None:
 
 
 def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
-    samples = _read(f, path, 0, f.frames)
-    level = measure(path, samples)
+    samples = _read(f, path, 0, f.frames, _silence(f.samplerate))
+    level = measure(path, samples[: f.frames])
     if level.peak > 1:
         samples = samples / np.float32(level.peak)
         if level.peak > 1.25:  # lossy codecs overshoot a little; that is no news
@@ -213,7 +222,7 @@ def _part(f: soundfile.SoundFile, path: str | os.PathLike, start: int, end: int)
     first = max(0, start // block_out - margin)
     last = -(-end // block_out) + margin
     frames = min(f.frames, last * block_in) - first * block_in
-    mono = _mono(_read(f, path, first * block_in, frames))
+    mono = _mono(_read(f, path, first * block_in, frames, _silence(f.samplerate)))
     offset = start - first * block_out
     return np.ascontiguousarray(_resample(mono, f.samplerate, offset + end - start)[offset:])
 

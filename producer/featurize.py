@@ -25,7 +25,7 @@ from common.xtts.dims import AudioDims
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.filterbank import num_frames
 from common.xtts.weights import WeightsError, load_state_dict
-from producer.cache import CodesCache
+from producer.cache import CodesCache, stamp_of
 from producer.maker import BatchError, Clip, Made
 from producer.rows import layout_of, num_codes, pack_row, prompt_codes, prompt_targets_of_coqui
 
@@ -36,6 +36,11 @@ def configure_tensorflow(config: Config) -> None:
     if config.deterministic:
         tf.random.set_seed(config.seed)
         tf.config.experimental.enable_op_determinism()
+
+
+def on_gpu() -> bool:
+    """Whether this process computes on a GPU."""
+    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def load_dvae(run: RunFolder) -> Dvae:
@@ -94,7 +99,7 @@ class _StageMaker:
         self.num_traces = 0
         self._manifest = run.manifest
         self._plans = {name: run.plan(self.stage, name) for name in ("train", "eval")}
-        self._jit = bool(config.jit) and bool(tf.config.list_logical_devices("GPU"))
+        self._jit = bool(config.jit) and on_gpu()
         self._functions: dict[tuple[int, ...], tf.types.experimental.ConcreteFunction] = {}
 
     def plan(self, name: str, g: int) -> PlannedBatch:
@@ -171,7 +176,8 @@ class GptMaker(_StageMaker):
         super().__init__(run)
         self._batching, self._layout = run.config.batching, layout_of(run.config)
         self._dvae = load_dvae(run)
-        self._dvae_mel, self._cond_mel = DvaeMel(run.mel_stats, self.dims.audio), CondMel(run.mel_stats, self.dims.audio)
+        self._dvae_mel = DvaeMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
+        self._cond_mel = CondMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
         self._cache = open_cache(run, self.feature_hash, max(b.num_codes for b in self._plans["train"].buckets))
         self._made: set[tuple[int, ...]] = set()
         self._of_any_length = tf.function(self._padded_codes, input_signature=[tf.TensorSpec([None, None])], autograph=False)
@@ -194,7 +200,7 @@ class GptMaker(_StageMaker):
         for row, u in self._utterances(planned):
             codes = None
             if self._cache is not None:
-                codes = self._cache.get(u.id, num_codes(u.num_samples, self.dims.audio.samples_per_code))
+                codes = self._cache.get(u.id, num_codes(u.num_samples, self.dims.audio.samples_per_code), stamp_of(u.path))
             if codes is None:
                 clips.append(Clip(row, u))
             if codes is not None or u.source_rate != self.dims.audio.sample_rate:
@@ -261,7 +267,7 @@ class GptMaker(_StageMaker):
         codes = {row: all_codes[row, : num_codes(len(samples), audio.samples_per_code)] for row, samples in wholes.items()}
         if self._cache is not None:
             for row, c in codes.items():
-                self._cache.put(rows[row].utterance.id, c)
+                self._cache.put(rows[row].utterance.id, c, stamp_of(rows[row].utterance.path))
         return codes
 
     def _pack(self, made: Made, planned: PlannedBatch, clip: Clip, codes: np.ndarray, is_last: bool) -> None:
@@ -292,7 +298,7 @@ class DvaeMaker(_StageMaker):
 
     def __init__(self, run: RunFolder):
         super().__init__(run)
-        self._mel = DvaeMel(run.mel_stats, self.dims.audio)
+        self._mel = DvaeMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
 
     def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
         bucket = self._bucket(planned)

@@ -84,10 +84,14 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
             out(f"created {folder}")
         else:
             _compare(identity, existing, config)
+            for name in ("manifest.sqlite", "rejects.tsv"):  # of the same corpus, wherever it lies now
+                os.replace(aside / name, folder / name)
             config_module.dump(config, folder / "config.yaml")
             out(f"resuming {folder} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    if existing is not None:
+        existing.manifest.close()
     return RunFolder(folder)
 
 

@@ -51,3 +51,23 @@ def test_combine_depends_on_content_and_order():
     a, b = "00" * 16, "11" * 16
     assert ledger.combine([a, b]) != ledger.combine([b, a])
     assert len(ledger.combine([a])) == 32
+
+
+def test_a_full_disk_loses_no_line_and_leaves_no_half_one(tmp_path, monkeypatch):
+    book = Ledger(tmp_path / "ledger.jsonl")
+    book.append(line(1))
+    write = ledger.os.write
+
+    def full(fd, data):
+        write(fd, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger.os, "write", full)
+    book.append(line(2))
+    with pytest.raises(OSError, match="No space"):
+        book.flush()
+    assert [x["step"] for x in ledger.read(book.path)] == [1]
+    monkeypatch.undo()
+    book.append(line(3))
+    book.close()
+    assert [x["step"] for x in ledger.read(book.path)] == [1, 2, 3]

@@ -83,16 +83,16 @@ def test_the_setting_to_change_follows_from_the_cause():
 
 # -- a real pipeline that sleeps -------------------------------------------------------------------------------------------------------
 
-PACE_MS = 16.0
+PACE_MS = 20.0
 # Every worker needs about half of PACE_MS; what is measured besides is this machine's own overhead.
-BASE_MS = {"decode": 4.0, "read": 1.0, "codes": 2.0, "mel": 1.5, "pack": 1.0, "serialise": 1.0, "transfer": 4.0, "compute": 7.0}
+BASE_MS = {"decode": 4.0, "read": 1.0, "codes": 2.0, "mel": 1.5, "pack": 1.0, "serialise": 1.0, "transfer": 4.0, "compute": 8.0}
 SLOWED = {"decode": "decode", "codes": "features", "mel": "features", "read": "read", "serialise": "serialise", "transfer": "transfer"}
 SLOWED |= {"wire": "transport", "compute": "trainer", "logging": "trainer"}
 
 
-def document_of(tmp_path, monkeypatch, slow: dict, wire_s: float, steps: int = 40) -> dict:
+def document_of(tmp_path, monkeypatch, slow: dict, wire_s: float, steps: int = 40, accumulate: int = 1) -> dict:
     monkeypatch.setenv(profile.ASKED, str(steps))
-    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=10000, dvae__max_steps=1)
+    run = arithmetic_run(tmp_path, train__accumulate=accumulate, train__eval_every=0, train__save_every=10000, dvae__max_steps=1)
     (tmp_path / "profiled").mkdir()
     run = profile_report.borrow(run, profile_report.settings(run.config, tmp_path / "profiled", steps))
     profile_report.without_evaluation(run)
@@ -121,37 +121,38 @@ def test_the_stage_that_is_really_slowed_is_named(tmp_path, monkeypatch, part):
     assert document["verdict"]["cause"] == SLOWED[part], document["verdict"]["sentence"]
     if part in ("codes", "mel", "read", "serialise", "decode", "logging"):
         assert document["verdict"]["part"] == part
-    assert document["speed"]["step_ms"] == pytest.approx(2 * PACE_MS, rel=0.25)
+    assert document["speed"]["step_ms"] > 0.75 * 2 * PACE_MS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", SLOWED)
-def test_the_stage_that_is_slowed_a_little_is_named(tmp_path, monkeypatch, part):
-    document = document_of(tmp_path, monkeypatch, *slow_down(part, 1.3))
-    assert document["verdict"]["cause"] == SLOWED[part], document["verdict"]["sentence"]
+def test_a_stage_that_is_slowed_a_little_is_named_nine_times_out_of_ten(tmp_path, monkeypatch):
+    wrong = []
+    for i in range(2):
+        for part in SLOWED:
+            folder = tmp_path / f"{part}-{i}"
+            folder.mkdir()
+            document = document_of(folder, monkeypatch, *slow_down(part, 1.3))
+            if document["verdict"]["cause"] != SLOWED[part]:
+                wrong.append(f"{part}: {document['verdict']['sentence']}")
+    assert len(wrong) <= 0.1 * 2 * len(SLOWED), wrong
 
 
 def test_the_tables_hold_what_the_stages_took(tmp_path, monkeypatch):
-    slow = {
-        "decode": 2.0,
-        "read": 3.0,
-        "codes": 5.0,
-        "mel": 4.0,
-        "pack": 2.5,
-        "serialise": 6.0,
-        "compute": 30.0,
-        "optimizer": 11.0,
-        "logging": 7.0,
-    }
-    d = document_of(tmp_path, monkeypatch, slow, 0.0)
-    for part in ("compute", "logging"):
-        assert 1e3 * d["steps"][part]["mean"] == pytest.approx(slow[part], abs=0.3 * slow[part]), part
-    for part in ("read", "codes", "mel", "pack", "serialise"):
-        assert 1e3 * d["batch"][part]["mean"] == pytest.approx(slow[part], abs=0.5 * slow[part] + 1), part
+    """Steps of two batches, so that the optimizer is a call of its own."""
+    own = {"read": 3.0, "codes": 5.0, "mel": 4.0, "pack": 2.5, "serialise": 3.5}
+    slow = {**own, "decode": 2.0, "compute": 20.0, "optimizer": 11.0, "logging": 7.0}
+    d = document_of(tmp_path, monkeypatch, slow, 0.0, steps=20, accumulate=2)
+    per_step = d["batches_per_step"]
+    assert 1.6 <= per_step <= 2  # an epoch has 9 batches
+    for part, ms in (("compute", per_step * 20), ("optimizer", 11), ("logging", 7), ("total", per_step * 20 + 11 + 7)):
+        assert 1e3 * d["steps"][part]["mean"] == pytest.approx(ms, rel=0.3, abs=5), part
+    for part in own:
+        assert 1e3 * d["batch"][part]["mean"] == pytest.approx(own[part], rel=0.5, abs=1.5), part
     assert 1e3 * d["batch"]["decode"]["mean"] == pytest.approx(4 * slow["decode"], rel=0.6)  # clips of a batch
     assert d["verdict"]["cause"] == "trainer"
     assert d["steps"]["wait"]["mean"] < 0.01 * d["steps"]["total"]["mean"]
     assert d["producers"]["needed"] == 1
+    assert 20 + 5.5 < d["ceiling_ms"] < 1.2 * (20 + 5.5)
     text = str(profile_report.view(d).renderables[-1])
     assert text.startswith("the bottleneck is the trainer (compute)")
 
@@ -179,8 +180,7 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
     before = files(run)
     again = subprocess.run([*command, "producers.count=2"], **env_of)
     assert again.returncode == 0, again.stdout + again.stderr
-    document = json.loads(again.stdout)
-    assert document["producers"]["count"] == 2
+    assert json.loads(again.stdout)["batches_per_step"] == 1
     assert files(run) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "run"]
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common import logs
@@ -46,7 +47,10 @@ def main(stop: Stop) -> None:
         try:
             retraces = {}
             for name in run.stages:
+                if name == "dvae" and profile.asked() is not None and not run.dvae_weights.is_file():
+                    profile.untrained_dvae(run)
                 if name == "dvae" and run.dvae_weights.is_file():
+                    log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
                     continue
                 stage = train_stage(run, name, server, status, stop)
                 retraces[name] = sum(n - 1 for n in stage.step.trace_counts.values())
@@ -85,7 +89,6 @@ def _bind(run: RunFolder) -> LeaseServer:
     try:
         keys = run_keys(run.path)[0] if curve else None
         address = t.bind if curve else ipc_address(run.path)
-        events = _events(run.path) if os.environ.get("XTTS_CHANNEL_LOG") else {}
         server = LeaseServer(
             address,
             run.run_id,
@@ -93,7 +96,7 @@ def _bind(run: RunFolder) -> LeaseServer:
             capacity=run.config.producers.leases,
             lease_ttl_s=run.config.producers.lease_ttl_s,
             keys=keys,
-            **events,
+            on_event=_listener(run.path),
         )
     except (ChannelError, KeyFileError) as e:
         raise BadInput(str(e)) from e
@@ -102,14 +105,20 @@ def _bind(run: RunFolder) -> LeaseServer:
     return server
 
 
-def _events(folder: Path) -> dict:
-    """Every lease, delivery and release as a line of RUN/channel.jsonl (XTTS_CHANNEL_LOG=1): what the invariants are checked from."""
-    out = open(folder / "channel.jsonl", "a", buffering=1)
+def _listener(folder: Path) -> Callable[..., None]:
+    """Warns where two producers made different bytes of one batch. With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes
+    a line of RUN/channel.jsonl, which the channel's invariants are checked from."""
+    out = open(folder / "channel.jsonl", "a", buffering=1) if os.environ.get("XTTS_CHANNEL_LOG") else None
 
     def on_event(kind: str, **fields) -> None:
-        out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
+        if kind == "digest_mismatch":
+            log.warning(
+                "batch %s %s was made twice, with different bytes, by %s", fields["plan"], fields["g"], " and ".join(fields["peers"])
+            )
+        if out is not None:
+            out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 
-    return {"on_event": on_event}
+    return on_event
 
 
 if __name__ == "__main__":

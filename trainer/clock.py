@@ -38,7 +38,8 @@ class Clock:
         self._ticks: deque[Tick] = deque()
         self.updates = 0
         self.sync_from: int | None = None  # calls wait for the device from this update on (counted from 0)
-        self.samples: dict[str, list[float]] = {}  # part → seconds of each call that waited
+        self.samples: dict[str, list[float]] = {}  # part → seconds of each update whose calls waited
+        self._group = Stopwatch()  # of the update in progress
 
     @property
     def sync(self) -> bool:
@@ -57,16 +58,24 @@ class Clock:
 
     # for ClockedStep
 
-    def begin(self) -> None:
-        """A group's first call."""
+    def call(self, part: str, function: Callable, *args):
+        """One of a group's calls."""
         if self._began is None:
             self._began = time.perf_counter()
+        with self._group.part(part):
+            result = function(*args)
+            if self.sync:
+                float(result["loss"])
+        return result
 
     def issued(self) -> None:
         """A group's last call has returned."""
         with self._changed:
             self._running.append((self._began, time.perf_counter()))
         self._began = None
+        for part, seconds in self._group.take().items():
+            if self.sync:
+                self.samples.setdefault(part, []).append(seconds)
         self.updates += 1
 
     def finished(self) -> None:
@@ -89,20 +98,17 @@ class ClockedStep:
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float):
         """See `Step.micro`."""
-        self._clock.begin()
-        return self._timed("compute", self._step.micro, bucket, batch, seed, scale)
+        return self._clock.call("compute", self._step.micro, bucket, batch, seed, scale)
 
     def apply(self):
         """See `Step.apply`."""
-        self._clock.begin()
-        result = self._timed("optimizer", self._step.apply)
+        result = self._clock.call("optimizer", self._step.apply)
         self._clock.issued()
         return result
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]):
         """See `Step.update`."""
-        self._clock.begin()
-        result = self._timed("compute", self._step.update, bucket, batch, seed)
+        result = self._clock.call("compute", self._step.update, bucket, batch, seed)
         self._clock.issued()
         return result
 
@@ -112,13 +118,3 @@ class ClockedStep:
         if "grad_norm" in values:
             self._clock.finished()
         return values
-
-    def _timed(self, part: str, call: Callable, *args):
-        watch, sync = Stopwatch(), self._clock.sync
-        with watch.part(part):
-            result = call(*args)
-            if sync:
-                float(result["loss"])
-        if sync:
-            self._clock.samples.setdefault(part, []).append(watch.spent_s[part])
-        return result

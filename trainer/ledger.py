@@ -7,6 +7,7 @@ what a SIGKILL leaves, and is dropped. `{"checkpoint": N}` is written after chec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -73,7 +74,9 @@ class Ledger:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         self._cut_torn_line()
-        self._file = open(self.path, "ab")
+        self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._length = os.fstat(self._fd).st_size
+        self._unwritten: list[bytes] = []
 
     def _cut_torn_line(self) -> None:
         if not self.path.exists():
@@ -98,15 +101,32 @@ class Ledger:
         self.flush()
 
     def _append(self, line: dict) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._unwritten.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        with contextlib.suppress(OSError):  # a full disk: kept, and written with the next line or `flush`, which says so
+            self._write_out()
+
+    def _write_out(self) -> None:
+        data = b"".join(self._unwritten)
+        try:
+            done = 0
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError:
+            os.ftruncate(self._fd, self._length)  # no half line in the middle of the file
+            raise
+        self._length += len(data)
+        self._unwritten.clear()
 
     def flush(self) -> None:
-        """Everything appended is on disk when this returns."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Everything appended is on disk when this returns. OSError: it is not; it is kept for the next try."""
+        self._write_out()
+        os.fsync(self._fd)
 
     def close(self) -> None:
         """Flush and close."""
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
+        if self._fd is not None:
+            try:
+                self.flush()
+            finally:
+                os.close(self._fd)
+                self._fd = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.durable import write_atomically
-from common.errors import Hopeless, Replaced, RunError, Stopped
+from common.errors import BadInput, Hopeless, Replaced, RunError, Stopped
 from trainer import ledger
 from trainer.checkpoint import Checkpoints
 from trainer.feed import Feed, Quarantine
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 _LAG = 2
 _MAX_FAILED_SAVES = 3
 _SHORT_SAVE_S = 8.0
+_SAY_S = 10.0  # a save that is waited for is mentioned this often
+_MAX_SAVE_S = 600.0
+_LAST_SAVE_S = 25.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def restore(files: StageFiles, keep: int, step: Step, identity: dict, dims: dict
     position = Position()
     if found is not None:
         if found.state["identity"] != identity or found.state["dims"] != dims:
-            raise Hopeless(f"{found.path} belongs to another run; give this run a folder of its own")
+            raise BadInput(f"{found.path} belongs to another run; give this run a folder of its own")
         step.load_state_dict(found.tensors)
         position = Position(**found.state["position"])
         log.info("resumed step %d from %s", position.step, found.path.name)
@@ -108,10 +111,10 @@ class Loop:
         self._bad_in_a_row = 0
         self._reader = ThreadPoolExecutor(1, "metrics")
         self._saver = Saver(checkpoints, saving)
+        self._saved = position if position.step else None  # of the newest checkpoint on disk
         self._being_saved = position
         self._save_s = 0.0
         self._failed_saves = 0
-        self._saved_step: int | None = position.step or None
         self._seen_buckets: set[tuple[str, int]] = set()
         self._known_bad = len(quarantine)
 
@@ -124,9 +127,10 @@ class Loop:
         except Hopeless:
             raise
         except RunError:  # no data, a batch nobody can make: what was trained so far is whole
-            self._save_if_new()
+            self._save_before_failing()
             raise
         finally:
+            self._finish_save()
             self._reader.shutdown(wait=False)
         return self.position
 
@@ -141,8 +145,9 @@ class Loop:
                 self._save()
             if self.stop():
                 raise Stopped("stop was asked for")
-        self._drain(0)
         self._save_if_new()
+        if self._saved is None or self._saved.step != self.position.step:
+            raise RunError(f"the last checkpoint, step {self.position.step}, could not be written; on disk is step {self._saved_step}")
 
     # -- a step --------------------------------------------------------------------------------------------------------------------
 
@@ -200,6 +205,7 @@ class Loop:
             line["loss"] = values["loss"] if finite else None
             if not finite:
                 line["skipped"] = True
+            line |= self.observer.times(line, rows)
             self.book.append(line)
             self.observer.step(line, values, rows=rows, num_bytes=sum(b.num_bytes for b in batches), server=self.server)
             self._bad_in_a_row = 0 if finite else self._bad_in_a_row + 1
@@ -244,36 +250,54 @@ class Loop:
         self.observer.evaluation(s, losses, better, time.perf_counter() - began)
         return better
 
+    @property
+    def _saved_step(self) -> int:
+        return self._saved.step if self._saved is not None else 0
+
     def _save(self) -> None:
         """Begin a checkpoint of this moment. It is written while training goes on; the one before it must have ended."""
         self._drain(0)
-        self._take_outcome(wait=True)
-        self.book.flush()
-        self.position = replace(self.position, quarantine=self.quarantine.before(self.position.next_g))
         self.observer.saving()
-        self._saver.begin(self.position.step, self.step.snapshot, self._state())
+        self._take_outcome(wait=True)
+        self.position = replace(self.position, quarantine=self.quarantine.before(self.position.next_g))
         self._being_saved = self.position
+        try:
+            self.book.flush()
+        except OSError as e:
+            self._save_failed(f"the ledger could not be written to {self.book.path}: {e.strerror or e}")
+            return
+        self._saver.begin(self.position.step, self.step.snapshot, self._state())
 
     def _take_outcome(self, wait: bool) -> None:
         """Act on how the save in flight ended, if it has."""
-        outcome = self._saver.take(wait)
+        outcome, waited_s = self._saver.take(_SAY_S if wait else 0.0), _SAY_S
+        while wait and outcome is None and self._saver.busy:
+            if waited_s >= _MAX_SAVE_S:
+                raise RunError(f"the checkpoint of step {self._being_saved.step} is not on disk after {waited_s:.0f} s: look at the disk")
+            log.warning("the checkpoint of step %d is being written for %.0f s", self._being_saved.step, waited_s)
+            outcome, waited_s = self._saver.take(_SAY_S), waited_s + _SAY_S
         if outcome is None:
             return
         if outcome.error is not None:
-            self._failed_saves += 1
-            log.error("%s (failure %d of %d)", outcome.error, self._failed_saves, _MAX_FAILED_SAVES)
-            if self._failed_saves >= _MAX_FAILED_SAVES:
-                raise RunError(
-                    f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}"
-                ) from outcome.error
+            self._save_failed(str(outcome.error))
             return
-        self._failed_saves, self._saved_step, self._save_s = 0, outcome.step, outcome.seconds
+        self._failed_saves, self._saved, self._save_s = 0, self._being_saved, outcome.seconds
         self.book.checkpoint(outcome.step)
         kept = self._being_saved.quarantine
         if len(kept) != self._known_bad:
             self._known_bad = len(kept)
             self._write_quarantine(kept)
         self.observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
+
+    def _save_failed(self, why: str) -> None:
+        """Training goes on without it, three times in a row at most; "the best" stays what is on disk."""
+        self._failed_saves += 1
+        log.error("%s (failure %d of %d)", why, self._failed_saves, _MAX_FAILED_SAVES)
+        if self.position.best_step == self._being_saved.step != self._saved_step:
+            best = self._saved or Position()
+            self.position = replace(self.position, best_step=best.best_step, best_score=best.best_score)
+        if self._failed_saves >= _MAX_FAILED_SAVES:
+            raise RunError(f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}")
 
     def _state(self) -> dict:
         return {
@@ -290,25 +314,36 @@ class Loop:
         """Bring the newest state to disk, and wait for it."""
         self._drain(0)
         self._take_outcome(wait=True)
-        if self._saved_step != self.position.step and self.position.step > 0:
+        if self.position.step > 0 and not self.position.stands_as(self._saved):
             self._save()
             self._take_outcome(wait=True)
+
+    def _save_before_failing(self) -> None:
+        """As `_save_if_new`, where an error is on its way already: what goes wrong here is told, and does not take its place."""
+        try:
+            self._save_if_new()
+        except RunError as e:
+            log.error("%s", e)
+
+    def _finish_save(self) -> None:
+        """Whatever ends the loop, a checkpoint that is being written is let finish; only an orphan has no time for it."""
+        if self._saver.busy and self.stop() != "orphan":
+            self._saver.take(_LAST_SAVE_S)
 
     def _leave(self) -> None:
         why = self.stop()
         if why == "orphan":
             self._saver.abandon()
-        else:
-            if self._saver.busy:
-                self.observer.saving()
-                self._take_outcome(wait=True)
-            # A long save that was in progress is finished, and no other begun: the supervisor waits 30 s.
-            if self._saved_step is None or self._save_s < _SHORT_SAVE_S:
-                self._save_if_new()
-        saved = "" if why == "orphan" else f", saved up to step {self._saved_step or 0}"
+            raise Stopped(f"stopped at step {self.position.step}")
+        was_busy = self._saver.busy
+        self.observer.saving()
+        self._take_outcome(wait=True)
+        # The supervisor waits 30 s for saves: after a long one that was in flight, no other is begun. A replacement has a minute.
+        if why == "replace" or not (was_busy and self._save_s > _SHORT_SAVE_S):
+            self._save_if_new()
         if why == "replace":
-            raise Replaced(f"step {self.position.step}{saved}; another trainer takes over")
-        raise Stopped(f"stopped at step {self.position.step}{saved}")
+            raise Replaced(f"step {self.position.step}, saved up to step {self._saved_step}; another trainer takes over")
+        raise Stopped(f"stopped at step {self.position.step}, saved up to step {self._saved_step}")
 
 
 def mean_losses(results: list[dict]) -> dict[str, float]:

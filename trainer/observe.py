@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from pathlib import Path
 from common.board import Board
 from common.status import StatusFile
 from common.stopwatch import Stopwatch
-from trainer.watch import RECENT_STEPS, Watch
+from trainer.watch import RECENT_STEPS, Watch, spare
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +25,7 @@ class Observer:
     Args:
         folder: gets metrics.jsonl and tensorboard/.
         stage: (number, name), for the status.
+        step: where the stage stands, by its newest checkpoint.
         watch: where the time goes; None: the loop's own clock alone.
     """
 
@@ -38,6 +38,7 @@ class Observer:
         total_steps: int,
         log_every: int,
         window: int,
+        step: int,
         watch: Watch | None = None,
     ):
         self._watch, self._reminder = watch, Reminder(_REMIND_S)
@@ -46,7 +47,9 @@ class Observer:
         self._status, self._total, self._log_every, self._window = status, total_steps, log_every, window
         self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT_STEPS)  # end time, rows, seconds, waited
         self._began = time.monotonic()
-        status.update(phase="starting", stage=stage[0], stage_name=stage[1], max_steps=total_steps, step=0, window=window)
+        self._disk_said = False
+        at = {"step": step, "saved_step": step}
+        status.update(phase="starting", stage=stage[0], stage_name=stage[1], max_steps=total_steps, window=window, **at)
 
     def waiting(self, ready: int, wanted: int, peers: int) -> None:
         """Before step 1: the buffer fills."""
@@ -67,25 +70,24 @@ class Observer:
 
     def step(self, line: dict, values: dict, *, rows: int, num_bytes: int, server) -> None:
         """A finished step: `line` is its ledger line, `values` the step's scalars."""
-        self._reminder.stop()
-        seconds, waited = self._time_of(line, rows)
         own = Stopwatch()
         with own.part("logging"):
-            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count(), seconds=seconds, waited=waited)
+            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count())
         if self._watch is not None:
             self._watch.logged_s.append(own.spent_s["logging"])
 
-    def _time_of(self, line: dict, rows: int) -> tuple[float, float]:
-        """(seconds, of them without data) of a step: by the device's clock where there is one, else by the loop's."""
+    def times(self, line: dict, rows: int) -> dict[str, float]:
+        """`step_ms` and `wait_ms` (without data) of a finished step: by the device's clock where there is one, else the loop's own."""
+        self._reminder.stop()
         record = None
         if self._watch is not None:
             record = self._watch.step(line["g"], line["count"])
         seconds, waited = (record.total_s, record.wait_s) if record else (line["step_ms"] / 1e3, line["wait_ms"] / 1e3)
         if record or self._watch is None:
             self._recent.append((time.monotonic(), rows, seconds, waited))
-        return seconds, waited
+        return {"step_ms": round(1e3 * seconds, 2), "wait_ms": round(1e3 * waited, 2)}
 
-    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int, seconds: float, waited: float) -> None:
+    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int) -> None:
         rate, wait = self.rates()
         left = self._total - line["step"]
         record = {
@@ -95,15 +97,15 @@ class Observer:
             **{k: round(v, 6) for k, v in values.items()},
             "rows": rows,
             "bytes": num_bytes,
-            "step_ms": round(1e3 * seconds, 2),
-            "wait_ms": round(1e3 * waited, 2),
+            "step_ms": line["step_ms"],
+            "wait_ms": line["wait_ms"],
             "ready": ready,
         }
         if line.get("skipped"):
             record["skipped"] = True
         self._write(record)
         scalars = {f"train/{k}": v for k, v in values.items()}
-        self._board.scalars(line["step"], scalars | {"speed/step_ms": record["step_ms"], "speed/wait_ms": record["wait_ms"]})
+        self._draw(line["step"], scalars | {"speed/step_ms": record["step_ms"], "speed/wait_ms": record["wait_ms"]})
         mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
             phase="training",
@@ -134,12 +136,29 @@ class Observer:
         if summed and speed is not None:
             record = speed.record()
             self._write({"time": round(time.time(), 3), "step": line["step"], "speed": record, "bottleneck": speed.verdict.sentence})
-            self._board.scalars(line["step"], {f"speed/{k}": v for k, v in record.items() if k not in ("step_ms", "wait_ms")})
+            self._draw(line["step"], {f"speed/{k}": v for k, v in record.items() if k not in ("step_ms", "wait_ms")})
             for text in self._watch.warnings(speed):
                 log.warning("%s", text)
+            if last:
+                log.info("%s", "; ".join(filter(None, (speed.verdict.sentence, spare(speed.gpus)))))
 
     def _write(self, record: dict) -> None:
-        self._metrics.write(json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n")
+        try:
+            self._metrics.write(json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n")
+        except OSError as e:
+            self._disk_fails(e)
+
+    def _draw(self, step: int, values: dict) -> None:
+        try:
+            self._board.scalars(step, values)
+        except OSError as e:
+            self._disk_fails(e)
+
+    def _disk_fails(self, error: OSError) -> None:
+        """Curves with gaps are no reason to end a run; the checkpoints say when the disk is."""
+        if not self._disk_said:
+            log.error("metrics are being lost: %s", error.strerror or error)
+        self._disk_said = True
 
     def rates(self) -> tuple[float, float]:
         """(utterances/s, share of the time spent waiting for data) over the last steps."""
@@ -163,7 +182,7 @@ class Observer:
             "seconds": round(seconds, 3),
         }
         self._write(record)
-        self._board.scalars(step, {f"eval/{k}": v for k, v in losses.items()})
+        self._draw(step, {f"eval/{k}": v for k, v in losses.items()})
         shown = " ".join(f"{k}={v:.4f}" for k, v in losses.items())
         log.info("evaluation after step %d: %s%s (%.1f s)", step, shown, ", the best so far" if better else "", seconds)
         self._status.update(phase="training", message=f"evaluation {shown}")
@@ -183,7 +202,7 @@ class Observer:
 
     def traces(self, counts: dict[str, int]) -> None:
         """How often each compiled function was traced: once, or a shape leaked and costs a compilation at every change."""
-        self._metrics.write(json.dumps({"time": round(time.time(), 3), "traces": dict(sorted(counts.items()))}) + "\n")
+        self._write({"time": round(time.time(), 3), "traces": dict(sorted(counts.items()))})
         again = {k: n for k, n in counts.items() if n > 1}
         if again:
             log.warning("retraced: %s; every shape should come from the bucket table", again)
@@ -195,10 +214,11 @@ class Observer:
         self._reminder.stop()
         if self._watch is not None:
             self._watch.close()
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
-        self._metrics.close()
-        self._board.close()
+        for end in (self._metrics.close, self._board.close):
+            try:
+                end()
+            except OSError as e:
+                self._disk_fails(e)
 
 
 class Reminder:

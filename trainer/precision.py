@@ -27,19 +27,26 @@ class Precision:
     kernels: Kernels
 
 
+def allow_tf32(config: Config) -> None:
+    """Let float32 products run in TF32 on the GPU, unless the run is to be in float32. Before anything is traced."""
+    tf.config.experimental.enable_tensor_float_32_execution(config.train.precision != "fp32")
+
+
 def choose(config: Config) -> Precision:
-    """Decide for the GPT and set TF32 for this process, once, before anything is traced. `config` is a run's resolved one."""
+    """Decide for the GPT, before anything is traced. `config` is a run's resolved one."""
     wanted, gpu = config.train.precision, bool(tf.config.list_logical_devices("GPU"))
     precision = wanted
-    if gpu and wanted == "bf16" and (capability := _capability()) < _BF16_FROM:
+    if wanted == "bf16" and not (gpu and config.jit):
+        # Without XLA, TensorFlow adds the gradients of biases up in bfloat16: they come out a third wrong.
+        precision = "fp32"
+        log.warning("train.precision bf16 needs a GPU and jit: fp32")
+    elif wanted == "bf16" and (capability := _capability()) < _BF16_FROM:
         precision = "fp32"
         log.warning("train.precision bf16 needs compute capability 8.0, this card has %d.%d: fp32", *capability)
-    tf.config.experimental.enable_tensor_float_32_execution(precision != "fp32")
     if precision != "bf16":
         log.info("precision %s, plain attention", precision)
         return Precision("float32", PLAIN)
-    kernels = _fast(config) if gpu and config.jit else PLAIN
-    return Precision("mixed_bfloat16", kernels)
+    return Precision("mixed_bfloat16", _fast(config))
 
 
 def _fast(config: Config) -> Kernels:

@@ -19,15 +19,17 @@ from typing import Any
 import numpy as np
 
 from common.durable import write_atomically
+from common.run import RunFolder
+from trainer import stages
 from trainer.clock import ClockedStep
 from trainer.verdict import OWN_PARTS, Measured, verdict
-from trainer.watch import FedRecord, Watch
+from trainer.watch import FedRecord, Watch, spare
 
 log = logging.getLogger(__name__)
 
 ASKED = "XTTS_PROFILE"
 FILE = "profile.json"
-CEILING_STEPS, REPEATS = 30, 5
+CEILING_STEPS, REPEATS = 100, 5
 BATCH_PARTS = ("read", "decode", "resample", *(p for p in OWN_PARTS if p != "read"), "decode_wait", "lease_wait")
 
 
@@ -45,6 +47,12 @@ def asked() -> int | None:
     """How many free steps this process was asked to profile; None: it is no profile."""
     text = os.environ.get(ASKED)
     return int(text) if text else None
+
+
+def untrained_dvae(run: RunFolder) -> None:
+    """In place of stage 1: its first weights, whose codes take as long as trained ones'."""
+    run.dvae_weights.parent.mkdir(exist_ok=True)
+    stages.publish_dvae(run, stages.build(run, "dvae").step.state_dict()["model"])
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
@@ -66,7 +74,7 @@ class Profiler:
     def __init__(self, watch: Watch, free: int):
         self._watch, self._free = watch, free
         watch.clock.sync_from = free
-        self._calls: list[tuple] = []  # of the last steps: ("micro", bucket, scale), ("update", bucket), ("apply",)
+        self._calls: list[tuple] = []  # ("micro", bucket, scale), ("update", bucket), ("apply",)
         self._batches: dict[int, tuple[Mapping[str, Any], Any]] = {}  # bucket → a batch on the device and its seed
         self._step: ClockedStep | None = None
 
@@ -89,9 +97,9 @@ class Profiler:
             log.warning("too few steps to profile: %d of %d say something; ask for more with --steps", len(steps), self._free)
             return
         samples = dict(self._watch.clock.samples)
-        per_step = len(steps[-1].batches)
-        rows = self._rows(steps, samples, per_step, save_every)
-        ceiling_s = self._ceiling_s() / per_step
+        per_step = sum(len(s.batches) for s in steps) / len(steps)  # an epoch's last step may have fewer
+        rows = self._rows(steps, samples, save_every)
+        ceiling_s = self._ceiling_s([s.number for s in steps]) / per_step
         rows["transfer"] = summary(self._transfers_s(upload))
         trainer_s = {k: rows[k]["mean"] / per_step for k in ("compute", "optimizer", "logging", "checkpoint")}
         m = speed.measured
@@ -105,13 +113,13 @@ class Profiler:
             "producers": {"count": len(m.producers), "could_make_per_s": m.made_per_s, "needed": measured.producers_needed},
             "verdict": vars(verdict(measured)),
             "gpus": [vars(u) for u in speed.gpus],
+            "spare": spare(speed.gpus),
         }
         write_atomically(path, json.dumps(document, indent=1))
 
-    def _rows(self, steps, samples: dict[str, list[float]], per_step: int, save_every: int) -> dict:
+    def _rows(self, steps, samples: dict[str, list[float]], save_every: int) -> dict:
         """Per step: wait, compute, optimizer, logging, checkpoint (its pause spread over `save_every`), total."""
-        calls = samples.get("compute", [])
-        compute = [sum(calls[i : i + per_step]) for i in range(0, len(calls) - per_step + 1, per_step)]
+        compute = samples.get("compute", [])
         optimizer = samples.get("optimizer") or self._optimizer_s()
         if "optimizer" not in samples and optimizer:
             alone = statistics.fmean(optimizer)
@@ -134,16 +142,20 @@ class Profiler:
             seconds.append(time.perf_counter() - start)
         return seconds[1:]
 
-    def _ceiling_s(self) -> float:
-        """Seconds per step of the recorded calls, repeated on batches that are there."""
+    def _ceiling_s(self, numbers: list[int]) -> float:
+        """Seconds per step of these steps' calls, repeated on batches that are there."""
         self._watch.clock.sync_from = None
-        ends = [i for i, c in enumerate(self._calls) if c[0] in ("apply", "update")]
-        first = ends[-CEILING_STEPS - 1] + 1 if len(ends) > CEILING_STEPS else 0
-        calls = self._calls[first:]
-        self._repeat(calls[:1] if calls[0][0] == "update" else calls[: ends[0] + 1])
+        steps, calls = [], []
+        for call in self._calls:
+            calls.append(call)
+            if call[0] in ("apply", "update"):
+                steps.append(calls)
+                calls = []
+        chosen = [steps[n] for n in numbers[-CEILING_STEPS:]]
+        self._repeat(chosen[0])
         start = time.perf_counter()
-        self._repeat(calls)
-        return (time.perf_counter() - start) / sum(c[0] in ("apply", "update") for c in calls)
+        self._repeat([call for calls in chosen for call in calls])
+        return (time.perf_counter() - start) / len(chosen)
 
     def _repeat(self, calls: list[tuple]) -> None:
         result = None

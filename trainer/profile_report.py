@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from common import config as config_module
 from common.config import Config
 from common.durable import write_atomically
-from common.errors import BadInput, RunError
+from common.errors import OK, BadInput, RunError
 from common.plan import Plan, write_plan
 from common.run import RunFolder
 from trainer import profile
@@ -51,6 +52,40 @@ _BATCH_ROWS = {
     "decode_wait": "wait for decode threads",
     "lease_wait": "wait for leases",
 }
+
+
+def run(
+    config: Config,
+    changed: list[str] | None,
+    free_steps: int,
+    prepare: Callable[[Config], RunFolder],
+    supervise: Callable[[RunFolder], int],
+    as_json: bool,
+) -> int:
+    """Profile and print; the exit code.
+
+    Args:
+        config: of the run, or of one that is not there yet.
+        changed: the settings in which it differs from the existing run's; None: there is no such run.
+        prepare, supervise: make a run folder, run a run's processes.
+
+    Raises:
+        BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.
+    """
+    if free_steps < FEWEST_STEPS:
+        raise BadInput(f"--steps {free_steps}: at least {FEWEST_STEPS} steps say something")
+    with temporary_folder(config.run_dir) as folder:
+        mine = settings(config, folder, free_steps)
+        existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
+        made = prepare(mine) if existing is None else borrow(existing, mine)
+        without_evaluation(made)
+        os.environ[profile.ASKED] = str(free_steps)
+        code = supervise(made)
+        if code == OK:
+            document = read(folder)
+            text = json.dumps(document) if as_json else view(document)
+            Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(text, markup=False, highlight=False)
+    return code
 
 
 @contextmanager
@@ -122,12 +157,14 @@ def read(folder: Path) -> dict:
 def view(document: dict) -> Group:
     """Tables of the steps and the batches, the cards, the verdict."""
     per_step = document["batches_per_step"]
-    title = "each step" + (f" ({per_step} batches)" if per_step > 1 else "")
+    title = "each step" + (f" ({per_step:.1f} batches)" if per_step > 1 else "")
     parts = [_table(title, document["steps"], _STEP_ROWS), _table("each batch, in its producer", document["batch"], _BATCH_ROWS)]
     for use in document["gpus"]:
         parts.append(
             Text(f"GPU {use['index']} ({', '.join(use['roles'])}): {use['percent']:.0f} % busy, {use['memory_mb']} of {use['total_mb']} MB")
         )
+    if document["spare"]:
+        parts.append(Text(document["spare"]))
     producers, speed = document["producers"], document["speed"]
     parts.append(
         Text(

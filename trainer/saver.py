@@ -59,11 +59,13 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=(step, tensors, state, began, pause_s), name="saver", daemon=True)
         self._thread.start()
 
-    def take(self, wait: bool) -> Outcome | None:
-        """The outcome of the save in flight, once; None if there is none, or (without `wait`) it has not ended."""
-        if self._thread is None or (not wait and self._thread.is_alive()):
+    def take(self, timeout_s: float) -> Outcome | None:
+        """The outcome of the save in flight, once; None if there is none, or it has not ended within `timeout_s`."""
+        if self._thread is None:
             return None
-        self._thread.join()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return None
         ended, self._thread, self._ended = self._ended, None, None
         if isinstance(ended, BaseException):
             raise ended

@@ -22,6 +22,11 @@ class Position:
     best_score: float | None = None
     quarantine: list[dict] = field(default_factory=list)  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
 
+    def stands_as(self, other: Position | None) -> bool:
+        """Whether a checkpoint of `other` says all that one of this position would."""
+        facts = ("step", "evaluated", "best_step", "best_score")
+        return other is not None and all(getattr(self, f) == getattr(other, f) for f in facts)
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 
-from common.channel import LeaseServer
-from common.errors import Hopeless, RunError, is_out_of_memory
+from common.channel import BatchFailed, LeaseServer, NoData
+from common.channel import Stopped as ChannelStopped
+from common.errors import RunError
 from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
 from common.status import StatusFile, read_all
-from trainer import profile, stages
+from trainer import ahead, profile, stages
 from trainer.clock import Clock
 from trainer.feed import Feed, Quarantine
 from trainer.finale import TargetCounter, remember_entropy
@@ -42,13 +42,13 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     quarantine = Quarantine(position.quarantine)
     counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
     watch = _watch(run, stage, status)
-    observer = _observer(run, stage, status, watch)
+    observer = _observer(run, stage, status, position, watch)
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)
         if position.step < stage.schedule.total_steps:
-            dry_step(stage, observer)  # while the producers make the first batches
-            wait_ready(server, run, stage.schedule, position, observer, stop)
+            ahead.prepare(stage, observer, stop.is_set)  # while the producers make the first batches
+            wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
         step = watch.clock.watch(stage.step)
@@ -114,7 +114,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
     return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))
 
 
-def _observer(run: RunFolder, stage: Stage, status: StatusFile, watch: Watch) -> Observer:
+def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Position, watch: Watch) -> Observer:
     return Observer(
         run.stage_folder(stage.name),
         status,
@@ -122,6 +122,7 @@ def _observer(run: RunFolder, stage: Stage, status: StatusFile, watch: Watch) ->
         total_steps=stage.schedule.total_steps,
         log_every=run.config.train.log_every,
         window=run.config.transport.high_water_mark,
+        step=position.step,
         watch=watch,
     )
 
@@ -144,29 +145,6 @@ def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position
     welcome = {"stage": stage.name, "feature_hash": feature_hash}
     server.open(generation, welcome, stage.schedule.batches(position), Acceptance(feature_hash, bool(run.config.deterministic)), extra)
     log.info("stage %s, generation %d: steps %d to %d", stage.name, generation, position.step + 1, stage.schedule.total_steps)
-
-
-def dry_step(stage: Stage, observer: Observer) -> None:
-    """Run the step of the bucket with the most positions on padding, changing nothing: what does not fit shows now, not hours later.
-
-    Hopeless: it does not fit; names the bucket and what to set.
-    """
-    if not hasattr(stage.step, "dry_run"):
-        return
-    buckets = stage.schedule.train.buckets
-    number = max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
-    observer.compiling("the dry step", number, len(buckets), buckets[number])
-    try:
-        stage.step.dry_run(number, grouped=stage.schedule.accumulate > 1)
-    except Exception as e:
-        if not is_out_of_memory(e):
-            raise
-        rows = buckets[number].batch_size
-        smaller = f"--batch-size {rows // 2}" if rows > 1 else "fewer model.layers"
-        raise Hopeless(
-            f"out of memory in the dry step, before step 1: bucket {number} ({rows} rows x {buckets[number].row_len} positions); "
-            f"try {smaller}, or train.recompute=true. Checkpoints are as they were"
-        ) from e
 
 
 class Acceptance:
@@ -196,20 +174,13 @@ class Acceptance:
         return None
 
 
-def wait_ready(server: LeaseServer, run: RunFolder, schedule: Schedule, position: Position, observer: Observer, stop: Stop) -> None:
-    """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`."""
+def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: Stop) -> None:
+    """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`, or none can be made."""
     transport = run.config.transport
-    left = schedule.total_steps - position.step  # of a run's last step there may be no more than one batch
-    wanted = min(transport.min_ready, transport.high_water_mark, schedule.train.batches_per_epoch, left)
-    deadline = time.monotonic() + transport.data_timeout_s
-    while (ready := server.ready_count()) < wanted:
-        if stop.is_set():
-            raise stop.error()
-        peers = len(server.stats()["peers"])
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"no data for {transport.data_timeout_s:.0f} s, {peers} producers connected at {server.endpoint}; "
-                f"see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`"
-            )
-        observer.waiting(ready, wanted, peers)
-        time.sleep(0.02)
+    wanted = min(transport.min_ready, transport.high_water_mark)
+    try:
+        server.wait_ready(wanted, transport.data_timeout_s, stop.is_set, lambda ready, peers: observer.waiting(ready, wanted, peers))
+    except ChannelStopped:
+        raise stop.error() from None
+    except (NoData, BatchFailed) as e:
+        raise RunError(f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`") from e

@@ -122,16 +122,17 @@ def _options(optim: Optim, schedule: Schedule, **more):
 def _networks(run: RunFolder, stage: str, schedule: Schedule):
     import tensorflow as tf
 
+    from trainer.precision import allow_tf32, choose
     from trainer.upload import Upload
 
     c = run.config
     common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
+    allow_tf32(c)
     if stage == "dvae":
         from trainer.dvae_step import DvaeStep
 
         step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
     else:
-        from trainer.precision import choose
         from trainer.step import GptStep
 
         precision = choose(c)

@@ -160,6 +160,11 @@ class GptStep:
             out = self._update[bucket](batch, seed, tf.constant(False))
         out["loss"].numpy()  # wait for it
 
+    def dry_evaluate(self, bucket: int) -> None:
+        """`dry_run` of `evaluate`."""
+        batch = empty_batch("gpt", self.buckets[bucket], self.dims, self.options.mel_dtype)
+        self.evaluate(bucket, batch)["audio_sum"].numpy()
+
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in Coqui's names, without the prefix `gpt.`."""
         return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
@@ -209,7 +214,10 @@ class GptStep:
             with kernels.use(self.kernels):
                 return function(*args)
 
-        return tf.function(traced, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+        compiled = tf.function(traced, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+        # TensorFlow takes these for one function that is traced again and again; `trace_counts` knows better.
+        compiled._omit_frequent_tracing_warning = True
+        return compiled
 
     def _compile_each(self, name: str, function, *more: tf.TensorSpec) -> list:
         return [self._compile(f"{name}/{bucket}", function, [spec, *more]) for bucket, spec in enumerate(self._signatures)]

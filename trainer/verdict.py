@@ -2,7 +2,7 @@
 
 The pipeline is a row of things that work at the same time: decode threads → each producer's own thread (read, codes, mel, pack, serialise)
 → the wire → the trainer's feed (check, transfer) → the step. At its pace, the slowest is busy all the time and the others wait: for leases
-before it, for data behind it. If nobody is busy all the time, the wire is slow, or there are too few batches under way to keep them at work.
+before it, for data behind it. If nobody is busy all the time, the wire is slow, or too few batches are under way to keep them at work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 READY = 0.01  # the trainer waits for less than this share of its time: it has what it can use
 IDLE = 0.85  # a part that is busy for less than this share is not what the others wait for
+AHEAD = 1.25  # unless it is that much busier than the next one: then what is missing was only not measured
 DECODE_WAIT = 0.08  # a producer that waits for its decode threads for more than this share of its time
 LEASE_WAIT = 0.05  # a producer that waits for leases for less than this share of its time has them
 HEADROOM = 1.05  # producers are counted with so much to spare
@@ -150,7 +151,8 @@ def _cause(m: Measured) -> tuple[str, str]:
     producer = sum(p.batches * p.pace_s(m.settings.leases) for p in m.producers) / total
     busy = {"trainer": 1 - m.wait, "transfer": m.feed_s / m.batch_s, "producer": producer}
     most = max(busy, key=lambda k: (min(1.0, busy[k]), k == "producer"))
-    if busy[most] < IDLE:
+    others = max(v for k, v in busy.items() if k != most)
+    if busy[most] < IDLE and (_slow_wire(m) or busy[most] < AHEAD * others):
         return _between(m, sum(p.batches * p.part("lease_wait") for p in m.producers) / total), ""
     if most == "trainer":
         return "trainer", _largest(m.trainer_s)
@@ -158,10 +160,16 @@ def _cause(m: Measured) -> tuple[str, str]:
 
 
 def _between(m: Measured, lease_wait: float) -> str:
-    """Nobody is busy all the time. The wire holds what it has not carried yet; where it is free, a batch is there at once."""
-    if m.transit_s is not None and m.transit_s > 0.5 * m.batch_s:
+    """Nobody is busy all the time."""
+    if _slow_wire(m):
         return "transport"
-    return "leases" if lease_wait < LEASE_WAIT else "window"
+    in_hand = m.settings.leases * len(m.producers)
+    return "leases" if lease_wait < LEASE_WAIT and in_hand < m.settings.high_water_mark else "window"
+
+
+def _slow_wire(m: Measured) -> bool:
+    """The wire holds what it has not carried yet; where it is free, a batch is there at once."""
+    return m.transit_s is not None and m.transit_s > 0.5 * m.batch_s
 
 
 def _within_producers(m: Measured) -> tuple[str, str]:
@@ -191,7 +199,7 @@ def _setting(m: Measured, cause: str, part: str) -> str:
         convert = ", or clips converted to 22 050 Hz once" if part == "resample" else ""
         if threads * n < s.cores:
             return f"set producers.decode_threads={min(s.cores // n, 2 * threads)} (now {threads}){convert}{later}"
-        return f"all {s.cores} cores decode: a producer on another host{convert}{later}"
+        return f"all {s.cores} cores decode already; add a producer on another host{convert}{later}"
     if cause == "features":
         gpu = "--data-gpu with a GPU" if s.producers_on == "cpu" else more
         return f"set {gpu}" + (", or producers.cache_codes=true" if part == "codes" and not s.cache_codes else "")

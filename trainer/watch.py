@@ -19,6 +19,7 @@ from trainer.verdict import Measured, ProducerLoad, Settings, Verdict, verdict
 RECENT_STEPS = 50
 WARM_UP_STEPS = 3
 ENOUGH = 10  # steps, before anything is said of them
+NEARLY_IDLE = 30.0  # per cent
 MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean: one warning
 
 
@@ -173,7 +174,7 @@ class Watch:
             wait_s=sum(s.wait_s for s in steps) / len(batches),
             feed_s=statistics.fmean(b.feed_s for b in batches),
             transit_s=_mean([b.transit_s for b in batches if b.transit_s is not None]),
-            trainer_s=_trainer_parts(self.clock),
+            trainer_s=_trainer_parts(self.clock, len(batches) / len(steps)),
             producers=tuple(_loads(settled if len(settled) >= ENOUGH else batches)),
             settings=self.settings,
         )
@@ -226,6 +227,16 @@ class Watch:
             self._gpu_use.close()
 
 
+def spare(gpus: Sequence[Use]) -> str:
+    """What a producers' card that has little to do is good for; "" if there is none."""
+    idle = [u for u in gpus if u.roles == ("producer",) and u.percent < NEARLY_IDLE]
+    if not idle:
+        return ""
+    u = idle[0]
+    room = f"{(u.total_mb - u.memory_mb) / 1024:.0f} GB are free for samples, an evaluation or a second trainer"
+    return f"GPU {u.index} is {u.percent:.0f} % busy making batches: {room}"
+
+
 def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], number: int, settled: bool) -> StepRecord | None:
     """The step on the device's clock: it waits for data only once the step before has finished."""
     if last is None:
@@ -239,12 +250,11 @@ def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], numb
     return StepRecord(total, min(wait, total), max(0.0, busy), batches, number, settled) if tick.finished >= began else None
 
 
-def _trainer_parts(clock: Clock | None) -> dict[str, float]:
+def _trainer_parts(clock: Clock | None, per_step: float) -> dict[str, float]:
     """Seconds per batch of the step's parts, known only where the clock made calls wait."""
     if clock is None or not clock.samples:
         return {}
-    calls = len(next(iter(clock.samples.values())))
-    return {part: sum(s) / calls for part, s in clock.samples.items()}
+    return {part: statistics.fmean(seconds) / per_step for part, seconds in clock.samples.items()}
 
 
 def _mean(values: list[float]) -> float | None:

@@ -73,4 +73,4 @@ def causal_attention(
 
 def _fused(q: tf.Tensor, k: tf.Tensor, dropout_rate: float, seed: tf.Tensor | None) -> bool:
     without_dropout = seed is None or dropout_rate == 0.0
-    return kernels.current().attention != "plain" and without_dropout and fits(q, k)
+    return kernels.current().attention == "cudnn" and without_dropout and fits(q, k)

@@ -43,15 +43,24 @@ def log_mel(
 
 
 class _Mel:
-    """Normalised log-mel: float32 [B,N] -> float32 [B,F,num_mels]."""
+    """Normalised log-mel: float32 [B,N] -> float32 [B,F,num_mels].
 
-    def __init__(self, mel_stats: np.ndarray, dims: AudioDims, fft: int):
+    `by_clip`: one clip after the other, as many at once as there are inter-op threads. On a CPU that is a quarter faster than a whole
+    batch, whose frames (4 × the samples) and spectra do not fit into its caches.
+    """
+
+    def __init__(self, mel_stats: np.ndarray, dims: AudioDims, fft: int, by_clip: bool = False):
         stats = np.asarray(mel_stats, np.float32)
         if stats.shape != (dims.num_mels,) or not np.isfinite(stats).all() or not (np.abs(stats) > 0).all():
             raise ValueError(f"mel stats must be {dims.num_mels} finite non-zero numbers, got shape {stats.shape}: {stats[:8]} …")
-        self.mel_stats, self.dims, self.fft = stats, dims, fft
+        self.mel_stats, self.dims, self.fft, self.by_clip = stats, dims, fft, by_clip
 
     def __call__(self, wav: tf.Tensor) -> tf.Tensor:
+        if not self.by_clip:
+            return self._batch(wav)
+        return tf.map_fn(lambda clip: self._batch(clip[None])[0], wav, parallel_iterations=8, fn_output_signature=tf.float32)
+
+    def _batch(self, wav: tf.Tensor) -> tf.Tensor:
         d = self.dims
         return log_mel(wav, self.fft, d.win_samples, d.hop_samples, d.num_mels, d.sample_rate, d.fmax_hz) / self.mel_stats
 
@@ -59,15 +68,15 @@ class _Mel:
 class DvaeMel(_Mel):
     """Input of the DVAE: fft 1024, divided by the mel stats (xtts-spec 2.1)."""
 
-    def __init__(self, mel_stats: np.ndarray, dims: AudioDims):
-        super().__init__(mel_stats, dims, dims.dvae_fft)
+    def __init__(self, mel_stats: np.ndarray, dims: AudioDims, by_clip: bool = False):
+        super().__init__(mel_stats, dims, dims.dvae_fft, by_clip)
 
 
 class CondMel(_Mel):
     """Input of the conditioning encoder: fft 2048 with the same 1024-sample window, divided by the mel stats (xtts-spec 3)."""
 
-    def __init__(self, mel_stats: np.ndarray, dims: AudioDims):
-        super().__init__(mel_stats, dims, dims.cond_fft)
+    def __init__(self, mel_stats: np.ndarray, dims: AudioDims, by_clip: bool = False):
+        super().__init__(mel_stats, dims, dims.cond_fft, by_clip)
 
 
 @functools.lru_cache(maxsize=32)

@@ -18,8 +18,6 @@ import json
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from common.xtts import kernels
-
 _MODULE_VERSION = 9  # of the XlaCallModule op's calling convention
 _TOLERANCE = 0.03  # of the gradients' norms, against the plain implementation in bfloat16
 
@@ -92,19 +90,6 @@ def _bhtd(dims) -> list[int]:
 
 
 def _call(operands: list[tf.Tensor], module: str, shapes: list[list[int]], dtypes: list[tf.DType]) -> list[tf.Tensor]:
-    if kernels.current().attention == "cudnn_v2":
-        import re
-
-        config = re.search(r'backend_config = "(.*)"', module).group(1).replace("\\22", '"')
-        results = gen_xla_ops.xla_custom_call_v2(
-            operands,
-            call_target_name=re.search(r"@(__cudnn\S+?)\(", module).group(1),
-            backend_config=config,
-            has_side_effect=False,
-            result_dtypes=[*dtypes, tf.uint8],
-            result_shapes=[*(tf.TensorShape(s) for s in shapes), tf.TensorShape([0])],
-        )
-        return results[:-1]
     return gen_xla_ops.xla_call_module(
         operands, version=_MODULE_VERSION, module=module, Sout=shapes, Tout=dtypes, platforms=["CUDA"], disabled_checks=["platform"]
     )

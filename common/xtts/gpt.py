@@ -67,7 +67,9 @@ class GptBlock(Block):
     def _qkv(self, x):
         if kernels.current().split_qkv:
             weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
-            parts = kernels.affine_parts(self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: tf.concat(parts, -1))
+            parts = kernels.affine_parts(
+                self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
+            )
             return [split_heads(part, self.heads) for part in parts]
         return [split_heads(part, self.heads) for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)]
 

@@ -23,7 +23,7 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 class Kernels:
     """`PLAIN` is the default; `FAST` is for bfloat16 on GPUs."""
 
-    attention: Literal["plain", "cudnn", "cudnn_v2"] = "plain"
+    attention: Literal["plain", "cudnn"] = "plain"
     dropout: Literal["stateless", "hash"] = "stateless"  # TensorFlow's generator, or a hash of each element's index
     lean: bool = False  # norms, GELU and cross-entropy with written-out gradients; heads padded to whole tiles
     embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs
@@ -61,8 +61,8 @@ def after(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def again(x: tf.Tensor) -> tf.Tensor:
-    """`x`, from which the backward pass computes again what the forward pass had: without this, XLA merges the two and keeps the result,
-    often wider than `x`, in memory between them.
+    """`x`, as another value in XLA's eyes. What the backward pass computes again from it is not merged with what the forward pass had,
+    which would be kept, often wider than `x`, in memory between them.
     """
     return gen_xla_ops.xla_optimization_barrier([x])[0] if current().jit else x
 
@@ -195,6 +195,18 @@ def gelu_tanh(x: tf.Tensor):
 # -- products ----------------------------------------------------------------------------------------------------------------------
 
 
+def padded_sum(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+    """`tf.concat`, as a sum of padded parts: XLA can fuse it with a sum over rows of the same."""
+    sizes = [part.shape[axis] for part in parts]
+    out = None
+    for i, part in enumerate(parts):
+        padding = [[0, 0]] * part.shape.rank
+        padding[axis] = [sum(sizes[:i]), sum(sizes[i + 1 :])]
+        padded = tf.pad(part, padding)
+        out = padded if out is None else out + padded
+    return out
+
+
 def affine_parts(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, split: Callable, join: Callable) -> list[tf.Tensor]:
     """`split(x weight + bias)` along the last axis, each part by a product of its own; the gradients by one product for all of them.
 
@@ -207,7 +219,8 @@ def affine_parts(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, split: Callab
             d = join(d_parts)
             return tf.matmul(d, weight, transpose_b=True), tf.matmul(rows, d, transpose_a=True), tf.reduce_sum(d, 0)
 
-        return [tf.nn.bias_add(tf.matmul(rows, w), b) for w, b in zip(split(weight), split(bias), strict=True)], grad
+        # `after`: XLA would merge products that share an operand.
+        return [tf.nn.bias_add(tf.matmul(after(rows, w), w), b) for w, b in zip(split(weight), split(bias), strict=True)], grad
 
     parts = apply(tf.reshape(x, [-1, x.shape[-1]]), weight, bias)
     return [tf.reshape(part, [*x.shape[:-1], part.shape[-1]]) for part in parts]

@@ -32,7 +32,6 @@ class ConditioningBlock(Block):
         q, k, v = self._qkv(normed)
         return normed + self.proj_out(merge_heads(attention(q, k, v)))
 
-
     def _qkv(self, normed):
         # Channels are (head, q|k|v, head_dim), unlike the GPT's (q|k|v, head, head_dim).
         if not kernels.current().split_qkv:
@@ -44,7 +43,7 @@ class ConditioningBlock(Block):
 
         def join(parts):
             apart = [tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads]) for part in parts]
-            return tf.reshape(tf.concat(apart, -2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]])
+            return tf.reshape(kernels.padded_sum(apart, 2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]])
 
         weight, bias = tf.convert_to_tensor(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
         return [split_heads(part, self.heads) for part in kernels.affine_parts(normed, weight, bias, split, join)]

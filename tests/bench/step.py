@@ -16,14 +16,18 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+
+from common.xla_env import xla_env
 
 # Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), torch (another program).
 _BF16 = {"precision": "bf16", "kernels": {}}
@@ -36,7 +40,7 @@ def _fast(**changed) -> dict:
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
-    "ours, custom call v2": _fast(attention="cudnn_v2"),
+    "ours, split qkv": _fast(split_qkv=True),
     "fp32 plain": {"precision": "fp32", "kernels": {}},
     "tf32 plain": {"precision": "tf32", "kernels": {}},
     "bf16 plain": _BF16,
@@ -51,12 +55,19 @@ ROWS: dict[str, dict] = {
     "ours, embedding by matmul": _fast(embedding_grad="matmul"),
     "ours, micro and apply": {**_fast(), "grouped": True},
     "ours, recompute": {**_fast(), "recompute": True},
-    "ours, no triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=false"},
+    "ours, triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=true"},
+    "ours, parallel llvm": {**_fast(), "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true"},
     "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
     "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
     "ours, cublaslt": {**_fast(), "xla": "--xla_gpu_enable_cublaslt=true"},
+    "ours, triton fusions": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_block_level_rewriter=true"},
+    "ours, cudnn gemm fusions": {**_fast(), "xla": "--xla_gpu_cudnn_gemm_fusion_level=2"},
+    "ours, dynamic slices": {**_fast(), "xla": "--xla_gpu_enable_dynamic_slice_fusion=true"},
+    "ours, cold cache": {**_fast(), "cache": "cold"},
+    "ours, warm cache": {**_fast(), "cache": "warm"},
+    "ours, warm autotuning": {**_fast(), "cache": "autotuning"},
+    "ours, saving": {**_fast(attention="plain"), "save": True},
     "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
-    "ours, all fusions in priority order": {**_fast(), "xla": "--xla_gpu_enable_priority_fusion=true"},
     "torch": {"torch": {"compile": True}},
     "torch eager": {"torch": {"compile": False}},
     "torch, attention dropout": {"torch": {"compile": True, "attention_dropout": 0.1}},
@@ -75,14 +86,16 @@ def main() -> int:
     if args.check:
         from tests.bench.step_check import check
 
-        return check(args.layers or 4, args.size)
+        os.environ.update(xla_env(os.environ))
+        return check(args.layers or 4, args.size, args.check == "both")
     results = _read(args.json)
     began = time.monotonic()
     for row in _names(args.rows):
         for batch in (int(b) for b in args.batch.split(",")):
             job = {"row": row, "batch": batch, "size": args.size, "layers": args.layers, "steps": args.steps, "profile": args.profile}
+            job["memory_gb"] = args.memory_gb
             left = args.max_seconds - (time.monotonic() - began)
-            if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers")) for r in results):
+            if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers", "memory_gb")) for r in results):
                 continue
             if left < 30:
                 print(f"no time left for {row} at batch {batch}", flush=True)  # noqa: T201
@@ -104,7 +117,8 @@ def _arguments() -> argparse.Namespace:
     p.add_argument("--again", action="store_true", help="measure rows that the JSON file has, too")
     p.add_argument("--max-seconds", type=float, default=86400.0)
     p.add_argument("--profile", help="a folder for the kernels' times and XLA's optimised program")
-    p.add_argument("--check", action="store_true")
+    p.add_argument("--memory-gb", type=float, help="as on a smaller card: the most that TensorFlow may take")
+    p.add_argument("--check", nargs="?", const="fast", choices=("fast", "both"))
     p.add_argument("--worker", help=argparse.SUPPRESS)
     return p.parse_args()
 
@@ -126,14 +140,26 @@ def _read(path: Path | None) -> list[dict]:
 def _measure(job: dict, seconds: float, path: Path | None) -> dict:
     """One row in its own process: flags are read once, memory is counted from nothing, and a crash costs one row."""
     options = ROWS[job["row"]]
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"
+    flags = xla_env({"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"})["XLA_FLAGS"]
+    cache = Path(tempfile.gettempdir()) / "xtts-bench-cache"
+    if options.get("cache") == "cold":
+        shutil.rmtree(cache, ignore_errors=True)
+    if "cache" in options:
+        cache.mkdir(exist_ok=True)
+        flags += f" --xla_gpu_per_fusion_autotune_cache_dir={cache}"
     if job["profile"]:
         Path(job["profile"]).mkdir(parents=True, exist_ok=True)
         flags += f" --xla_dump_to={job['profile']}/xla --xla_dump_hlo_as_text"
     command = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)]
     began = time.monotonic()
     try:
-        env = {**os.environ, "XLA_FLAGS": flags.strip(), "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}
+        programs = f"--tf_xla_persistent_cache_directory={cache}" if options.get("cache") in ("cold", "warm") else ""
+        env = {
+            **os.environ,
+            "TF_XLA_FLAGS": f"{os.environ.get('TF_XLA_FLAGS', '')} {programs}".strip(),
+            "XLA_FLAGS": flags.strip(),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        }
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
         result = _last_json(done.stdout) or {"error": _why(done)}
     except subprocess.TimeoutExpired:
@@ -171,10 +197,16 @@ def _worker(job: dict) -> dict:
 
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
+        if job["memory_gb"]:
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=int(job["memory_gb"] * 1e9 / 2**20))
+            tf.config.set_logical_device_configuration(gpu, [limit])
+        else:
+            tf.config.experimental.set_memory_growth(gpu, True)
     device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else "CPU"
     if options.get("ceiling"):
-        return {"device": device, **_ceiling(tf, 8192 if gpus else 512)}
+        from tests.bench.step_extras import ceiling
+
+        return {"device": device, **ceiling(8192 if gpus else 512)}
     step, batch = build(job, options)
     return {"device": device, **_timed(tf, step, batch, job, options, bool(gpus))}
 
@@ -273,36 +305,15 @@ def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
         "compile_s": round(compile_s, 1),
         "loss": [round(loss, 4), round(float(out["loss"]), 4)],
     }
+    if options.get("save"):
+        from tests.bench.step_extras import saved
+
+        result["save"] = saved(step, once)
     if job["profile"]:
         from tests.bench.kernel_times import profile
 
         result["kernels"] = profile(lambda: once(99)["loss"].numpy(), Path(job["profile"]), job["row"])
     return result
-
-
-def _ceiling(tf, n: int) -> dict:
-    """TFLOP/s of bf16 products: a large square one, and those of a GPT block's forward pass at batch 32."""
-
-    def rate(m: int, k: int, n: int, repeat: int = 20) -> float:
-        a = tf.cast(tf.random.stateless_normal([m, k], [1, 2]), tf.bfloat16)
-        b = tf.cast(tf.random.stateless_normal([k, n], [3, 4]), tf.bfloat16)
-        tf.matmul(a, b)
-        tf.reduce_sum(tf.matmul(a, b)).numpy()
-        start = time.perf_counter()
-        for _ in range(repeat):
-            c = tf.matmul(a, b)
-        c[0, 0].numpy()
-        return round(2 * m * k * n * repeat / (time.perf_counter() - start) / 1e12, 1)
-
-    rows = 32 * 405 if n > 4096 else 64
-    shapes = {
-        f"{n}^3": (n, n, n),
-        "qkv": (rows, 1024, 3072),
-        "proj": (rows, 1024, 1024),
-        "fc": (rows, 1024, 4096),
-        "down": (rows, 4096, 1024),
-    }
-    return {"tflops": {name: rate(*shape) for name, shape in shapes.items()}}
 
 
 # -- output --------------------------------------------------------------------------------------------------------------------------
@@ -313,7 +324,8 @@ def _line(r: dict) -> str:
         return f"{r['row']}, batch {r['batch']}: {r['error']} ({r['wall_s']} s)"
     if "tflops" in r:
         return f"{r['row']}: {r['tflops']} TFLOP/s on {r['device']}"
-    return f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled in {r['compile_s']} s"
+    more = "".join(f"\n    {k}: {r[k]}" for k in ("save", "kernels") if k in r)
+    return f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled in {r['compile_s']} s{more}"
 
 
 def table(results: list[dict]) -> str:

@@ -1,7 +1,8 @@
 """`tests.bench.step --check`: what the fast kernels compute, against plain float32, on this device.
 
-First the fused kernel's own check; then the gradient of every tensor: ‖fast − plain‖ / ‖plain‖, the worst ten, once for bfloat16 with
-the fast kernels and once with the plain ones, so that rounding and mistakes can be told apart. Without dropout, at batch 4.
+First the fused kernel's own check; then the gradient of every tensor: ‖fast − plain‖ / ‖plain‖, the worst ten, for bfloat16 with the fast
+kernels. With `--check both`, for bfloat16 with the plain ones as well, so that rounding and mistakes can be told apart. Without dropout,
+at batch 4.
 """
 
 from __future__ import annotations
@@ -11,20 +12,17 @@ import numpy as np
 LIMIT = 0.02
 
 
-def check(layers: int, size: str) -> int:
+def check(layers: int, size: str, both: bool) -> int:
     """Print both comparisons; 0 if every tensor of the first is within LIMIT."""
     import tensorflow as tf
 
-    from common.xtts import kernels
     from common.xtts.fused_attention import why_not
     from tests.bench.step import ROWS, build
 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
-    for attention in ("cudnn_v2", "cudnn"):
-        with kernels.use(kernels.Kernels(attention=attention)):
-            reason = why_not()
-        _say(f"fused attention, {attention}: {'works' if reason is None else reason}")
+    reason = why_not()
+    _say(f"fused attention: {'works' if reason is None else reason}")
     job = {"size": size, "layers": layers, "batch": 4, "jit": True}
     fast = {**ROWS["ours"], "dropout": 0.0}
     if reason is not None:
@@ -32,7 +30,7 @@ def check(layers: int, size: str) -> int:
     plain = {"precision": "fp32", "kernels": {}, "dropout": 0.0}
     want, want_loss = _gradients(build(job, plain))
     worst = 0.0
-    for name, options in (("fast kernels, bf16", fast), ("plain kernels, bf16", {**plain, "precision": "bf16"})):
+    for name, options in (("fast kernels, bf16", fast), ("plain kernels, bf16", {**plain, "precision": "bf16"}))[: 1 + both]:
         got, loss = _gradients(build(job, options))
         errors = sorted(((_error(got[key], want[key]), key) for key in want), reverse=True)
         total = np.sqrt(sum(np.sum((got[k] - want[k]) ** 2) for k in want) / sum(np.sum(want[k] ** 2) for k in want))

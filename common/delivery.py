@@ -1,0 +1,37 @@
+"""What the trainer's end of the channel hands over, and the reasons why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+class NoData(RuntimeError):
+    """No batch within the deadline; the message names the cause."""
+
+
+class Stopped(RuntimeError):
+    """should_stop() said so while waiting."""
+
+
+class BatchFailed(RuntimeError):
+    """Every producer says that it cannot make this batch."""
+
+    def __init__(self, plan: str, g: int, why: str):
+        super().__init__(f"batch {plan} {g} cannot be made: {why}")
+        self.plan, self.g, self.why = plan, g, why
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A batch. arrays: read-only, views of the received frames (drop them to free the memory). wait_s: how long next() waited."""
+
+    plan: str
+    g: int
+    arrays: dict[str, np.ndarray] = field(repr=False)
+    meta: dict
+    producer: str
+    digest: str
+    wait_s: float
+    position: int

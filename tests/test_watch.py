@@ -1,0 +1,346 @@
+"""What a run says of its own speed: waits on the device's clock, variation by shape, GPUs, one warning per cause; C25 and C31."""
+
+import json
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+from producer_runs import write_dvae
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from common import config
+from common.channel import LeaseServer
+from common.gpu_use import GpuUse, Use, uuid_of
+from common.lease_client import LeaseClient
+from common.lifecycle import Stop
+from common.local_channel import LocalHub
+from common.status import StatusFile
+from producer.__main__ import decode_threads
+from producer.decode import DecodePool
+from producer.prepare import prepare_run
+from producer.serve import Service
+from tests.arithmetic_runs import arithmetic_run, settings
+from tests.corpora import make_corpus
+from tests.pipelines import train_asleep
+from trainer import session
+from trainer.clock import Clock, Tick
+from trainer.observe import Reminder
+from trainer.verdict import Settings
+from trainer.watch import FedRecord, Watch, spare
+
+
+class Ticks(Clock):
+    """A clock whose ticks are given."""
+
+    def __init__(self, *ticks):
+        super().__init__()
+        self._ticks.extend(Tick(*t) for t in ticks)
+
+
+def fed(asked, got, bucket=0, rows=4, producer="p0", meta=None, **more):
+    return FedRecord(bucket, rows, producer, asked, got, 0.001, None, meta or {}, **more)
+
+
+def watch_of(ticks, batches, per_step=1, **more) -> Watch:
+    """A watch that has seen all of them."""
+    watch = Watch(Settings(cores=2), Ticks(*ticks), warm_up=0, **more)
+    for g, b in enumerate(batches):
+        watch.fed(g, b)
+    for s in range(len(ticks)):
+        watch.step(s * per_step, per_step)
+    return watch
+
+
+# -- arithmetic of the clock ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_waits_for_data_only_once_the_one_before_has_finished():
+    """Issued at 0, 1, 2, 3 …, each 10 long: the host waits for batch 2 until 15, the device is busy until 20, so nothing was lost;
+    batch 4 comes at 47, when the device had been done since 40."""
+    ticks = [(0, 1, 10), (1, 2, 20), (15, 16, 30), (16, 17, 40), (47, 48, 57)]
+    batches = [fed(0, 0), fed(1, 1), fed(2, 15), fed(16, 16), fed(17, 47)]
+    steps = watch_of(ticks, batches).steps
+    assert [s.total_s for s in steps] == [10, 10, 10, 17]
+    assert [s.wait_s for s in steps] == [0, 0, 0, 7]
+    assert [s.busy_s for s in steps] == [10, 10, 10, 10]
+
+
+def test_what_later_batches_of_a_step_are_waited_for_is_no_work():
+    ticks = [(0, 1, 10), (12, 31, 40)]
+    batches = [fed(0, 0), fed(0, 0), fed(1, 12), fed(14, 30)]
+    (step,) = watch_of(ticks, batches, per_step=2).steps
+    assert step.total_s == 30
+    assert step.wait_s == (12 - 10) + (30 - 14)
+    assert step.busy_s == (40 - 12) - (30 - 14)
+
+
+def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
+    watch = Watch(Settings(), Ticks((0, 1, 10), (10, 11, 20), (20, 21, 99), (99, 100, 110), (110, 111, 120)), warm_up=0)
+    for g in range(6):
+        watch.fed(g, fed(10 * g, 10 * g))
+    watch.step(0, 1)
+    watch.step(1, 1)
+    watch.interrupted()  # a checkpoint
+    watch.step(2, 1)
+    watch.step(3, 1)
+    assert watch.step(4, 1) is not None
+    assert [s.total_s for s in watch.steps] == [10, 11, 10]
+    assert watch.step(5, 1) is None  # its scalars were never read
+
+
+def even_ticks(durations):
+    ends = np.cumsum(durations)
+    return [(e - d, e - d + 0.001, e) for e, d in zip(ends, durations, strict=True)], ends
+
+
+def test_variation_is_within_a_shape():
+    """Shapes that take 1 and 3 seconds, each ± nothing: 0 %. The same with ±0.5: 50 % and 17 %; the worst is said."""
+    shapes = [0, 1] * 20
+    for jitter, expected in ((0.0, 0.0), (0.5, 0.5)):
+        durations = [(1.0, 3.0)[b] + jitter * (-1) ** (i // 2) for i, b in enumerate(shapes)]
+        ticks, ends = even_ticks(durations)
+        starts = [0.0, *ends[:-1]]
+        watch = watch_of(ticks, [fed(t, t, bucket=b) for t, b in zip(starts, shapes, strict=True)])
+        speed = watch.speed()
+        assert speed.variation == pytest.approx(expected, abs=0.03)
+        assert sorted(speed.per_bucket) == [(0,), (1,)]
+        warnings = watch.warnings(speed)
+        assert len(warnings) == (jitter > 0)
+        assert watch.warnings(speed) == [], "said once"
+
+
+def test_rates_and_producers_come_from_what_they_sent():
+    ticks, ends = even_ticks([0.1] * 41)
+    starts = [0.0, *ends[:-1]]
+    meta = [
+        {"spent_ms": {"read": 1.0, "codes": 20.0, "decode": 30.0}, "threads": 2, "clips": 4, "cached": 1, "cpu_ms": 8.0} for _ in range(41)
+    ]
+    batches = [fed(t, t, producer=f"p{g % 2}", meta=m) for g, (t, m) in enumerate(zip(starts, meta, strict=True))]
+    speed = watch_of(ticks, batches, recent=100).speed()
+    assert speed.steps == 40
+    assert speed.utterances_per_s == pytest.approx(40)
+    assert speed.produced_per_s == pytest.approx(10)
+    assert speed.cpu_s == pytest.approx(0.002)
+    assert [p.name for p in speed.measured.producers] == ["p0", "p1"]
+    assert speed.measured.producers[0].own_s == pytest.approx(0.021)
+    assert speed.measured.producers[0].cached == pytest.approx(0.25)
+    assert speed.measured.made_per_s == pytest.approx(2 / 0.021)
+    record = speed.record()
+    assert all(isinstance(v, (int, float)) for v in record.values())
+    assert record["p1_codes_ms"] == 20.0
+    assert "wait_data=0.0% step=100.0ms (±0%) utterances/s=40.0 produced/s=10.00 queue=3/8 bottleneck=trainer" in speed.line(3, 8)
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------------------------
+
+UUIDS = [f"GPU-0000000{i}-1111-2222-3333-444444444444" for i in range(3)]
+
+
+class FakeNvml:
+    """Three cards; utilisation 10, 20, … % and memory that grows at each question."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self):
+        self.asked = 0
+
+    def __getattr__(self, name):
+        if name in ("nvmlInit", "nvmlShutdown"):
+            return lambda: None
+        raise AttributeError(name)
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, i):  # noqa: N802
+        return i
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        return UUIDS.index(uuid)
+
+    def nvmlDeviceGetMigMode(self, card):  # noqa: N802
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetMemoryInfo(self, h):  # noqa: N802
+        self.asked += 1
+        return type("M", (), {"total": 80 << 30, "free": 0, "used": (h + 1) * (1 << 30) + (self.asked << 20)})
+
+    def nvmlDeviceGetUtilizationRates(self, h):  # noqa: N802
+        return type("U", (), {"gpu": 10 * (h + 1)})
+
+    def nvmlDeviceGetPciInfo(self, h):  # noqa: N802
+        return type("P", (), {"busId": f"0000:0{h}:00.0"})
+
+    def nvmlDeviceGetUUID(self, h):  # noqa: N802
+        return UUIDS[h]
+
+    def nvmlDeviceGetName(self, h):  # noqa: N802
+        return "Fake"
+
+    def nvmlSystemGetCudaDriverVersion(self):  # noqa: N802
+        return 12040
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return "1.2"
+
+
+def test_the_cards_of_both_roles_are_sampled_and_no_other():
+    labels = [("trainer", f"GPU {UUIDS[1]} (0000:01:00.0, Fake)"), ("producer", f"GPU {UUIDS[0]} (x)"), ("producer", "CPU")]
+    use = GpuUse(lambda: labels, FakeNvml())
+    try:
+        found = []
+        for _ in range(100):
+            threading.Event().wait(0.1)
+            if len(found := use.take()) == 2:
+                break
+        assert [(u.index, u.roles, u.percent) for u in found] == [(0, ("producer",), 10.0), (1, ("trainer",), 20.0)]
+        assert found[1].memory_mb > 2 << 10
+        assert found[1].total_mb == 80 << 10
+        assert str(found[1]).startswith("GPU 1 (trainer) 20 %, 2.")
+    finally:
+        use.close()
+    assert uuid_of(labels[0][1]) == UUIDS[1]
+    assert uuid_of("CPU") is None
+
+
+def test_a_card_with_little_to_do_is_mentioned():
+    busy, idle = Use(0, ("trainer",), 97.0, 60 << 10, 80 << 10), Use(1, ("producer",), 6.0, 10 << 10, 80 << 10)
+    assert spare([busy, idle]).startswith("GPU 1 is 6 % busy making batches: 70 GB are free")
+    assert spare([busy]) == ""
+    assert spare([Use(0, ("trainer", "producer"), 20.0, 1, 2)]) == ""
+
+
+def test_without_a_driver_there_is_nothing():
+    use = GpuUse(lambda: [])
+    assert use.take() == []
+    use.close()
+
+
+# -- C31: a slow producer -----------------------------------------------------------------------------------------------------------------
+
+
+def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
+    """Decoding takes 20 ms per clip, four clips on two threads: 40 ms per batch, of a step of 10."""
+    run = arithmetic_run(
+        tmp_path,
+        train__accumulate=1,
+        train__eval_every=0,
+        train__save_every=1000,
+        train__max_steps=75,
+        train__log_every=25,
+        dvae__max_steps=1,
+    )
+    with caplog.at_level(logging.INFO):
+        train_asleep(run, {"decode": 20.0, "compute": 10.0})
+    lines = [r.message for r in caplog.records if r.name == "trainer.observe" and r.message.startswith("step ")]
+    assert len(lines) >= 3
+    for part in ("wait_data=", "step=", "produced/s=", "queue=", "bottleneck=decode (decode)"):
+        assert part in lines[-1], lines[-1]
+    warnings = [r.message for r in caplog.records if r.name == "trainer.observe" and r.levelname == "WARNING" and "vary" not in r.message]
+    assert len(warnings) == 1, warnings
+    assert warnings[0].startswith("the bottleneck is decode: the trainer waits for data ")
+    assert "producers.decode_threads" in warnings[0] or "cores decode" in warnings[0]
+    speeds = [r for r in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "speed" in r]
+    assert [r["step"] for r in speeds] == [50, 75]
+    assert 60 < speeds[-1]["speed"]["wait_percent"] < 90
+    assert speeds[-1]["bottleneck"] == warnings[0] or "decode" in speeds[-1]["bottleneck"]
+
+
+def test_c31_a_fast_producer_keeps_the_trainer_busy(tmp_path, caplog):
+    """Everything a producer does takes a third of the step: no wait beyond 1 %, and no warning about it."""
+    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=1000, train__max_steps=50, dvae__max_steps=1)
+    with caplog.at_level(logging.INFO):
+        train_asleep(run, {"decode": 4.0, "codes": 4.0, "compute": 25.0})
+    speeds = [r for r in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "speed" in r]
+    assert speeds[-1]["speed"]["wait_percent"] < 10  # of a busy machine; the goal is 1
+    assert "the bottleneck is the trainer" in speeds[-1]["bottleneck"] or speeds[-1]["speed"]["wait_percent"] > 1
+
+
+def test_c31_decode_threads_share_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    for producers, threads in ((1, 8), (2, 8), (4, 4), (8, 2), (32, 1)):
+        assert decode_threads(config.parse({"producers": {"count": producers}})) == threads
+    assert decode_threads(config.parse({"producers": {"count": 4, "decode_threads": 11}})) == 11
+
+
+# -- C25: a new length is no new shape -----------------------------------------------------------------------------------------------
+
+
+def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplog):
+    """50 batches of one clip each, 50 text lengths, the real networks in little: one function per bucket, each announced."""
+    letters = "abcdefghijklmnopqrstuvwxyz" * 3  # words of one letter: no merges, so each text has a length of its own
+    corpus = make_corpus(tmp_path / "corpus", 52, seconds=lambda i: 0.7 + 0.02 * i, text=lambda i: " ".join(letters[: 2 + i]))
+    tree = settings(
+        tmp_path / "run",
+        corpus,
+        model={"size": "tiny", "layers": 1},
+        text={"vocab_size": 64},
+        batching={"batch_size": 1, "buckets": 2},
+        data={"train": str(corpus), "eval_fraction": 0.03},
+        train={"max_steps": 50, "accumulate": 1, "eval_every": 0, "eval_at_epoch_end": False, "save_every": 1000, "log_every": 50},
+    )
+    run = prepare_run(config.parse(tree), on_cpu=True, cores=1, out=lambda line: None)
+    write_dvae(run)
+    plan = run.plan("gpt", "train")
+    lengths = {len(run.manifest.utterances(plan.batch(g).utterances)[0].tokens) for g in range(50)}
+    assert len(lengths) == 50
+    assert len(plan.buckets) == 2
+    with caplog.at_level(logging.INFO):
+        step = train_real(run)
+    training = {k: n for k, n in step.trace_counts.items() if k.split("/")[0] in ("micro", "update")}
+    assert sum(training.values()) <= len(plan.buckets), step.trace_counts
+    assert all(n == 1 for n in step.trace_counts.values()), step.trace_counts
+    said = [r.message for r in caplog.records if r.message.startswith("compiling ")]
+    assert any("bucket 1 of 2" in m for m in said)
+    assert any("bucket 2 of 2" in m for m in said)
+    before = dict(step.trace_counts)
+    arrays = example_of(run, step)
+    for i in range(20):  # a Python number as an argument, another one each time
+        float(step.micro(0, arrays, (i, 2 * i), 1.0 / (i + 1))["loss"])
+    added = {k: n - before.get(k, 0) for k, n in step.trace_counts.items() if n != before.get(k, 0)}
+    assert added == {"micro/0": 1}
+
+
+def train_real(run):
+    """Train stage 2 with the real maker and the real step in this process; the step."""
+    from producer.featurize import GptMaker
+
+    hub = LocalHub()
+    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub)
+    client = LeaseClient(hub.endpoint, run.run_id, "producer-0", capacity=2, link=hub.link())
+    done, pool = threading.Event(), DecodePool(1, 1000)
+    thread = threading.Thread(target=Service(client, lambda stage: GptMaker(run), pool, done.is_set).run, daemon=True)
+    thread.start()
+    try:
+        return session.train_stage(run, "gpt", server, StatusFile(run.path, "trainer", "trainer"), Stop()).step
+    finally:
+        done.set()
+        thread.join(10)
+        server.close(drain_s=0.0, stop_producers=False)
+        client.close()
+        pool.close()
+
+
+def example_of(run, step):
+    from common.batch import empty_batch
+
+    return empty_batch("gpt", run.plan("gpt", "train").buckets[0], run.dims, run.config.transport.mel_dtype)
+
+
+def test_c25_what_takes_long_is_said_again(caplog):
+    reminder = Reminder(0.05)
+    with caplog.at_level(logging.INFO):
+        reminder.start("compiling update for bucket 1 of 4")
+        threading.Event().wait(0.3)
+        reminder.stop()
+        count = len(caplog.records)
+        threading.Event().wait(0.15)
+    assert count >= 3
+    assert len(caplog.records) == count, "silent once it is done"
+    assert caplog.records[0].message == "compiling update for bucket 1 of 4: 0 s so far"
