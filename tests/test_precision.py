@@ -250,7 +250,7 @@ def resolved(on_cpu, **train):
 
 def test_precision_is_decided_when_the_run_is_created():
     assert (resolved(True).train.precision, resolved(True).train.attention_dropout) == ("fp32", 0.1)
-    assert (resolved(False).train.precision, resolved(False).train.attention_dropout) == ("bf16", 0.0)
+    assert (resolved(False).train.precision, resolved(False, precision="bf16").train.attention_dropout) == ("tf32", 0.0)
     asked = resolved(False, precision="tf32")
     assert (asked.train.precision, asked.train.attention_dropout) == ("tf32", 0.1)
     assert resolved(False, attention_dropout=0.2).train.attention_dropout == 0.2

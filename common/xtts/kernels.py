@@ -32,7 +32,7 @@ class Kernels:
 
 
 PLAIN = Kernels()
-FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", jit=True)
+FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", split_qkv=True, jit=True)
 
 _current: ContextVar[Kernels] = ContextVar("kernels", default=PLAIN)
 
