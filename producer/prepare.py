@@ -309,7 +309,8 @@ def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
         fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
         raise BadInput(
             f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is "
-            f"{window * max(sizes) / 1e6:.0f} MB, over transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches would fit"
+            f"{window * max(sizes) / 1e6:.0f} MB, over transport.memory_budget_mb={config.transport.memory_budget_mb}; "
+            f"{fits} batches would fit"
         )
 
 

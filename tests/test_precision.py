@@ -288,16 +288,16 @@ def a_gpu(monkeypatch):
 def test_a_gpu_gets_the_fast_kernels_after_a_check(a_gpu, caplog):
     caplog.set_level("INFO")
     a_gpu((9, 0), None)
-    assert precision.choose(resolved(False)) == precision.Precision("mixed_bfloat16", FAST)
+    assert precision.choose(resolved(False, precision="bf16")) == precision.Precision("mixed_bfloat16", FAST)
     assert "fused attention (cuDNN), no attention dropout" in caplog.text
-    deterministic = precision.choose(resolved(False).model_copy(update={"deterministic": True}))
+    deterministic = precision.choose(resolved(False, precision="bf16").model_copy(update={"deterministic": True}))
     assert deterministic.kernels.embedding_grad == "matmul"
     a_gpu((9, 0), "cuDNN is too old")
-    assert precision.choose(resolved(False)).kernels == dataclasses.replace(FAST, attention="plain")
+    assert precision.choose(resolved(False, precision="bf16")).kernels == dataclasses.replace(FAST, attention="plain")
     assert "precision bf16, plain attention: cuDNN is too old" in caplog.text
 
 
 def test_an_old_card_computes_in_float32_and_says_so(a_gpu, caplog):
     a_gpu((7, 5), None)
-    assert precision.choose(resolved(False)) == precision.Precision("float32", PLAIN)
+    assert precision.choose(resolved(False, precision="bf16")) == precision.Precision("float32", PLAIN)
     assert "needs compute capability 8.0, this card has 7.5: fp32" in caplog.text
