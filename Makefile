@@ -4,10 +4,11 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] || command -v nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test test-all lint clean
 help:
 	@echo "make demo    train on a synthesised corpus of five languages, start to finish (runs/demo)"
 	@echo "make test    the test suite"
+	@echo "make test-all  with the long chaos and timing tests"
 	@echo "make lint    ruff"
 	@echo "make setup   only the virtual environment (TensorFlow build here: $(EXTRA))"
 
@@ -33,6 +34,9 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest
+
+test-all: setup
+	$(PY) -m pytest -m 'slow or not slow'
 
 lint: setup
 	@$(PY) -m ruff --version >/dev/null 2>&1 || $(PY) -m pip install --quiet --disable-pip-version-check 'ruff>=0.6,<1'
