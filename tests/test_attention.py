@@ -1,5 +1,6 @@
 """The fused attention's seam on the CPU: what XLA is told, and when the plain implementation is used. The kernel itself: on GPUs."""
 
+import functools
 import json
 import re
 
@@ -15,6 +16,9 @@ from common.xtts.kernels import Kernels
 
 CUDNN = Kernels(attention="cudnn", jit=True)
 B, T, S, H, D = 2, 6, 9, 3, 16
+
+
+free = functools.partial(attention, normalised=True)
 
 
 def operands(dtype=tf.bfloat16, keys=T, width=D, seed=0):
@@ -40,9 +44,7 @@ def calls(text: str) -> list[tuple[str, str]]:
     return [(m.group(1), line) for line in text.splitlines() if (m := re.search(r'custom_call_target="(__cudnn[^"]*)"', line))]
 
 
-@pytest.mark.parametrize(
-    ("function", "keys", "mask"), [(causal_attention, T, "CAUSAL"), (attention, T, "NO_MASK"), (attention, S, "NO_MASK")]
-)
+@pytest.mark.parametrize(("function", "keys", "mask"), [(causal_attention, T, "CAUSAL"), (free, T, "NO_MASK"), (free, S, "NO_MASK")])
 def test_xla_is_asked_for_one_forward_and_one_backward_call(function, keys, mask):
     found = calls(program(function, *operands(keys=keys)))
     assert [target for target, _ in found] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
@@ -84,7 +86,8 @@ def test_plain_where_the_fused_kernel_cannot_be_right(monkeypatch):
         causal_attention(*operands(width=12))  # no multiple of 8
         causal_attention(*operands(), dropout_rate=0.1, seed=seed)
         causal_attention(*operands(), key_mask_BT=tf.ones([B, T], tf.bool))
-        attention(*operands(), mask=tf.ones([1, 1, T, T], tf.bool))
+        free(*operands(), mask=tf.ones([1, 1, T, T], tf.bool))
+        attention(*operands())  # the perceiver's queries and keys come from no norm
         for not_dropping in ({"dropout_rate": 0.1}, {"dropout_rate": 0.0, "seed": seed}):
             with pytest.raises(AssertionError, match="chosen"):
                 causal_attention(*operands(), **not_dropping)

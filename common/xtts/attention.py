@@ -33,12 +33,15 @@ def attention(
     mask: tf.Tensor | None = None,
     dropout_rate: float = 0.0,
     seed: tf.Tensor | None = None,
+    normalised: bool = False,
 ) -> tf.Tensor:
     """softmax(q kᵀ / √D) v -> [B, T, H, D]. `mask` is bool, broadcastable to [B, H, T, S], True where a key may be seen.
 
     Masked scores become the lowest finite number, not -inf: a query that sees no key gets an even mixture instead of NaN.
+    `normalised`: q and k are linear in the output of a norm, so that scores stay moderate. Only then may a fused kernel be used: its
+    backward pass computes the scores again, and has no answer to huge ones.
     """
-    if mask is None and _fused(q_BTHD, k_BSHD, dropout_rate, seed):
+    if normalised and mask is None and _fused(q_BTHD, k_BSHD, dropout_rate, seed):
         return fused_attention(q_BTHD, k_BSHD, v_BSHD, causal=False)
     scores = tf.einsum("bthd,bshd->bhts", q_BTHD, k_BSHD) * tf.cast(q_BTHD.shape[-1] ** -0.5, q_BTHD.dtype)
     scores = tf.cast(scores, statistics_dtype(scores))

@@ -30,7 +30,7 @@ class ConditioningBlock(Block):
         """x [B, S, C] -> [B, S, C]."""
         normed = self.norm(x)
         q, k, v = self._qkv(normed)
-        return normed + self.proj_out(merge_heads(attention(q, k, v)))
+        return normed + self.proj_out(merge_heads(attention(q, k, v, normalised=True)))
 
     def _qkv(self, normed):
         # Channels are (head, q|k|v, head_dim), unlike the GPT's (q|k|v, head, head_dim).
