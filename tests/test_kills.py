@@ -126,3 +126,20 @@ def test_the_window_holds(killed_at_50):
         elif e["kind"] == "lease":
             ahead = max(ahead, e["position"] + 1 - released)
     assert 2 <= ahead <= window
+
+
+def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
+    make_corpus(tmp_path / "corpus", 41, seconds=0.6)
+    tree = settings(tmp_path / "run", tmp_path / "corpus", producers__count=2, train__max_steps=130)
+    driver = Driver.create(tmp_path, tree, step_ms=15, make_ms=5)
+    driver.launch()
+    try:
+        driver.wait_for(lambda: driver.step() >= 10, "step 10")
+        before, trainer = driver.producers(), driver.pid("trainer")
+        driver.replace_trainer()
+        driver.wait_for(lambda: driver.pid("trainer") not in (None, trainer) and driver.step() >= 20, "the new trainer")
+        assert driver.producers() == before, driver.story("producers were restarted")
+        driver.finish()
+    finally:
+        driver.kill_everything()
+    assert_exact(RunFolder(driver.run))
