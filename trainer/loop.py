@@ -124,9 +124,7 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
-        except Hopeless:
-            raise
-        except RunError:  # no data, a batch nobody can make: what was trained so far is whole
+        except RunError:  # no data, a batch nobody can make, steps that are not finite: what was trained so far is whole
             self._save_before_failing()
             raise
         finally:
@@ -222,9 +220,10 @@ class Loop:
             ids,
         )
         if self._bad_in_a_row >= self.max_bad_steps:
+            count, self._bad_in_a_row = self._bad_in_a_row, 0  # the steps begun meanwhile are told, and end nothing
             raise Hopeless(
-                f"{self._bad_in_a_row} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); nothing "
-                f"of them was kept. Lower the learning rate, set a clip_norm, or look at these recordings"
+                f"{count} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); they changed no weight, "
+                f"and the weights before them are saved. Lower the learning rate, set a clip_norm, or look at these recordings"
             )
 
     # -- evaluation and checkpoints -----------------------------------------------------------------------------------------------
