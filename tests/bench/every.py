@@ -1,0 +1,179 @@
+"""Every figure of the README that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are.
+
+    python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step] [--cards 2] [--tiny]
+
+Benchmarks of one card run on the cards side by side, those of two wait for both. Each has a limit and is ended when that is over; OUT
+holds per benchmark its printed output (NAME.txt) and its figures (NAME.json). One that OUT has whole (NAME.done) is not run again, so that
+the same command, given again, goes on. DIR: a corpus; 32 clips are enough. --tiny: the smallest size and few steps, to rehearse on a
+machine without GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Piece:
+    """One benchmark."""
+
+    name: str
+    cards: int
+    seconds: float  # at most
+    command: list[str]
+    process: subprocess.Popen | None = None
+    on: list[int] = field(default_factory=list)
+    began: float = 0.0
+    took: float = 0.0
+    state: str = "waits"
+
+
+def pieces(args: argparse.Namespace) -> list[Piece]:
+    """All benchmarks, the most important ones first."""
+    size, out, python = ("tiny" if args.tiny else "xtts"), args.out, sys.executable
+    few = lambda n, m: str(m if args.tiny else n)  # noqa: E731
+
+    def step(name: str, seconds: float, rows: str, *more: str) -> Piece:
+        steps = ["--size", size, "--steps", few(30, 5)]
+        return Piece(name, 1, seconds, [python, "-m", "tests.bench.step", "--rows", rows, *steps, "--json", f"{out}/{name}.json", *more])
+
+    learn = [python, "-m", "tests.bench.precision", "--data", args.data]
+    pipeline = [python, "tests/bench/pipeline.py", "--size", size, "--steps", few(300, 10), "--batch-size", few(32, 4)]
+    plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
+    levers = (
+        "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
+    )
+    flags = "ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, cublaslt|ours, triton fusions|ours, autotune level 2"
+    return [
+        Piece(
+            "learn_small",
+            1,
+            280,
+            [*learn, "--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]
+            + ["--batch-size", "8", "--json", f"{out}/learn_small.json"],
+        ),
+        step("ours", 300, "ours|gemm ceiling", "--batch", few(32, 4), "--profile", f"{out}/kernels"),
+        Piece("check", 1, 200, [python, "-m", "tests.bench.step", "--check", "--size", size, "--layers", few(30, 2)]),
+        Piece(
+            "pipeline",
+            2,
+            420,
+            [*pipeline, "--make", few(1500, 24), "--rows", "ours,shared", "--json", f"{out}/pipeline.json"],
+        ),
+        Piece("learn_xtts", 1, 420, [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
+        step("batches", 420, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48,31,41"),
+        step("saving", 240, "ours, saving", "--batch", few(32, 4)),
+        step("card_24gb", 420, "ours, recompute|ours", "--batch", few(16, 2) if args.tiny else "16,12,8,4", "--memory-gb", "22.5"),
+        step("baselines", 500, plain, "--batch", few(32, 4)),
+        step("levers", 500, levers, "--batch", few(32, 4), "--layers", few(4, 2)),
+        step("flags", 500, flags, "--batch", few(32, 4), "--layers", few(4, 2)),
+        Piece(
+            "features", 1, 120, [python, "tests/bench/features.py", "--size", size, "--json", f"{out}/features.json"]
+        ),
+    ]  # fmt: skip
+
+
+def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
+    """Run a piece on its cards."""
+    from common.xla_env import xla_env
+
+    visible = ",".join(real[i] for i in piece.on) if real else "-1"
+    env = {**os.environ, **(xla_env(os.environ) if real else {}), "CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    piece.seconds = min(piece.seconds, left)
+    command = [
+        *piece.command,
+        *(["--max-seconds", f"{piece.seconds - 5:.0f}"] if "--rows" in piece.command and "-m" in piece.command else []),
+    ]
+    log = (out / f"{piece.name}.txt").open("a")
+    piece.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    piece.began, piece.state = time.monotonic(), "runs"
+
+
+def poll(piece: Piece, out: Path) -> None:
+    """Notice a piece's end, or end it."""
+    piece.took = time.monotonic() - piece.began
+    code = piece.process.poll()
+    if code is None and piece.took > piece.seconds:
+        os.killpg(piece.process.pid, signal.SIGKILL)
+        piece.process.wait()
+        piece.state = "out of time"
+    elif code is not None:
+        piece.state = "done" if code == 0 else f"exit {code}"
+        if code == 0:
+            (out / f"{piece.name}.done").write_text(f"{piece.took:.0f} s\n")
+
+
+def run(chosen: list[Piece], args: argparse.Namespace, cards: int, real: list[str]) -> None:
+    """All of them, as cards become free, until the time is over."""
+    began, free = time.monotonic(), list(range(cards))
+    while any(p.state in ("waits", "runs") for p in chosen):
+        left = args.seconds - (time.monotonic() - began)
+        for p in chosen:
+            if p.state == "waits" and left < 45:
+                p.state = "not begun"
+            elif p.state == "waits" and p.cards <= len(free):
+                p.on, free = free[: p.cards], free[p.cards :]
+                start(p, args.out, real, left)
+            elif p.state == "waits" and p.cards > 1:
+                break  # it is next: what comes after it must not take the cards that it waits for
+        time.sleep(0.5)
+        for p in chosen:
+            if p.state == "runs":
+                poll(p, args.out)
+                free += p.on if p.state != "runs" else []
+
+
+def main() -> int:
+    """Command line."""
+    q = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    q.add_argument("--data", required=True)
+    q.add_argument("--out", type=Path, required=True)
+    q.add_argument("--seconds", type=float, default=86400)
+    q.add_argument("--only", help="names, separated by commas, in the order in which they run")
+    q.add_argument("--cards", type=int, help="use so many of them")
+    q.add_argument("--tiny", action="store_true")
+    args = q.parse_args()
+    from common.gpu import list_gpus
+
+    args.out = args.out.resolve()
+    args.data = str(Path(args.data).resolve())
+    args.out.mkdir(parents=True, exist_ok=True)
+    real = [g.uuid for g in list_gpus().gpus]
+    if not real and not args.tiny:
+        q.error("no GPU here; --tiny rehearses without one")
+    cards = min(args.cards or max(1, len(real)), max(1, len(real)))
+    every = {p.name: p for p in pieces(args)}
+    names = args.only.split(",") if args.only else list(every)
+    if unknown := [n for n in names if n not in every]:
+        q.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(every)}")
+    chosen = [every[n] for n in names if not (args.out / f"{n}.done").exists()]
+    for p in chosen:
+        if real and p.cards > cards:
+            p.state = "needs two cards"
+        p.cards = min(p.cards, cards)
+    run(chosen, args, cards, real)
+    table = Table("benchmark", "cards", "seconds", "how it ended", "last line")
+    for p in chosen:
+        text = args.out / f"{p.name}.txt"
+        lines = text.read_text().strip().splitlines() if text.exists() else []
+        table.add_row(p.name, ",".join(map(str, p.on)), f"{p.took:.0f}", p.state, lines[-1][:90] if lines else "")
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    (args.out / "every.json").write_text(json.dumps({p.name: {"state": p.state, "seconds": round(p.took, 1)} for p in chosen}, indent=1))
+    return int(any(p.state != "done" for p in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Which gradients were not finite, and with which kernels they are: for a run that `N steps in a row were not finite` has ended.
+
+    python tests/bench/nonfinite.py --run RUN [--steps 3] [--kernels "as trained|plain attention|…"] [--json FILE]
+
+Takes the weights of the newest checkpoint (which those steps did not change), makes the batches of the last skipped steps again, and
+computes their gradients on this device with the kernels that the run trains with and with each fast kernel replaced by its plain form, up
+to plain float32. Per way: the loss, the gradients' norm, and the tensors whose gradients are not finite. What is not finite everywhere
+lies in the data or the weights; what is finite with one kernel replaced lies in that kernel. Without skipped steps: the last ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+# Changes to the run's own kernels (and precision), each alone.
+WAYS: dict[str, dict] = {
+    "as trained": {},
+    "plain attention": {"attention": "plain"},
+    "not lean": {"lean": False},
+    "stateless dropout": {"dropout": "stateless"},
+    "embedding by matmul": {"embedding_grad": "matmul"},
+    "joint qkv": {"split_qkv": False},
+    "all plain": {"attention": "plain", "lean": False, "dropout": "stateless", "embedding_grad": "matmul", "split_qkv": False},
+    "all plain, fp32": {
+        **{"attention": "plain", "lean": False, "dropout": "stateless", "embedding_grad": "matmul", "split_qkv": False},
+        "compute_dtype": "float32",
+    },
+}
+
+
+def skipped_batches(run, steps: int) -> list:
+    """The planned batches of the last `steps` steps that the ledger says were skipped; of the last ones, if none was."""
+    from trainer import ledger, stages
+
+    lines = ledger.fold(ledger.read(stages.files_of(run, "gpt").ledger))
+    chosen = ([line for line in lines if line.get("skipped")] or lines)[-steps:]
+    plan = run.plan("gpt", "train")
+    return [plan.batch(g) for line in chosen for g in range(line["g"], line["g"] + line["count"])]
+
+
+def made_again(run, planned: list) -> list[dict[str, np.ndarray]]:
+    """The batches' arrays, as a producer makes them."""
+    from producer.decode import DecodeError, decode
+    from producer.featurize import GptMaker
+
+    def samples(clip):
+        try:
+            return decode(clip.utterance.path, clip.start, clip.num_samples)
+        except DecodeError as e:
+            return e
+
+    maker, arrays = GptMaker(run), []
+    with ThreadPoolExecutor(8) as pool:
+        for p in planned:
+            clips = maker.clips(p)
+            arrays.append(maker.make(p, clips, list(pool.map(samples, clips))).arrays)
+    return arrays
+
+
+def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[dict]:
+    """Per (planned batch, arrays): loss, gradient norm, the largest gradient and weight, and the tensors with a gradient not finite."""
+    import tensorflow as tf
+
+    from common.xtts import kernels
+    from trainer.step import GptStep
+
+    options = stage.step.options
+    changed = {k: v for k, v in way.items() if k != "compute_dtype"}
+    options = replace(
+        options, kernels=replace(options.kernels, **changed), compute_dtype=way.get("compute_dtype", options.compute_dtype), init_seed=None
+    )
+    step = GptStep(stage.step.dims, options, stage.step.buckets)
+    step.load_state_dict(state)
+    names = [t.key for t in step.optimizer.tensors]
+
+    def traced(batch, seed):
+        with kernels.use(step.kernels):
+            _, losses, gradients = step._gradients(batch, seed)
+        wide = [tf.cast(g, tf.float32) for g in gradients]
+        return losses, tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in wide]), tf.stack([tf.reduce_sum(tf.square(g)) for g in wide])
+
+    function, found = tf.function(traced, jit_compile=options.jit, autograph=False), []
+    for planned, arrays in batches:
+        losses, finite, squares = (x.numpy() for x in function(step._inputs(planned.bucket, arrays), tf.constant(planned.seed, tf.int32)))
+        bad = [name for name, ok in zip(names, finite, strict=True) if not ok]
+        norm = math.sqrt(float(squares[finite].sum()))
+        found.append({"g": planned.g, "loss": float(losses[0]), "norm_of_finite": norm, "not_finite": bad})
+    return found
+
+
+def largest_weights(state: dict, count: int = 5) -> list[tuple[str, float]]:
+    """The tensors with the largest entries."""
+    most = sorted(((float(np.abs(v).max()), k) for k, v in state["model"].items()), reverse=True)
+    return [(k, round(v, 3)) for v, k in most[:count]]
+
+
+def main() -> int:
+    """Command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--run", type=Path, required=True)
+    p.add_argument("--steps", type=int, default=3)
+    p.add_argument("--kernels", default="|".join(WAYS), help="names separated by '|'")
+    p.add_argument("--json", type=Path)
+    args = p.parse_args()
+    names = [n.strip() for n in args.kernels.split("|")]
+    if unknown := [n for n in names if n not in WAYS]:
+        p.error(f"no way {', '.join(map(repr, unknown))}; there are: {' | '.join(WAYS)}")
+    from common.device import prove_device
+    from common.run import RunFolder
+
+    run = RunFolder(args.run)
+    threads = run.config.threads
+    prove_device(intra_threads=threads.trainer_intra, inter_threads=threads.trainer_inter)
+    from producer.featurize import configure_tensorflow
+    from trainer import stages
+    from trainer.checkpoint import Checkpoints
+    from trainer.precision import allow_tf32
+
+    planned = skipped_batches(run, args.steps)
+    configure_tensorflow(run.config)
+    arrays = made_again(run, planned)
+    stage = stages.build(run, "gpt")
+    restored = Checkpoints(stage.files.checkpoints, run.config.train.keep).load_latest(None)
+    if restored is None:
+        raise SystemExit(f"{stage.files.checkpoints}: no checkpoint")
+    allow_tf32(run.config)
+    out, results = Console(width=None if sys.stdout.isatty() else 160), {}
+    out.print(f"weights of {restored.path.name}; the largest: {largest_weights(restored.tensors)}")
+    table = Table("kernels", "batch", "loss", "norm of the finite gradients", "tensors not finite")
+    for name in names:
+        try:
+            found = gradients_of(stage, restored.tensors, WAYS[name], list(zip(planned, arrays, strict=True)))
+        except Exception as e:  # noqa: BLE001 - one way that this device cannot compute must not hide the others
+            results[name] = {"error": f"{type(e).__name__}: {str(e)[:300]}"}
+            table.add_row(name, "", results[name]["error"])
+            continue
+        results[name] = found
+        for r in found:
+            bad = r["not_finite"]
+            text = "none" if not bad else f"{len(bad)}: {', '.join(bad[:4])}{' …' if len(bad) > 4 else ''}"
+            table.add_row(name, str(r["g"]), f"{r['loss']:.4f}", f"{r['norm_of_finite']:.4g}", text)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1))
+    out.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
