@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common import lock, logs, supervise  # noqa: E402
+from common import status as statuses  # noqa: E402
 from common.console import Console  # noqa: E402
 from common.errors import BadInput, Hopeless, RunError  # noqa: E402
 from common.lifecycle import Stop, run_main  # noqa: E402
@@ -107,6 +108,16 @@ def _raise(stop: Stop, status: StatusFile, value: str) -> None:
     ]
 
 
+def _late(stop: Stop, status: StatusFile, value: str) -> int | None:
+    """Another behaviour, `value`, once the trainer trains."""
+    run = status._path.parent.parent
+    while (s := statuses.read(run, "trainer")) is None or s.phase != "training":
+        stop.check()
+        time.sleep(0.02)
+    kind, _, rest = value.partition("-")
+    return _KINDS[kind](stop, status, rest)
+
+
 def _die(stop: Stop, status: StatusFile, value: str) -> None:
     """Killed by a signal before any step."""
     time.sleep(float(value or 0))
@@ -144,6 +155,7 @@ def _family(stop: Stop, status: StatusFile, value: str) -> None:
 
 _KINDS = {
     "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf, "busy": _busy, "family": _family,
+    "late": _late,
 }  # fmt: skip
 
 

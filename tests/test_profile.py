@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common import stopwatch
 from common.run import RunFolder
 from tests.arithmetic_runs import arithmetic_run
 from tests.corpora import make_corpus
@@ -117,11 +119,22 @@ def slow_down(part: str, factor: float) -> tuple[dict, float]:
 
 @pytest.mark.parametrize("part", SLOWED)
 def test_the_stage_that_is_really_slowed_is_named(tmp_path, monkeypatch, part):
-    document = document_of(tmp_path, monkeypatch, *slow_down(part, 2.0))
-    assert document["verdict"]["cause"] == SLOWED[part], document["verdict"]["sentence"]
-    if part in ("codes", "mel", "read", "serialise", "decode", "logging"):
-        assert document["verdict"]["part"] == part
-    assert document["speed"]["step_ms"] > 0.75 * 2 * PACE_MS
+    """A machine with other things to do slows the other stages too: then everything is tried at half, at a quarter of the pace."""
+    wanted = (SLOWED[part], "" if part in ("wire", "transfer") else part)
+    slow, wire_s = slow_down(part, 2.0)
+    for slower in (1, 2, 4):
+        folder = tmp_path / f"x{slower}"
+        folder.mkdir()
+        document = document_of(folder, monkeypatch, {p: slower * ms for p, ms in slow.items()}, slower * wire_s)
+        assert document["speed"]["step_ms"] > 0.75 * 2 * slower * PACE_MS
+        v = document["verdict"]
+        if (v["cause"], v["part"]) == wanted:
+            break
+    assert (v["cause"], v["part"]) == wanted, v["sentence"]
+    if part == "compute":
+        assert document["producers"]["needed"] == 1
+        assert document["steps"]["wait"]["mean"] < 0.1 * document["steps"]["total"]["mean"]
+        assert str(profile_report.view(document).renderables[-1]).startswith("the bottleneck is the trainer (compute)")
 
 
 @pytest.mark.slow
@@ -137,24 +150,64 @@ def test_a_stage_that_is_slowed_a_little_is_named_nine_times_out_of_ten(tmp_path
     assert len(wrong) <= 0.1 * 2 * len(SLOWED), wrong
 
 
+class Took:
+    """What the slowed parts really took, noted where they are slowed: a busy machine makes a sleep longer than it was asked to be."""
+
+    def __init__(self, monkeypatch):
+        self._hold = stopwatch.hold
+        self._calls: dict[str, list[tuple[float, float]]] = {}  # part → seconds and time of the end, in order
+        monkeypatch.setattr(stopwatch, "hold", self._note)
+
+    def _note(self, part: str, spent_s: float) -> None:
+        start = time.perf_counter()
+        self._hold(part, spent_s)
+        end = time.perf_counter()
+        self._calls.setdefault(part, []).append((spent_s + end - start, end))
+
+    def ms(self, part: str) -> list[float]:
+        """Of each call."""
+        return [1e3 * seconds for seconds, _ in self._calls[part]]
+
+    def updates(self) -> tuple[list[float], list[float]]:
+        """Each update's ms in compute and from the end of the update before it to its own."""
+        ends = [end for _, end in self._calls["optimizer"]]
+        between = list(zip([0.0, *ends], ends, strict=False))
+        compute = [1e3 * sum(s for s, end in self._calls["compute"] if before < end <= after) for before, after in between]
+        return compute, [1e3 * (after - before) for before, after in between]
+
+
+def assert_mean_of(row: dict, took_ms: list[float], part: str, slack_ms: float = 0.3) -> None:
+    """`row` summarises `n` of these calls, whichever they are, and a little besides that lies outside of what was noted."""
+    took = sorted(took_ms)
+    assert 0 < row["n"] <= len(took), part
+    low, high = np.mean(took[: row["n"]]), np.mean(took[-row["n"] :])
+    assert low - 0.01 <= 1e3 * row["mean"] <= 1.05 * high + slack_ms, f"{part}: {1e3 * row['mean']:.2f} ms of {low:.2f} to {high:.2f}"
+
+
 def test_the_tables_hold_what_the_stages_took(tmp_path, monkeypatch):
     """Steps of two batches, so that the optimizer is a call of its own."""
-    own = {"read": 3.0, "codes": 5.0, "mel": 4.0, "pack": 2.5, "serialise": 3.5}
-    slow = {**own, "decode": 2.0, "compute": 20.0, "optimizer": 11.0, "logging": 7.0}
+    own = {"read": 3.0, "codes": 4.0, "mel": 3.5, "pack": 2.0, "serialise": 2.5}
+    slow = {**own, "decode": 2.0, "compute": 40.0, "optimizer": 21.0, "logging": 7.0}
+    took = Took(monkeypatch)
     d = document_of(tmp_path, monkeypatch, slow, 0.0, steps=20, accumulate=2)
-    per_step = d["batches_per_step"]
+    for part, ms in slow.items():
+        assert min(took.ms(part)) > 0.99 * ms, f"{part} was not slowed"
+    per_step, steps, batch = d["batches_per_step"], d["steps"], d["batch"]
     assert 1.6 <= per_step <= 2  # an epoch has 9 batches
-    for part, ms in (("compute", per_step * 20), ("optimizer", 11), ("logging", 7), ("total", per_step * 20 + 11 + 7)):
-        assert 1e3 * d["steps"][part]["mean"] == pytest.approx(ms, rel=0.3, abs=5), part
     for part in own:
-        assert 1e3 * d["batch"][part]["mean"] == pytest.approx(own[part], rel=0.5, abs=1.5), part
-    assert 1e3 * d["batch"]["decode"]["mean"] == pytest.approx(4 * slow["decode"], rel=0.6)  # clips of a batch
-    assert d["verdict"]["cause"] == "trainer"
-    assert d["steps"]["wait"]["mean"] < 0.01 * d["steps"]["total"]["mean"]
-    assert d["producers"]["needed"] == 1
-    assert 20 + 5.5 < d["ceiling_ms"] < 1.2 * (20 + 5.5)
-    text = str(profile_report.view(d).renderables[-1])
-    assert text.startswith("the bottleneck is the trainer (compute)")
+        assert_mean_of(batch[part], took.ms(part), part)
+    decode = sorted(took.ms("decode"))  # four clips or fewer per batch, in two threads; noted in the order in which they ended
+    assert 2 * np.mean(decode[: len(decode) // 2]) < 1e3 * batch["decode"]["mean"] < 4.2 * np.mean(decode[len(decode) // 2 :]) + 1
+    # The updates in order: stage 1's, 20 free steps, 10 whose calls are waited for, one to warm up, and the free ones' calls once more.
+    n = d["speed"]["steps"]
+    compute, between = took.updates()
+    assert_mean_of(steps["compute"], compute[-n - 11 : -n - 1], "compute")
+    assert_mean_of(steps["optimizer"], took.ms("optimizer")[-n - 11 : -n - 1], "optimizer")
+    assert_mean_of(steps["logging"], took.ms("logging"), "logging")
+    assert 1e3 * steps["total"]["mean"] > 0.99 * (per_step * 40 + 21 + 7)
+    assert_mean_of(steps["total"], between[-n - 31 : -n - 11], "total", 5.0)
+    ceiling = np.mean(between[-n:]) / per_step
+    assert 40 + 10.5 < d["ceiling_ms"] == pytest.approx(ceiling, rel=0.05)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------------------------

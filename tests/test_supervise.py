@@ -127,7 +127,7 @@ def test_hopeless_producer_is_given_up_while_another_works(launch, tmp_path):
 
 
 def test_last_producer_hopeless_stops_the_trainer_which_saves(launch, tmp_path):
-    code, out = finish(launch("trainer:trainer:wait-0.2:save=5", "producer-0:producer:raise-hopeless"))
+    code, out = finish(launch("trainer:trainer:wait-0.2:save=5", "producer-0:producer:late-raise-hopeless"))
     assert code == 1
     assert status.read(tmp_path, "trainer").saved_step == 1
 
