@@ -364,7 +364,7 @@ def test_growing_keeps_old_rows_and_draws_the_new_ones():
 
 def launch(*args: str, **options) -> subprocess.CompletedProcess:
     argv = [sys.executable, str(ROOT / "launch.py"), *args]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=200, **options)
 
 
 def test_commands(files, tmp_path):

@@ -58,7 +58,7 @@ def tree(folder: Path, **more) -> dict:
 
 
 def launch(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(ROOT / "launch.py"), *args], capture_output=True, text=True, timeout=110)
+    return subprocess.run([sys.executable, str(ROOT / "launch.py"), *args], capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
