@@ -28,7 +28,7 @@ def settings(run: Path, corpus: Path, **overrides) -> dict:
         "batching": {"batch_size": 4, "buckets": 2},
         "train": {"max_steps": 60, "accumulate": 3, "eval_every": 7, "save_every": 5, "log_every": 20},
         "dvae": {"max_steps": 6, "batch_size": 5, "save_every": 4, "eval_every": 5, "crop_frames": 64},
-        "transport": {"data_timeout_s": 30.0},
+        "transport": {"data_timeout_s": 120.0},
     }
     for key, value in overrides.items():
         config.set_override(tree, f"{key.replace('__', '.')}={json.dumps(value)}")

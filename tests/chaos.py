@@ -68,7 +68,7 @@ class Driver:
         self.say("trainer --replace")
         self.extra.append(self._spawn("trainer", "--run", str(self.run), "--replace"))
 
-    def finish(self, timeout_s: float = 90.0) -> None:
+    def finish(self, timeout_s: float = 300.0) -> None:
         """Wait for the run's end; launch.py started again where it was killed. AssertionError with the story if it does not end well."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -82,7 +82,7 @@ class Driver:
             time.sleep(0.02)
         for p in self.extra:
             try:
-                p.wait(15)
+                p.wait(90)
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.story("an added process did not leave")) from None
 
@@ -120,7 +120,7 @@ class Driver:
         s = status.read(self.run, "trainer")
         return s.stage if s is not None and s.alive else 0
 
-    def wait_for(self, condition, what: str, timeout_s: float = 40.0, poll_s: float = 0.005) -> None:
+    def wait_for(self, condition, what: str, timeout_s: float = 200.0, poll_s: float = 0.005) -> None:
         """RunIsOver: the run ended first."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -130,7 +130,15 @@ class Driver:
             time.sleep(poll_s)
 
     def wait_phase(self, phase: str) -> None:
+        path, word = status.status_path(self.run, "trainer"), f'"phase": "{phase}"'.encode()
+
         def reached():
+            """A phase of a few milliseconds is looked for without parsing: four drivers do this at once, at the cost of what they watch."""
+            try:
+                if word not in path.read_bytes():
+                    return False
+            except FileNotFoundError:
+                return False
             s = status.read(self.run, "trainer")
             return s is not None and s.alive and s.phase == phase
 
@@ -154,9 +162,9 @@ class Driver:
         self.launchers[-1].kill()
         self.launchers[-1].wait()
         children = [s.pid for s in status.read_all(self.run) if s.alive]
-        deadline = time.monotonic() + 12
+        deadline = time.monotonic() + 40  # 10 on a machine that is not busy
         while any(is_alive(pid) for pid in children if pid not in self._pids_of_extra()):
-            assert time.monotonic() < deadline, self.story("children outlived launch.py by 12 s")
+            assert time.monotonic() < deadline, self.story("children outlived launch.py by 40 s")
             time.sleep(0.05)
         self.say("its children are gone")
 
@@ -222,7 +230,7 @@ def random_schedule(seed: int, num_events: int) -> list[tuple[float, str]]:
     return plan
 
 
-def play(driver: Driver, schedule: list[tuple[float, str]], from_stage: int = 2, timeout_s: float = 90.0) -> None:
+def play(driver: Driver, schedule: list[tuple[float, str]], from_stage: int = 2, timeout_s: float = 300.0) -> None:
     """Launch, wait until a stage has begun, hurt, finish."""
     driver.launch()
     try:

@@ -156,7 +156,7 @@ def sleeping_pipeline(run: RunFolder, wire_s: float = 0.0, threads: int = 2, lea
         yield server
     finally:
         done.set()
-        thread.join(5)
+        thread.join(90)
         server.close(drain_s=0.0, stop_producers=False)
         client.close()
         pool.close()

@@ -27,9 +27,10 @@ from common.supervise import Supervisor  # noqa: E402
 
 
 def start_launcher(run: Path, *children: str, **options) -> subprocess.Popen:
-    """A launcher over `children` in a session of its own; its output is in `.stdout`."""
+    """A launcher over `children` in a session of its own; its output goes to RUN/console.txt."""
     argv = [sys.executable, __file__, "launch", str(run), *children]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options)
+    with open(run / "console.txt", "wb") as out:
+        return subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **options)
 
 
 def start_child(run: Path, name: str, behaviour: str, **options) -> subprocess.Popen:
@@ -58,7 +59,7 @@ def _launch(run: Path, children: list[str]) -> int:
             )
         )
     program = Program(run, tuple(specs))
-    supervise.BACKOFF_S = float(os.environ["BACKOFF_S"])
+    supervise.BACKOFF_S, supervise.DOUBLE_S = float(os.environ["BACKOFF_S"]), float(os.environ["DOUBLE_S"])
     try:
         with Console(program) as view:
             return Supervisor(program, view).run()
@@ -102,6 +103,15 @@ def _exit(stop: Stop, status: StatusFile, value: str) -> int:
     return int(code)
 
 
+def _until(stop: Stop, status: StatusFile, value: str) -> int:
+    """Work until the test has put the file RUN/`value` there; then all is done."""
+    status.update(phase="training", step=1)
+    while not (status._path.parent.parent / value).exists():
+        stop.check()
+        time.sleep(0.02)
+    return 0
+
+
 def _raise(stop: Stop, status: StatusFile, value: str) -> None:
     raise {"bad": BadInput("the input is bad"), "hopeless": Hopeless("no way"), "bug": ValueError("a bug"), "memory": MemoryError("full")}[
         value
@@ -137,25 +147,24 @@ def _advance(stop: Stop, status: StatusFile, value: str) -> int | None:
 def _deaf(stop: Stop, status: StatusFile, value: str) -> None:
     """Does not hear SIGTERM: the interpreter is stopped by itself."""
     os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    time.sleep(600)
 
 
 def _busy(stop: Stop, status: StatusFile, value: str) -> None:
     """Never looks at the stop."""
-    time.sleep(60)
+    time.sleep(600)
 
 
 def _family(stop: Stop, status: StatusFile, value: str) -> None:
-    """Has a grandchild."""
-    p = subprocess.Popen(["sleep", "60"])
+    """Has a grandchild, and does not look at the stop."""
+    p = subprocess.Popen(["sleep", "600"])
     (status._path.parent.parent / "grandchild").write_text(str(p.pid))
-    stop.wait()
-    p.kill()
+    time.sleep(600)
 
 
 _KINDS = {
     "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf, "busy": _busy, "family": _family,
-    "late": _late,
+    "late": _late, "until": _until,
 }  # fmt: skip
 
 

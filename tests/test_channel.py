@@ -6,6 +6,7 @@ import time
 import weakref
 
 import channel_bench as cb
+import channel_fixtures
 import msgpack
 import pytest
 import zmq
@@ -14,19 +15,7 @@ from common import wire
 from common.channel import ChannelError, Stopped
 from common.lease_client import Refused
 
-
-@pytest.fixture(params=["ipc", "local"])
-def channel(request, tmp_path):
-    c = cb.Channel(request.param, tmp_path)
-    yield c
-    c.close()
-
-
-@pytest.fixture
-def ipc(tmp_path):
-    c = cb.Channel("ipc", tmp_path)
-    yield c
-    c.close()
+channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
 
 def test_three_unequal_producers_give_every_batch_once_in_schedule_order(channel):
@@ -50,7 +39,7 @@ def test_nothing_beyond_the_window_is_made_when_the_trainer_is_slow(channel):
     time.sleep(0.3)
     assert sum(len(p.leases) for p in producers) == cb.WINDOW
     for released in range(1, 4):
-        server.next(1.0)
+        server.next(cb.LATER_S)
         server.release()
         cb.wait_until(lambda n=released: sum(len(p.leases) for p in producers) == cb.WINDOW + n)
     cb.wait_until(lambda: server.ready_count() == cb.WINDOW)
@@ -61,11 +50,11 @@ def test_delivered_but_not_trained_batches_count_in_the_window(channel):
     server = channel.serve(cb.train_schedule(), window=2)
     channel.producer()
     for _ in range(2):
-        server.next(2.0)
+        server.next(cb.LATER_S)
     with pytest.raises(Stopped):  # waits for release(), which another thread may call: no NoData while a step compiles
         server.next(0.1, should_stop=iter([False, False, False, True]).__next__)
     server.release()
-    assert server.next(2.0).g == 2
+    assert server.next(cb.LATER_S).g == 2
 
 
 def test_producers_join_and_leave_while_training_goes_on(channel):
@@ -85,7 +74,7 @@ def test_producers_join_and_leave_while_training_goes_on(channel):
 def test_the_delivery_says_where_the_batch_comes_from_and_arrays_are_read_only(channel):
     server = channel.serve(cb.train_schedule(1))
     channel.producer("maker")
-    d = server.next(5.0)
+    d = server.next(cb.LATER_S)
     assert (d.plan, d.g, d.producer, d.meta, d.position) == ("train", 0, "maker", {"producer": "thread"}, 0)
     assert d.digest == wire.digest(d.arrays)
     if channel.kind == "ipc":
@@ -97,7 +86,7 @@ def test_no_array_is_kept_after_release(channel):
     channel.producer()
     refs = []
     for _ in range(30):
-        d = server.next(5.0)
+        d = server.next(cb.LATER_S)
         refs.append(weakref.ref(d.arrays["filler"]))
         del d
         server.release()
@@ -121,7 +110,7 @@ def test_a_rejected_batch_comes_again_in_its_place(channel):
     server = channel.serve(cb.train_schedule(10))
     channel.producer()
     seen = []
-    while (d := server.next(5.0)) is not None:
+    while (d := server.next(cb.LATER_S)) is not None:
         seen.append(d.g)
         if seen.count(d.g) == 1 and d.g in (3, 7):
             server.reject(d, "row set aside")
@@ -160,7 +149,7 @@ def test_a_producer_of_another_version_is_refused(ipc):
     dealer.linger = 0
     dealer.connect(ipc.address)
     dealer.send(msgpack.packb({"v": 99, "type": "HELLO", "run": cb.RUN, "gen": 0}))
-    assert dealer.poll(3000)
+    assert dealer.poll(1000 * cb.LATER_S)
     run, message = wire.decode(dealer.recv_multipart())
     context.destroy(linger=0)
     assert isinstance(message, Refused)

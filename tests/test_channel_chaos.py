@@ -61,7 +61,7 @@ class Chaos:
         """Exit code of the trainer that came to the end."""
         self.join()
         self.join()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while self.trainer.poll() is None:
             assert time.monotonic() < deadline, f"no end after {self.kills}"
             time.sleep(self.random.uniform(0.2, 0.9))

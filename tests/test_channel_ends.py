@@ -1,11 +1,14 @@
 """Generations, restarts of the trainer, and the end of a run."""
 
+import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import channel_bench as cb
+import channel_fixtures
 import numpy as np
 import pytest
 
@@ -13,19 +16,9 @@ from common import wire
 from common.channel import ChannelError, NoData, Stopped
 from common.lease_client import Endpoint, Lease, LeaseClient, Stop, Welcome
 
-
-@pytest.fixture(params=["ipc", "local"])
-def channel(request, tmp_path):
-    c = cb.Channel(request.param, tmp_path)
-    yield c
-    c.close()
-
-
-@pytest.fixture
-def ipc(tmp_path):
-    c = cb.Channel("ipc", tmp_path)
-    yield c
-    c.close()
+channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
+# What takes 0.1 to 0.5 s on an idle machine; far from LATER_S, which it would take if nothing but the deadline ended the wait.
+SOON_S = 15.0
 
 
 def test_a_second_generation_on_the_same_socket_begins_afresh(channel):
@@ -60,8 +53,8 @@ def test_a_restarted_trainer_gets_its_producers_back_within_a_second(ipc):
     assert all(p.is_alive() for p in producers)
     again = ipc.serve((("train", g) for g in range(15, 60)), generation=2)
     start = time.monotonic()
-    assert again.next(2.0).g == 15
-    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
+    assert again.next(cb.LATER_S).g == 15
+    assert time.monotonic() - start < SOON_S
     again.release()
     assert cb.train(again) == [("train", g) for g in range(16, 60)]
     cb.wait_until(lambda: [p["state"] for p in again.stats()["peers"]] == ["ready", "ready"])
@@ -75,20 +68,20 @@ def test_a_killed_trainer_process_leaves_its_producers_waiting_warm(ipc):
         "from common.channel import LeaseServer\n"
         "server = LeaseServer(sys.argv[3], cb.RUN, 6)\n"
         "server.open(1, {}, (('train', g) for g in range(10**6)))\n"
-        "cb.train(server, 10**6, timeout_s=30)\n"
+        "cb.train(server, 10**6, timeout_s=90)\n"
     )
     folders = [str(Path(cb.__file__).parent), str(Path(cb.__file__).parents[1])]
     ipc.endpoint = Endpoint(ipc.address)
     trainer = subprocess.Popen([sys.executable, "-c", code, *folders, ipc.address])
     p = ipc.producer("p", delay_s=0.002)
-    cb.wait_until(lambda: len(p.leases) > 20, 10)
+    cb.wait_until(lambda: len(p.leases) > 20)
     trainer.kill()
     trainer.wait()
     cb.wait_until(lambda: "went away" in p.client.trouble)
     server = ipc.serve(cb.train_schedule(30), generation=2)
     start = time.monotonic()
-    assert cb.train(server, 1, timeout_s=2.0) == [("train", 0)]
-    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
+    assert cb.train(server, 1) == [("train", 0)]
+    assert time.monotonic() - start < SOON_S
     assert cb.train(server) == [("train", g) for g in range(1, 30)]
 
 
@@ -100,7 +93,7 @@ def test_producers_follow_the_trainer_to_another_address(ipc, tmp_path):
     for generation in (1, 2):
         ipc.address = f"ipc://{tmp_path}/{generation}.sock"
         server = ipc.serve(cb.train_schedule(5), generation=generation)
-        assert len(cb.train(server, timeout_s=3.0)) == 5
+        assert len(cb.train(server)) == 5
         server.close(stop_producers=False)
     assert p.client.generation == 2
 
@@ -111,10 +104,15 @@ def test_traffic_of_an_older_trainer_is_ignored(ipc):
     assert len(cb.train(server)) == 5
     server.close(stop_producers=False)
     old = ipc.serve(cb.train_schedule(5), generation=3, on_event=cb.EventLog())
-    with pytest.raises(NoData, match=r"serves a later trainer \(generation 9, this one is 3"):
-        old.next(1.5)
+
+    def why_no_data() -> str:
+        with pytest.raises(NoData) as e:
+            old.next(0.2)
+        return str(e.value)
+
+    cb.wait_until(lambda: re.search(r"serves a later trainer \(generation 9, this one is 3", why_no_data()))
+    cb.wait_until(lambda: p.client.counts["old_generation"] > 0)
     assert len(p.leases) == 5
-    assert p.client.counts["old_generation"] > 0
 
 
 def test_close_stops_producers_and_waits_for_their_bye(channel):
@@ -122,10 +120,10 @@ def test_close_stops_producers_and_waits_for_their_bye(channel):
     producers = [channel.producer(f"p{i}") for i in range(2)]
     cb.train(server)
     start = time.monotonic()
-    server.close(drain_s=5.0)
-    assert time.monotonic() - start < 2.0  # measured 0.1 to 0.5 s; the box may be busy
+    server.close(drain_s=cb.LATER_S)
+    assert time.monotonic() - start < SOON_S
     for p in producers:
-        p.join(2)
+        p.join(cb.LATER_S)
         assert p.ended == Stop(1, "the run is over")
     with pytest.raises(ChannelError, match="closed"):
         server.next(1.0)
@@ -133,11 +131,15 @@ def test_close_stops_producers_and_waits_for_their_bye(channel):
 
 def test_close_does_not_wait_longer_than_it_was_told(channel):
     server = channel.serve(cb.train_schedule())
-    channel.producer("deaf", work=lambda client, lease: time.sleep(1.5))
+    heard = threading.Event()
+    deaf = channel.producer("deaf", work=lambda client, lease: heard.wait(cb.LATER_S))
     cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     start = time.monotonic()
     server.close(drain_s=0.3)
-    assert 0.25 < time.monotonic() - start < 1.0
+    assert 0.25 < time.monotonic() - start
+    assert deaf.is_alive()
+    assert not heard.is_set(), "it returned although nobody had said BYE"
+    heard.set()
 
 
 def test_no_data_names_the_cause(ipc):
@@ -147,7 +149,7 @@ def test_no_data_names_the_cause(ipc):
     ):
         server.next(0.3)
     victim = ipc.process("victim", delay_s=30)
-    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
+    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     with pytest.raises(
         NoData, match=r"1 producer connected .*; victim ready, heard \d s ago, 2 leases, starting; waiting for batch train 0 \(leased\)"
     ):
@@ -164,8 +166,8 @@ def test_waiting_ends_soon_after_should_stop(channel):
     server = channel.serve(cb.train_schedule())
     start = time.monotonic()
     with pytest.raises(Stopped):
-        server.next(30.0, should_stop=lambda: time.monotonic() - start > 0.3)
-    assert time.monotonic() - start < 0.7
+        server.next(cb.LATER_S, should_stop=lambda: time.monotonic() - start > 0.3)
+    assert time.monotonic() - start < SOON_S
 
 
 def test_errors_of_the_trainers_own_callbacks_come_out_of_next(channel):
@@ -176,7 +178,7 @@ def test_errors_of_the_trainers_own_callbacks_come_out_of_next(channel):
     server = channel.serve(broken())
     channel.producer()
     with pytest.raises(ChannelError, match="RuntimeError: the plan is broken"):
-        server.next(5.0)
+        server.next(cb.LATER_S)
     with pytest.raises(ChannelError, match="the plan is broken"):
         server.ready_count()
 
@@ -195,12 +197,12 @@ def test_mistakes_in_messages_show_where_they_are_made(channel):
 
 
 def test_leases_are_polled_in_the_order_they_are_needed_and_can_be_revoked(channel):
-    server = channel.serve(cb.train_schedule(), lease_ttl_s=0.4)
+    server = channel.serve(cb.train_schedule(), lease_ttl_s=2.0)
     client = channel.client()
     cb.wait_until(lambda: isinstance(client.poll(0.1), Welcome))
     client.ready(1, {})
     cb.wait_until(lambda: server.stats()["leased"] == 2)
-    lease = client.poll(1.0)
+    lease = client.poll(cb.LATER_S)
     assert (lease.plan, lease.g, lease.position) == ("train", 0, 0)
     assert client.is_current(lease)
     cb.wait_until(lambda: not client.is_current(lease))

@@ -3,9 +3,11 @@
 import itertools
 import os
 import signal
+import threading
 import time
 
 import channel_bench as cb
+import channel_fixtures
 import msgpack
 import numpy as np
 import pytest
@@ -14,42 +16,30 @@ import zmq
 from common import wire
 from common.channel import BatchFailed
 
-
-@pytest.fixture(params=["ipc", "local"])
-def channel(request, tmp_path):
-    c = cb.Channel(request.param, tmp_path)
-    yield c
-    c.close()
+channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
 
-@pytest.fixture
-def ipc(tmp_path):
-    c = cb.Channel("ipc", tmp_path)
-    yield c
-    c.close()
-
-
-def test_a_killed_producers_batches_are_made_by_another_within_a_second(ipc):
-    server = ipc.serve(cb.train_schedule())
-    victim = ipc.process("victim", delay_s=30)
-    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
+def test_a_killed_producers_batches_are_made_by_another_at_once(ipc):
+    server = ipc.serve(cb.train_schedule(), dead_after_s=cb.LATER_S, lease_ttl_s=cb.LATER_S)  # its end alone tells
+    victim = ipc.process("victim", delay_s=600)
+    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     ipc.producer("other")
     cb.wait_until(lambda: server.stats()["buffered"] == cb.WINDOW - cb.CAPACITY)
     victim.kill()
-    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 2.0  # measured 0.05 s; the box may be busy
-    assert cb.train(server, 20, timeout_s=1.0) == [("train", g) for g in range(20)]
+    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 15.0  # measured 0.05 s on an idle machine
+    assert cb.train(server, 20) == [("train", g) for g in range(20)]
     assert server.stats()["lease_ends"]["lost"] == cb.CAPACITY
 
 
 def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
     server = ipc.serve(cb.train_schedule(), dead_after_s=1.0)
     frozen = ipc.process("frozen", delay_s=0.5)
-    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY, 10)
+    cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     frozen.send_signal(signal.SIGSTOP)
     ipc.producer("other")
     start = time.monotonic()
-    assert cb.train(server, 30, timeout_s=3.0) == [("train", g) for g in range(30)]
-    assert time.monotonic() - start < 4.0  # measured 1.1
+    assert cb.train(server, 30) == [("train", g) for g in range(30)]
+    assert time.monotonic() - start < 15.0  # measured 1.1 on an idle machine; the leases themselves hold for 30 s
     assert ipc.log.of("peer_frozen", peer="frozen")
     assert not ipc.log.of("strike")
     frozen.send_signal(signal.SIGCONT)
@@ -61,50 +51,56 @@ def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
 
 
 def test_a_live_but_idle_producer_costs_strikes_but_no_livelock(channel):
-    server = channel.serve(cb.train_schedule(60), lease_ttl_s=0.2)
+    server = channel.serve(cb.train_schedule(60), lease_ttl_s=0.8)
     channel.producer("idle", work=lambda client, lease: None)
     channel.producer("good")
-    start = time.monotonic()
     assert len(cb.train(server)) == 60
-    assert time.monotonic() - start < 8
     assert {e["peer"] for e in channel.log.of("strike")} == {"idle"}
 
 
 def test_a_lease_may_take_long_while_its_producer_compiles(channel):
+    compiled = threading.Event()
+
     def compile_first(client, lease):
         if lease.g == 0:
             client.set_status("compiling(0)")
-            time.sleep(1.0)
+            compiled.wait(cb.LATER_S)
             client.set_status("working")
         client.send(lease, cb.make(lease))
 
-    server = channel.serve(cb.train_schedule(10), lease_ttl_s=0.3)
+    server = channel.serve(cb.train_schedule(10), lease_ttl_s=0.8)
     channel.producer("p", work=compile_first)
     cb.wait_until(lambda: [p["status"] for p in server.stats()["peers"]] == ["compiling(0)"])
+    time.sleep(1.7)
+    compiled.set()
     assert len(cb.train(server)) == 10
     assert not channel.log.of("strike")
 
 
 def test_the_deadline_for_data_does_not_run_while_a_producer_compiles(channel):
+    compiled = threading.Event()
+
     def compile_first(client, lease):
         client.set_status("compiling(0)" if lease.g == 0 else "working")
-        time.sleep(1.0 if lease.g == 0 else 0.0)
+        if lease.g == 0:
+            compiled.wait(cb.LATER_S)
         client.send(lease, cb.make(lease))
 
     server = channel.serve(cb.train_schedule(10))
     channel.producer("p", work=compile_first)
     cb.wait_until(lambda: [p["status"] for p in server.stats()["peers"]] == ["compiling(0)"])
-    assert len(cb.train(server, timeout_s=0.4)) == 10
+    threading.Timer(2.5, compiled.set).start()
+    assert len(cb.train(server, timeout_s=1.2)) == 10
 
 
 def test_heartbeats_go_on_while_the_producer_computes(channel):
     def busy(client, lease):
-        until = time.monotonic() + (1.5 if lease.g == 0 else 0)
+        until = time.monotonic() + (3.0 if lease.g == 0 else 0)
         while time.monotonic() < until:
             sum(range(1000))
         client.send(lease, cb.make(lease))
 
-    server = channel.serve(cb.train_schedule(4), dead_after_s=1.0)
+    server = channel.serve(cb.train_schedule(4), dead_after_s=2.0)
     channel.producer("p", work=busy)
     assert len(cb.train(server)) == 4
     assert not channel.log.of("peer_frozen")
@@ -115,7 +111,7 @@ def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
         time.sleep(3.0 if g == cb.WINDOW else 0.0)
         return {}
 
-    server = ipc.serve(cb.train_schedule(20), dead_after_s=1.0, extra=suspend)
+    server = ipc.serve(cb.train_schedule(20), dead_after_s=2.0, extra=suspend)
 
     def work(client, lease):
         time.sleep(1.5 if lease.g in (1, 2) else 0.0)
@@ -156,7 +152,7 @@ def test_a_batch_nobody_can_make_is_named_after_those_before_it_were_delivered(c
         channel.producer(name, work=refuse_three)
     assert cb.train(server, 3) == [("train", 0), ("train", 1), ("train", 2)]
     with pytest.raises(BatchFailed, match="batch train 3 cannot be made: .*clip 17 is gone") as caught:
-        server.next(5.0)
+        server.next(cb.LATER_S)
     assert (caught.value.plan, caught.value.g) == ("train", 3)
 
 

@@ -160,7 +160,6 @@ def test_missing_evidence_fails(on_cpu, train, words):
     assert any(words in x for x in lines), lines
 
 
-@pytest.mark.timeout(120)
 def test_real_steps_through_the_real_launcher(on_cpu):
     code, lines = checked(NONE, launch.train, **on_cpu)
     assert code == 0, lines
@@ -168,7 +167,6 @@ def test_real_steps_through_the_real_launcher(on_cpu):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_cpu_proves_itself_in_a_child():
     findings = check.device_findings("model", CPU, os.environ)
     assert [f.ok for f in findings] == [True, True]

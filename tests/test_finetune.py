@@ -10,6 +10,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
+import launch as launcher
 from common import config as config_module
 from common.errors import BadInput
 from common.xtts import pretrained, pth
@@ -58,7 +59,7 @@ def tree(folder: Path, **more) -> dict:
 
 
 def launch(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(ROOT / "launch.py"), *args], capture_output=True, text=True, timeout=110)
+    return subprocess.run([sys.executable, str(ROOT / "launch.py"), *args], capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_old_ids_and_persian_texts(folder, finished):
     assert "kept=14 rejected=0" in out
 
 
-def test_export_of_the_run_hands_everything_back(folder, finished):
+def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
     """The run's GPT, the vocoder and statistics it began with, its vocabulary beside it; imported again it is the same model."""
     run, *_ = finished
     done = launch("export-coqui", "--run", str(run), "--out", str(folder / "back/model.pth"))
@@ -127,8 +128,8 @@ def test_export_of_the_run_hands_everything_back(folder, finished):
         file = f"{name}.safetensors"
         assert (folder / "again" / file).read_bytes() == (folder / "pretrained" / file).read_bytes()
     for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "no whole checkpoint x")):
-        done = launch("export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth"))
-        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+        assert launcher.main(["export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth")]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_same_settings_resume_and_other_weights_do_not(folder, finished):

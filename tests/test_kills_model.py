@@ -55,7 +55,7 @@ def corpus(tmp_path_factory):
 
 def finish(driver):
     try:
-        driver.finish(150)
+        driver.finish()
     finally:
         driver.kill_everything()
     return RunFolder(driver.run)
@@ -89,30 +89,31 @@ def test_nothing_is_traced_twice(undisturbed):
         assert set(traces.values()) == {1}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_trainer_killed_and_resumed_on_one_core(undisturbed, corpus, tmp_path):
     driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
     driver.launch()
-    driver.wait_for(lambda: driver.step() >= 6, "step 6", 120)
+    driver.wait_for(lambda: driver.step() >= 6, "step 6")
     # The trainer that the supervisor starts next inherits the launcher's affinity.
     os.sched_setaffinity(driver.launchers[-1].pid, {min(os.sched_getaffinity(0))})
     producers = driver.producers()
     driver.signal("trainer", signal.SIGKILL)
     run = finish(driver)
     lines = ledger.read(run.path / "ledger.jsonl")
-    assert [x["resumed_from"] for x in lines if "resumed_from" in x] in ([4], [5], [8])
+    (resumed,) = [x["resumed_from"] for x in lines if "resumed_from" in x]
+    assert 4 <= resumed < STEPS
     assert {name: status.read(run.path, name).pid for name in producers} == producers, driver.story("a producer was restarted")
     assert_equal(result(run), undisturbed[0])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_everything_killed_in_both_stages(undisturbed, corpus, tmp_path):
     driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
     driver.launch()
-    driver.wait_for(lambda: (tmp_path / "run/dvae/checkpoints/step-00000002").exists(), "stage 1's first checkpoint", 120)
+    driver.wait_for(lambda: (tmp_path / "run/dvae/checkpoints/step-00000002").exists(), "stage 1's first checkpoint")
     driver.kill_launcher()
     driver.launch()
-    driver.wait_for(lambda: driver.step() >= 2, "step 2", 120)
+    driver.wait_for(lambda: driver.step() >= 2, "step 2")
     driver.signal("producer-0", signal.SIGKILL)
     driver.signal("producer-1", signal.SIGKILL)
     assert_equal(result(finish(driver)), undisturbed[0])

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from producer_runs import RUN_ID, make_run
-from test_serve import open_stage, take_all, wait_for
+from test_serve import LATER_S, open_stage, take_all, wait_for
 
 from common import status
 from common.address import Endpoint
@@ -21,7 +21,7 @@ def spawned(run, name):
     argv = [sys.executable, "-m", "producer", "--run", str(run.path), "--name", name]
     p = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: (s := status.read(run.path, name)) and s.phase != "starting", 30)
+        wait_for(lambda: (s := status.read(run.path, name)) and s.phase != "starting")
         yield p
     finally:
         p.kill()
@@ -39,10 +39,10 @@ def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(
             assert [d[1] for d in take_all(server)] == list(range(5))
             if gen == 1:
                 other.terminate()
-                assert other.wait(5) == 143
+                assert other.wait(LATER_S) == 143
                 server.close(stop_producers=False)
-        server.close(drain_s=5.0)
-        assert p.wait(5) == 0
+        server.close(drain_s=LATER_S)
+        assert p.wait(LATER_S) == 0
         log = p.stderr.read()
     assert "leaving: the run is over" in log
     assert status.read(run.path, "p0").batches >= 5
@@ -50,6 +50,8 @@ def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(
 
 
 def test_a_folder_that_is_no_run_is_bad_input(tmp_path):
-    p = subprocess.run([sys.executable, "-m", "producer", "--run", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    p = subprocess.run(
+        [sys.executable, "-m", "producer", "--run", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LATER_S
+    )
     assert p.returncode == 2
     assert "is not a run folder" in p.stderr

@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
 def synthesize(folder: Path, *args: str, **more) -> subprocess.CompletedProcess:
     clip = str(folder / "corpus/wavs/c0001.wav")
     command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", "--text", TEXT, *args, "--reference", clip]
-    return subprocess.run(command, capture_output=True, timeout=100, **more)
+    return subprocess.run(command, capture_output=True, timeout=280, **more)
 
 
 def test_a_run_speaks_into_a_file(folder, tmp_path):

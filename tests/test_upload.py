@@ -13,6 +13,7 @@ from common.buckets import Bucket
 from common.channel import Delivery
 from common.errors import Stopped
 from common.plan import PlannedBatch
+from trainer import feed as feeds
 from trainer.feed import Feed, HostCopy, Quarantine
 from trainer.upload import Layout, Upload
 
@@ -108,11 +109,15 @@ def feed_of(server, upload):
     assert bucket.batch_size == 2
     spec = lambda planned: {"weights": (np.dtype(np.float32), (2,))}  # noqa: E731
     stop = threading.Event()
-    options = {"quarantine": Quarantine([]), "data_timeout_s": 5.0, "should_stop": stop.is_set}
+    options = {"quarantine": Quarantine([]), "data_timeout_s": 90.0, "should_stop": stop.is_set}
     return Feed(server, plan_of=plan, spec_of=spec, upload=upload, **options), stop
 
 
-def test_a_batch_is_handed_out_once_the_copy_of_the_next_is_issued():
+LATER_S = 60.0  # instead of 50 ms: whoever waits for a copy that is not issued waits for so long
+
+
+def test_a_batch_is_handed_out_once_the_copy_of_the_next_is_issued(monkeypatch):
+    monkeypatch.setattr(feeds, "_GATE_S", LATER_S)
     upload = SlowUpload()
     feed, stop = feed_of(Server(3), upload)
     try:
@@ -127,14 +132,15 @@ def test_a_batch_is_handed_out_once_the_copy_of_the_next_is_issued():
         feed.close()
 
 
-def test_it_waits_for_no_copy_where_no_batch_is_at_hand():
+def test_it_waits_for_no_copy_where_no_batch_is_at_hand(monkeypatch):
+    monkeypatch.setattr(feeds, "_GATE_S", LATER_S)
     upload = SlowUpload()
     feed, stop = feed_of(Server(1), upload)
     try:
         upload.ended.release()
         start = time.perf_counter()
         feed.next()
-        assert time.perf_counter() - start < 1.0
+        assert time.perf_counter() - start < LATER_S / 2
         assert len(upload.issued) == 1
     finally:
         stop.set()

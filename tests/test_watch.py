@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -195,7 +196,7 @@ def test_the_cards_of_both_roles_are_sampled_and_no_other():
     use = GpuUse(lambda: labels, FakeNvml())
     try:
         found = []
-        for _ in range(100):
+        for _ in range(900):
             threading.Event().wait(0.1)
             if len(found := use.take()) == 2:
                 break
@@ -225,28 +226,36 @@ def test_without_a_driver_there_is_nothing():
 # -- C31: a slow producer -----------------------------------------------------------------------------------------------------------------
 
 
-def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
-    """Decoding takes 20 ms per clip, four clips on two threads: 40 ms per batch, of a step of 10."""
-    run = arithmetic_run(
-        tmp_path,
-        train__accumulate=1,
-        train__eval_every=0,
-        train__save_every=1000,
-        train__max_steps=75,
-        train__log_every=25,
-        dvae__max_steps=1,
-    )
+def asleep(folder, caplog, slow: dict, steps: int) -> tuple[list[str], list[str], list[dict]]:
+    """Lines of the log, warnings about waits, and the speeds' records of a run whose parts sleep."""
+    folder.mkdir()
+    options = {"accumulate": 1, "eval_every": 0, "save_every": 1000, "max_steps": steps, "log_every": 25}
+    run = arithmetic_run(folder, **{f"train__{k}": v for k, v in options.items()}, dvae__max_steps=1)
+    caplog.clear()
     with caplog.at_level(logging.INFO):
-        train_asleep(run, {"decode": 20.0, "compute": 10.0})
-    lines = [r.message for r in caplog.records if r.name == "trainer.observe" and r.message.startswith("step ")]
+        train_asleep(run, slow)
+    said = [r for r in caplog.records if r.name == "trainer.observe"]
+    lines = [r.message for r in said if r.message.startswith("step ")]
+    warnings = [r.message for r in said if r.levelname == "WARNING" and "vary" not in r.message]
+    records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return lines, warnings, [r for r in records if "speed" in r]
+
+
+def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
+    """Decoding takes 20 ms per clip, four clips on two threads: 40 ms per batch, of a step of 10.
+
+    A busy machine makes the short sleeps longer too: then the same is tried with all of them longer.
+    """
+    for slower in (1, 2, 4):
+        lines, warnings, speeds = asleep(tmp_path / f"x{slower}", caplog, {"decode": 20.0 * slower, "compute": 10.0 * slower}, 75)
+        if len(warnings) == 1 and 60 < speeds[-1]["speed"]["wait_percent"] < 90:
+            break
     assert len(lines) >= 3
     for part in ("wait_data=", "step=", "produced/s=", "queue=", "bottleneck=decode (decode)"):
         assert part in lines[-1], lines[-1]
-    warnings = [r.message for r in caplog.records if r.name == "trainer.observe" and r.levelname == "WARNING" and "vary" not in r.message]
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith("the bottleneck is decode: the trainer waits for data ")
     assert "producers.decode_threads" in warnings[0] or "cores decode" in warnings[0]
-    speeds = [r for r in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "speed" in r]
     assert [r["step"] for r in speeds] == [50, 75]
     assert 60 < speeds[-1]["speed"]["wait_percent"] < 90
     assert speeds[-1]["bottleneck"] == warnings[0] or "decode" in speeds[-1]["bottleneck"]
@@ -254,11 +263,12 @@ def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
 
 def test_c31_a_fast_producer_keeps_the_trainer_busy(tmp_path, caplog):
     """Everything a producer does takes a third of the step: no wait beyond 1 %, and no warning about it."""
-    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=1000, train__max_steps=50, dvae__max_steps=1)
-    with caplog.at_level(logging.INFO):
-        train_asleep(run, {"decode": 4.0, "codes": 4.0, "compute": 25.0})
-    speeds = [r for r in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()) if "speed" in r]
-    assert speeds[-1]["speed"]["wait_percent"] < 10  # of a busy machine; the goal is 1
+    for slower in (1, 2, 4):
+        slow = {"decode": 4.0 * slower, "codes": 4.0 * slower, "compute": 25.0 * slower}
+        _, _, speeds = asleep(tmp_path / f"x{slower}", caplog, slow, 50)
+        if speeds[-1]["speed"]["wait_percent"] < 10:  # of a busy machine; the goal is 1
+            break
+    assert speeds[-1]["speed"]["wait_percent"] < 10
     assert "the bottleneck is the trainer" in speeds[-1]["bottleneck"] or speeds[-1]["speed"]["wait_percent"] > 1
 
 
@@ -321,7 +331,7 @@ def train_real(run):
         return session.train_stage(run, "gpt", server, StatusFile(run.path, "trainer", "trainer"), Stop()).step
     finally:
         done.set()
-        thread.join(10)
+        thread.join(90)
         server.close(drain_s=0.0, stop_producers=False)
         client.close()
         pool.close()
@@ -337,10 +347,13 @@ def test_c25_what_takes_long_is_said_again(caplog):
     reminder = Reminder(0.05)
     with caplog.at_level(logging.INFO):
         reminder.start("compiling update for bucket 1 of 4")
-        threading.Event().wait(0.3)
+        deadline = time.monotonic() + 90
+        while len(caplog.records) < 3:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
         reminder.stop()
+        threading.Event().wait(0.1)  # for the one that was about to be said
         count = len(caplog.records)
-        threading.Event().wait(0.15)
-    assert count >= 3
+        threading.Event().wait(0.2)
     assert len(caplog.records) == count, "silent once it is done"
     assert caplog.records[0].message == "compiling update for bucket 1 of 4: 0 s so far"
