@@ -132,6 +132,33 @@ def test_last_producer_hopeless_stops_the_trainer_which_saves(launch, tmp_path):
     assert status.read(tmp_path, "trainer").saved_step == 1
 
 
+@pytest.mark.parametrize("behaviour", ["raise-bad", "raise-hopeless", "die"])
+def test_without_an_optional_process_the_others_go_on(launch, tmp_path, behaviour):
+    children = ("trainer:trainer:exit-0-3", "producer-0:producer:exit-0-3", f"sampler:sampler:{behaviour}:restarts=1:optional=1")
+    code, out = finish(launch(*children))
+    assert code == 0
+    assert out.count("going on without it; see") == 1
+    assert len(pids(tmp_path, "sampler")) == (2 if behaviour == "die" else 1)
+
+
+def test_an_optional_process_may_end_its_work_after_the_main_one(launch, tmp_path, monkeypatch):
+    code, out = finish(launch("trainer:trainer:exit-0-0.5", "sampler:sampler:exit-0-2.5:optional=1:leave=10"))
+    assert code == 0
+    assert status.read(tmp_path, "sampler").exit_code == 0
+    code, out = finish(launch("trainer:trainer:exit-0-0.5", "sampler:sampler:wait:optional=1:leave=1"))
+    assert code == 0
+    assert status.read(tmp_path, "sampler").exit_code == 143
+
+
+def test_a_replaced_trainer_alone_takes_its_company_along(launch, tmp_path):
+    p = launch("trainer:trainer:wait:lock=none", "sampler:sampler:wait:optional=1:leave=60")
+    until(lambda: working(tmp_path, "sampler"))
+    os.kill(until(lambda: working(tmp_path, "trainer")), signal.SIGUSR1)
+    code, out = finish(p, 8)
+    assert code == 0
+    assert gone(*pids(tmp_path, "sampler"))
+
+
 def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, tmp_path):
     p = launch("trainer:trainer:exit-0-3", "producer-0:producer:wait", "producer-1:producer:exit-0-3")
     os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)
