@@ -28,7 +28,7 @@ from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopp
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
-from trainer import synthesize_command
+from trainer import sampler, synthesize_command
 
 ROOT = Path(__file__).resolve().parent
 STOP_WAIT_S = 45.0
@@ -55,7 +55,8 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
     )
     on = devices.producers
     producers = (producer_spec(f"producer-{i}", run_dir, on[i % len(on)]) for i in range(config.producers.count))
-    return Program(run_dir, (trainer, *producers))
+    speaks = sampler.specs(config, run_dir, devices.sampler, environment(devices.sampler))
+    return Program(run_dir, (trainer, *producers, *speaks))
 
 
 def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
@@ -106,7 +107,7 @@ def trainer_command(args: argparse.Namespace) -> int:
         _prepare(config, devices)
     program = make_program(config, config.run_dir, devices)
     # Neither restarted nor followed here: the run's own launcher adopts this trainer, and two would race.
-    alone = tuple(replace(p, restarts=0, lock=None) for p in program.processes if p.main)
+    alone = tuple(replace(p, restarts=0, lock=None) for p in program.processes if p.role != "producer")
     return _supervise(Program(program.run_dir, alone), devices.notes)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput
 from common.parity import with_parity
@@ -30,12 +30,18 @@ def _as_text(value: Any) -> Any:
 Word = Annotated[str, BeforeValidator(_as_text)]
 
 
-def _as_sources(value: Any) -> Any:
-    """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list of sources."""
-    if value is None:
-        return []
-    values = value if isinstance(value, list) else [value]
-    return [{"path": v} if isinstance(v, (str, os.PathLike)) else v for v in values]
+def _list_of(key: str) -> BeforeValidator:
+    """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list; a plain value is that of `key`."""
+
+    def as_list(value: Any) -> Any:
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        return [{key: v} if isinstance(v, (str, os.PathLike)) else v for v in values]
+
+    return BeforeValidator(as_list)
+
+
+# A file of the user's: the processes may start in another folder.
+ClipPath = Annotated[str, AfterValidator(lambda path: str(Path(path).expanduser().absolute()))]
 
 
 class Section(BaseModel):
@@ -53,7 +59,7 @@ class Source(Section):
     speaker: str | None = None  # of rows that name none; null: the folder's name
 
 
-Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+Sources = Annotated[list[Source], _list_of("path")]
 
 
 class Data(Section):
@@ -188,11 +194,22 @@ class Threads(Section):
     producer_inter: int = Field(0, ge=0)
 
 
-class Samples(Section):
-    """What is made to be listened to at the end of a run."""
+class SampleText(Section):
+    """A sentence of the user's own. `texts: [a, {text: b, language: fa, reference: clip.wav}]` may mix both forms."""
 
-    count: int = Field(4, ge=0)
-    texts: list[str] = Field(default_factory=list)  # spoken besides the evaluation set's own
+    text: str
+    language: str | None = None  # null: data.language
+    reference: ClipPath | None = None  # a recording of the voice; null: the next of samples.references
+
+
+class Samples(Section):
+    """What is made to be listened to while the GPT trains (trainer/sampler.py) and at the run's end (trainer/finale.py)."""
+
+    every: int | None = Field(None, ge=0)  # steps, of the checkpoints there are; null: train.save_every; 0: at the end alone
+    count: int = Field(4, ge=0)  # utterances of the evaluation set, each in its speaker's own voice
+    texts: Annotated[list[SampleText], _list_of("text")] = Field(default_factory=list)  # spoken besides
+    references: list[ClipPath] = Field(default_factory=list)  # voices of the texts, in turn; none: utterances of the evaluation set
+    device: Word | None = None  # of the process that makes them, as data_gpu; null: the producers' GPU, the CPU where that is the trainer's
 
 
 class Config(Section):
@@ -222,6 +239,13 @@ class Config(Section):
     def run_dir(self) -> Path:
         """The run folder."""
         return Path(self.run)
+
+    @property
+    def sample_every(self) -> int:
+        """Steps between the samples of a run that trains; 0: none are made before its end."""
+        if self.model.size == "arithmetic" or not self.samples.count + len(self.samples.texts):
+            return 0
+        return self.train.save_every if self.samples.every is None else self.samples.every
 
     @property
     def dims(self) -> ModelDims:
@@ -262,7 +286,7 @@ def _with_imported_files(config: Config) -> Config:
 
 def _nearest(model: type[BaseModel], loc: tuple) -> str:
     """ "; did you mean 'x'?" for the last name of `loc`, or the names that exist there."""
-    for part in loc[:-1]:
+    for part in (p for p in loc[:-1] if not isinstance(p, int)):  # an int is a place in a list
         f = model.model_fields.get(part) if isinstance(part, str) and model else None
         if f is None:
             return ""

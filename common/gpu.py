@@ -73,6 +73,7 @@ class Devices:
     producers: tuple[Device, ...]
     trainer: Device
     notes: tuple[str, ...] = ()
+    sampler: Device = CPU
 
     @property
     def on_cpu(self) -> bool:
@@ -191,7 +192,17 @@ def choose_gpus(config: Config, listing: Listing, env: Mapping[str, str]) -> Dev
             f"--num-producers {len(data)} uses all"
         )
     devices = Devices(data, model[0], tuple(notes))
-    return _split_memory(devices, config)
+    return replace(_split_memory(devices, config), sampler=_for_samples(config, devices, visible, listing, env))
+
+
+def _for_samples(config: Config, devices: Devices, visible: list[Device], listing: Listing, env: Mapping[str, str]) -> Device:
+    """Where the samples are made: as `samples.device` says, else on a producer's GPU, never beside the trainer, whose memory is its own."""
+    asked = _asked("samples.device", config.samples.device, visible, listing, env)
+    if asked is None:
+        return next((d for d in devices.producers if d.kind == "gpu" and d.visible != devices.trainer.visible), CPU)
+    if len(asked) > 1:
+        raise BadInput(f"samples.device={config.samples.device}: one process makes the samples; name one device")
+    return asked[0]
 
 
 def _is_cpu_build() -> bool:

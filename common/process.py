@@ -16,6 +16,8 @@ from common.errors import RunError
 from common.lifecycle import PARENT_FD, SUPERVISOR
 from common.lock import Holder, identity, is_alive
 
+LEAVE_S = 10.0
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -32,6 +34,8 @@ class ProcessSpec:
     by_steps: bool = False  # restarts are forgotten when its status shows a higher step, else after ten minutes of work
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
     save_s: float = 0.0  # instead of grace_s while its status says "saving"
+    leave_s: float = LEAVE_S  # once the main process is done
+    optional: bool = False  # without it the program goes on: its failures are told, nothing more
     lock: Path | None = None  # held by this process; another holder is adopted instead of raced
 
 

@@ -71,6 +71,11 @@ class RunFolder:
         """Where the DVAE's weights are, or will be once stage 1 has ended."""
         return self.path / "dvae" / "model.safetensors"
 
+    @property
+    def samples_board(self) -> Path:
+        """TensorBoard's folder for samples: not the trainer's own, since it follows one growing file per folder."""
+        return self.path / "tensorboard" / "samples"
+
     def stage_folder(self, stage: str) -> Path:
         """Where a stage keeps its ledger, checkpoints and metrics."""
         return self.path / "dvae" if stage == "dvae" else self.path

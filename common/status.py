@@ -24,7 +24,8 @@ log = logging.getLogger("status")
 
 @dataclass(frozen=True)
 class Status:
-    """One process. `step` counts from 1 within `stage` (1, 2, …); `eta_s` is the time to the stage's `max_steps`."""
+    """One process. `step` counts from 1 within `stage` (1, 2, …), the sampler's is a checkpoint's; `eta_s` is the time to the stage's
+    `max_steps`."""
 
     name: str
     role: str
@@ -141,6 +142,8 @@ def table(run_dir: str | os.PathLike) -> Table:
     for s in read_all(run_dir):
         doing = s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
         steps = f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "") if s.role == "trainer" else f"{s.batches} batches"
+        if s.role == "sampler":  # the checkpoint that it speaks, or spoke last
+            steps = f"step {s.step}" if s.step else ""
         t.add_row(
             s.name,
             str(s.pid),

@@ -1,13 +1,15 @@
 """The parent's side: start every process of a program, watch, restart, adopt, stop.
 
 Policy
-- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s to leave
+- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s to leave; an optional one (that of
+  the samples) sees it in the trainer's status and may end what it is at, for `leave_s`
 - a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its status): exit 1
 - a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10 minutes of work
 - exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the trainer's ends the program
   with 1, a producer's only if no other is left
 - exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when it dies; a program of the
   trainer alone (no lock to watch) ends with 0
+- an optional process is restarted like a producer; whatever ends it for good, the others go on
 - Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at once
 """
 
@@ -28,7 +30,6 @@ from common.process import Adopted, ProcessSpec, Program, Running, explain
 TICK_S = 0.1
 BACKOFF_S = 1.0  # doubled at each restart
 FORGET_S = 600.0
-LEAVE_S = 10.0  # for the others, once the main process is done
 DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
 
 
@@ -167,10 +168,9 @@ class Supervisor:
 
     def _enforce_deadlines(self) -> None:
         now = self._clock()
-        if self._done_at is not None and now - self._done_at > LEAVE_S:
-            for child in self._children:
-                self._ask(child)
         for child in self._children:
+            if self._done_at is not None and now - self._done_at > child.spec.leave_s:
+                self._ask(child)
             if child.process is None or child.asked_at is None:
                 continue
             limit = child.spec.grace_s
@@ -239,6 +239,8 @@ class Supervisor:
         elif code == REPLACED and child.spec.lock is None:
             self._view.say(f"{child.spec.name} saved and left for another one, which is not watched from here")
             self._done_at = self._clock()
+            for other in self._children:  # nobody tells them: the run goes on
+                self._ask(other)
         elif child.spec.lock is not None and self._left_to_another(child, code):
             child.adopt_until = self._clock() + REPLACE_S
         elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
@@ -289,6 +291,9 @@ class Supervisor:
         return further
 
     def _give_up(self, child: Child, what: str, code: int) -> None:
+        if child.spec.optional:
+            self._view.say(f"{what}; going on without it; see {child.spec.log}")
+            return
         others = [c for c in self._children if c is not child and c.spec.role == child.spec.role and c.is_pending]
         if child.spec.main or code == BAD_INPUT or not others:
             self._stop(f"{what}; see {child.spec.log}", code)

@@ -37,6 +37,7 @@ from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
 from producer.rows import layout_of
+from producer.sample_texts import check_samples
 from producer.scan import ScanResult, scan
 
 log = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     tokenizer = make_vocabulary(config, rows, existing, out)
     if config.model.weights is not None:
         out(_check_rows(config, tokenizer))
+    check_samples(config, tokenizer, config.dims.gpt.max_text_tokens - 1)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
         config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None

@@ -55,7 +55,9 @@ def _launch(run: Path, children: list[str]) -> int:
                 restarts=int(given.get("restarts", 3)),
                 grace_s=float(given.get("grace", 5)),
                 save_s=float(given.get("save", 0)),
-                lock=run / "lock" if role == "trainer" else None,
+                leave_s=float(given.get("leave", 10)),
+                optional="optional" in given,
+                lock=run / "lock" if role == "trainer" and "lock" not in given else None,
             )
         )
     program = Program(run, tuple(specs))

@@ -52,6 +52,29 @@ def test_producers_go_round_robin_over_a_list():
 
 
 @pytest.mark.parametrize(
+    ("cards_there", "values", "expected"),
+    [
+        (2, {}, "GPU-00000000-aaaa"),  # the producers'
+        (1, {}, "-1"),  # the trainer's, whose memory is divided: the CPU
+        (2, {"data_gpu": "cpu"}, "-1"),
+        (3, {"data_gpu": "1,2", "model_gpu": "1", "count": 2}, "GPU-00000002-aaaa"),
+        (3, {"samples": {"device": "2"}}, "GPU-00000002-aaaa"),
+        (2, {"samples": {"device": "cpu"}}, "-1"),
+    ],
+)
+def test_samples_are_made_where_the_trainer_is_not(cards_there, values, expected):
+    d = gpu.choose_gpus(settings(**values), cards(cards_there), {}).sampler
+    assert d.visible == expected
+    assert d.memory_mb is None
+
+
+@pytest.mark.parametrize(("device", "words"), [("9", "samples.device=9: no such GPU; valid: 0 to 1"), ("0,1", "name one device")])
+def test_a_device_for_samples_that_cannot_be_is_refused(device, words):
+    with pytest.raises(BadInput, match=words):
+        gpu.choose_gpus(settings(samples={"device": device}), cards(2), {})
+
+
+@pytest.mark.parametrize(
     ("masked", "asked", "expected"),
     [
         ("1,0", "0", "1"),

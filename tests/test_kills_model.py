@@ -1,10 +1,13 @@
-"""Two kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also under another CPU affinity."""
+"""Kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also under another CPU affinity, and with
+samples spoken meanwhile."""
 
 import json
 import os
 import signal
 
 import pytest
+import soundfile
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common import status
 from common.run import RunFolder
@@ -117,3 +120,30 @@ def test_everything_killed_in_both_stages(undisturbed, corpus, tmp_path):
     driver.signal("producer-0", signal.SIGKILL)
     driver.signal("producer-1", signal.SIGKILL)
     assert_equal(result(finish(driver)), undisturbed[0])
+
+
+@pytest.mark.timeout(400)
+def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(undisturbed, corpus, tmp_path):
+    """The trainer is frozen while the sampler dies and comes back: it is still training then, whatever this machine's speed."""
+    driver = Driver.create(tmp_path, {**tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0)
+    driver.launch()
+    speaking = lambda: (s := status.read(driver.run, "sampler")) is not None and s.alive and s.phase == "speaking"  # noqa: E731
+    driver.wait_for(speaking, "the first checkpoint to be spoken", 150)
+    first = driver.pid("sampler")
+    driver.signal("trainer", signal.SIGSTOP)
+    driver.signal("sampler", signal.SIGKILL)
+    driver.wait_for(lambda: speaking() and driver.pid("sampler") != first, "another sampler", 60)
+    driver.signal("trainer", signal.SIGCONT)
+    run = finish(driver)
+    console = (tmp_path / "console.log").read_text()
+    assert console.count("sampler killed by signal 9; restart 1 of 3") == 1
+    assert_equal(result(run), undisturbed[0])
+    spoken = sorted(int(p.name[5:]) for p in (run.path / "samples").glob("step-*"))
+    assert spoken in ([4], [8], [4, 8])
+    (info,) = json.loads((run.path / "samples" / "samples.json").read_text())  # of the last step, by the trainer
+    events = EventAccumulator(str(run.samples_board), size_guidance={"audio": 0}).Reload()
+    assert sorted({e.step for e in events.Audio(f"samples/{info['name']}/synth")}) == [*spoken, STEPS]
+    for folder in (run.path / "samples", *(run.path / "samples").glob("step-*")):
+        wav, rate = soundfile.read(folder / info["synth"])
+        assert (rate, len(wav) > 1000, (len(wav) + 256) % 1024) == (22050, True, 0)
+    assert status.read(run.path, "sampler").exit_code == 0

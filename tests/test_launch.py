@@ -129,15 +129,17 @@ def card(i: int) -> Device:
 
 def test_program_shows_every_process_with_its_device(tmp_path):
     c = config.parse({"producers": {"count": 3}})
-    program = launch.make_program(c, tmp_path, Devices((card(0), card(2)), card(1)))
+    program = launch.make_program(c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0)))
     assert [(p.name, p.env["CUDA_VISIBLE_DEVICES"]) for p in program.processes] == [
-        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"), ("producer-2", "GPU-0"),
+        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"), ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
     ]  # fmt: skip
     assert program.processes[0].argv[1:] == ("-m", "trainer", "--run", str(tmp_path))
     assert program.processes[1].argv[1:] == ("-m", "producer", "--run", str(tmp_path), "--name", "producer-0")
-    assert [p.main for p in program.processes] == [True, False, False, False]
+    assert program.processes[4].argv[1:] == ("-m", "trainer.sampler", "--run", str(tmp_path))
+    assert [p.main for p in program.processes] == [True, False, False, False, False]
+    assert [p.optional for p in program.processes] == [False, False, False, False, True]
     assert all(str(ROOT) in p.env["PYTHONPATH"] for p in program.processes)
-    assert len(program.describe()) == 4
+    assert len(program.describe()) == 5
 
 
 def test_make_program_is_one_screen():

@@ -144,6 +144,46 @@ def test_last_producer_hopeless_stops_the_trainer_which_saves(launch, finish, tm
     assert status.read(tmp_path, "trainer").saved_step == 1
 
 
+@pytest.mark.parametrize("behaviour", ["raise-bad", "raise-hopeless", "die"])
+def test_without_an_optional_process_the_others_go_on(launch, finish, said, tmp_path, behaviour):
+    p = launch("trainer:trainer:until-done", "producer-0:producer:until-done", f"sampler:sampler:{behaviour}:restarts=1:optional=1")
+    until(lambda: "going on without it; see" in said())
+    until(lambda: working(tmp_path, "trainer") and working(tmp_path, "producer-0"))
+    (tmp_path / "done").touch()
+    code, out = finish(p)
+    assert code == 0
+    assert out.count("going on without it; see") == 1
+    assert len(pids(tmp_path, "sampler")) == (2 if behaviour == "die" else 1)
+
+
+def test_an_optional_process_may_end_its_work_after_the_main_one(launch, finish, tmp_path):
+    p = launch("trainer:trainer:until-done", "sampler:sampler:until-later:optional=1:leave=90")
+    until(lambda: working(tmp_path, "sampler"))
+    trainer = until(lambda: working(tmp_path, "trainer"))
+    (tmp_path / "done").touch()
+    until(lambda: gone(trainer))
+    (tmp_path / "later").touch()
+    assert finish(p)[0] == 0
+    assert status.read(tmp_path, "sampler").exit_code == 0
+
+
+def test_an_optional_process_is_not_waited_for_longer_than_it_may_take(launch, finish, tmp_path):
+    p = launch("trainer:trainer:until-done", "sampler:sampler:wait:optional=1:leave=1")
+    until(lambda: working(tmp_path, "sampler") and working(tmp_path, "trainer"))
+    (tmp_path / "done").touch()
+    assert finish(p)[0] == 0
+    assert status.read(tmp_path, "sampler").exit_code == 143
+
+
+def test_a_replaced_trainer_alone_takes_its_company_along(launch, finish, tmp_path):
+    p = launch("trainer:trainer:wait:lock=none", "sampler:sampler:wait:optional=1:leave=600")
+    until(lambda: working(tmp_path, "sampler"))
+    os.kill(until(lambda: working(tmp_path, "trainer")), signal.SIGUSR1)
+    code, out = finish(p)
+    assert code == 0
+    assert gone(*pids(tmp_path, "sampler"))
+
+
 def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path):
     p = launch("trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done")
     os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)

@@ -10,6 +10,7 @@ from corpora import sine
 from gpt_cases import MICRO
 
 from common.xtts.audio import CondMel
+from common.xtts.clips import ReferenceClipError, load_clip
 from common.xtts.dims import AudioDims, DvaeDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
@@ -17,7 +18,7 @@ from common.xtts.hifigan import Hifigan, HifiganDims
 from common.xtts.sampling import SamplingOptions
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.split import split_text
-from common.xtts.synthesize import Joiner, ReferenceClipError, ReferenceOptions, Synthesizer, Vocoder, load_clip, pcm16
+from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
 from common.xtts.tokenizer import Tokenizer
 
 RATE = 22050

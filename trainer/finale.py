@@ -65,14 +65,14 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
 def _speak(run: RunFolder, stage: Stage) -> None:
     from common.xtts import weights
     from common.xtts.dvae import Dvae
-    from trainer.samples import make_samples
+    from trainer.samples import maker_of
 
     began = time.perf_counter()
     dvae = Dvae(run.dims.dvae)
     weights.load_state_dict(dvae, load_file(run.dvae_weights))
-    board = Board(run.path / "tensorboard")
+    board = Board(run.samples_board)
     try:
-        infos = make_samples(run, stage.step.model, dvae, run.path / "samples", stage.schedule.total_steps, board)
+        infos = maker_of(run, stage.step.model, dvae).make(run.path / "samples", stage.schedule.total_steps, board)
     finally:
         board.close()
     log.info("%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began)

@@ -1,8 +1,9 @@
-"""What a run sounds like: held-out utterances spoken by the model in their own speaker's voice, beside the truth, as WAVs and pictures.
+"""What a model sounds like: held-out utterances spoken in their own speaker's voice, beside the truth, and sentences of the user's own.
 
-For each chosen utterance: `synth_<language>_<id>.wav` (its text, said with its own audio as the reference), `recon_<language>_<id>.wav`
-(the true clip through the DVAE and back: the best that the codes allow) and `mel_<language>_<id>.png` (true, reconstructed, spoken).
-`samples.json` says what each file should say. Every wav passes Griffin-Lim, so that only the models differ.
+For each: `synth_<language>_<id>.wav` (its text, said with its own audio as the reference), `recon_<language>_<id>.wav` (the true clip's
+codes made sound again: the best that a model of codes can say) and `mel_<language>_<id>.png` (true, through the codes, spoken).
+`samples.json` says what each file should say. Every wav passes Griffin-Lim or, where the run began with imported weights that have one,
+the vocoder: only the models differ.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from common.durable import write_atomically
 from common.manifest import EVAL, TRAIN, Utterance
 from common.pictures import MelRow, mel_picture
 from common.run import RunFolder
-from common.xtts.audio import DvaeMel
+from common.xtts.audio import DvaeMel, resample
+from common.xtts.clips import ReferenceClipError, load_clip
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.gpt import Gpt
-from common.xtts.sampling import Generated, SamplingOptions
-from common.xtts.synthesize import ReferenceClipError, ReferenceOptions, Synthesizer, Voice, load_clip
+from common.xtts.pretrained import CoquiError
+from common.xtts.sampling import Generated, SamplingOptions, latents_pass
+from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder, Voice
 from common.xtts.text import LanguageUnavailable
 from common.xtts.tokenizer import Tokenizer
+from common.xtts.weights import WeightsError
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +48,7 @@ class SampleInfo:
     """One spoken text.
 
     Attributes:
-        reference: the utterance whose audio is the voice.
+        reference: the utterance, or the user's clip, whose audio is the voice.
         synth, recon, picture: file names in the folder; None where there is none (nothing spoken, a text without recording).
         stopped: the model ended it by itself; False: it was cut off at its limit.
         seconds, true_seconds: length of the spoken sound, and of the utterance's recording.
@@ -68,11 +72,20 @@ class SampleInfo:
 
 
 @dataclass(frozen=True)
+class _Reference:
+    """Whose voice: a clip float32[n] of an utterance or of the user's."""
+
+    name: str
+    speaker: str
+    wav: np.ndarray
+
+
+@dataclass(frozen=True)
 class _Recording:
     """An utterance with its audio, and what the DVAE makes of it. Mels [F, M] are normalised."""
 
     utterance: Utterance
-    wav: np.ndarray
+    reference: _Reference
     mel: np.ndarray
     codes: np.ndarray
     recon: np.ndarray
@@ -80,58 +93,73 @@ class _Recording:
 
 @dataclass(frozen=True)
 class _Line:
-    """Something to say in the recording's voice. `limit`: most codes. `true`: it is what the recording says."""
+    """Something to say in the reference's voice. `limit`: most codes. `recording`: of this very text, where there is one."""
 
     name: str
     language: str
     text: str
     ids: list[int]
-    recording: _Recording
+    reference: _Reference
     limit: int
-    true: bool
+    recording: _Recording | None = None
 
 
 class SampleMaker:
     """Speaks a run's samples again and again, with whatever weights `gpt` holds then; compiled functions and recordings are kept.
 
-    `samples.count` held-out utterances, and `samples.texts` in `data.language` (if the vocabulary has it) in the voice of the first
-    utterance of that language. An utterance is cut off at 4 times its own codes, a text of the config at the model's positions; that is
-    logged. An utterance that cannot be read any more is passed over with a warning.
+    `samples.count` held-out utterances, and `samples.texts` in the voices of `samples.references`, else of the first utterance of their
+    language. An utterance is cut off at 4 times its own codes, a text of the config at the model's positions; that is logged. An
+    utterance or a clip that cannot be read any more is passed over with a warning.
 
     Args:
         dvae: its weights no longer change.
         options, reference: default for models trained from nothing here; imported weights want those of the published XTTS.
+        vocoder: makes the sounds; None: Griffin-Lim.
     """
 
-    def __init__(self, run: RunFolder, gpt: Gpt, dvae: Dvae, options: SamplingOptions = OPTIONS, reference: ReferenceOptions | None = None):
+    def __init__(
+        self,
+        run: RunFolder,
+        gpt: Gpt,
+        dvae: Dvae,
+        options: SamplingOptions = OPTIONS,
+        reference: ReferenceOptions | None = None,
+        vocoder: Vocoder | None = None,
+    ):
         config = run.config
         cleaning = {"parity": config.text.coqui_cleaning, "keep_diacritics": not config.text.strip_arabic_diacritics}
         tokenizer = Tokenizer.load(run.path / "vocab.json", **cleaning)
         reference = reference or ReferenceOptions.as_trained(run.dims.audio)
-        self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, reference=reference)
+        self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, vocoder, reference=reference)
+        self._mel_of = DvaeMel(run.mel_stats, run.dims.audio)
         self._options, self._seed = options, config.seed
-        recordings = _recordings(run, dvae, choose(run.manifest.columns(), config.samples.count), reference.min_chunk_s)
-        self._lines = [*_own_texts(recordings), *_config_texts(run, self._synthesizer, recordings, options)]
+        columns, wanted = run.manifest.columns(), config.samples.count
+        recordings = self._recordings(run, choose(columns, max(wanted, bool(config.samples.texts))))
+        self._lines = [*_own_texts(recordings[:wanted]), *self._config_texts(run, recordings)]
 
-    def make(self, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
+    def make(self, folder: Path, step: int, board: Board | None = None, interim: bool = False) -> list[SampleInfo]:
         """Write the files of the present weights into `folder`; equal weights give equal files on the same device.
 
-        `step`, of the weights, goes into the pictures' titles; `board` gets the sounds and pictures too.
+        Args:
+            step: of the weights; goes into the pictures' titles.
+            board: gets the sounds and pictures too, under tags without the step.
+            interim: of a model in training: without the recordings' codes as sound, which stay the same, and without warnings where it
+                does not end a text, which it has yet to learn.
         """
         if not self._lines:
             log.info("no samples: samples.count is 0, or no utterance could be read")
             return []
         folder.mkdir(parents=True, exist_ok=True)
-        recordings = {id(line.recording): line.recording for line in self._lines}
-        voices = {key: self._synthesizer.voice([r.wav]) for key, r in recordings.items()}
-        voices = [voices[id(line.recording)] for line in self._lines]
+        references = {id(line.reference): line.reference for line in self._lines}
+        voices = {key: self._synthesizer.voice([r.wav]) for key, r in references.items()}
+        voices = [voices[id(line.reference)] for line in self._lines]
         infos = []
-        for line, voice, generated in zip(self._lines, voices, self._speak(voices), strict=True):
-            infos.append(_write(self._synthesizer, line, voice, generated, folder, step, board))
+        for line, voice, generated in zip(self._lines, voices, self._speak(voices, interim), strict=True):
+            infos.append(self._write(line, voice, generated, folder, step, board, interim))
         write_atomically(folder / "samples.json", json.dumps([asdict(i) for i in infos], ensure_ascii=False, indent=1) + "\n")
         return infos
 
-    def _speak(self, voices: list[Voice]) -> list[Generated]:
+    def _speak(self, voices: list[Voice], interim: bool) -> list[Generated]:
         """Codes of all lines, a few rows at a time; a line's draws depend on the run's seed and its own number alone."""
         out: list[Generated] = []
         for first in range(0, len(self._lines), ROWS):
@@ -140,21 +168,135 @@ class SampleMaker:
             seeds = [(self._seed, first + i) for i in range(len(some))]
             limits = [line.limit for line in some]
             out += self._synthesizer.sampler.generate_batch(latents, [line.ids for line in some], self._options, seeds, limits)
+        level = logging.INFO if interim else logging.WARNING
         for line, generated in zip(self._lines, out, strict=True):
             if not generated.stopped:
-                log.warning("sample %s: no STOP within %d codes; cut off", line.name, len(generated.codes))
+                log.log(level, "sample %s: no STOP within %d codes; cut off", line.name, len(generated.codes))
             elif not len(generated.codes):
-                log.warning("sample %s: the model stopped at once, nothing was said", line.name)
+                log.log(level, "sample %s: the model stopped at once, nothing was said", line.name)
         return out
 
+    def _write(
+        self, line: _Line, voice: Voice, generated: Generated, folder: Path, step: int, board: Board | None, interim: bool
+    ) -> SampleInfo:
+        r, rate, stats = line.recording, self._synthesizer.sample_rate, self._synthesizer.mel_stats
+        wav, mel = self._synthesizer.sound(generated, voice)
+        sounds, rows = {}, []
+        if r is not None:
+            rows = [MelRow("true", r.mel * stats), MelRow("through the codes", r.recon * stats)]
+        if len(wav):
+            sounds["synth"] = wav
+            rows.append(MelRow("spoken", (self._mel_of_sound(wav) if mel is None else mel) * stats))
+        if r is not None and not interim:
+            sounds["recon"] = self._recon(line, voice)
+        for kind, samples in sounds.items():
+            (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
+            if board is not None:
+                board.sound(step, f"samples/{line.name}/{kind}", samples, rate)
+        if rows:
+            audio = self._synthesizer.dims.audio
+            png = mel_picture(f"{line.name}, step {step}", rows, audio.hop_samples / audio.sample_rate, line.text)
+            (folder / f"mel_{line.name}.png").write_bytes(png.data)
+            if board is not None:
+                board.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+        return SampleInfo(
+            name=line.name,
+            language=line.language,
+            text=line.text,
+            reference=line.reference.name,
+            speaker=line.reference.speaker,
+            synth=f"synth_{line.name}.wav" if "synth" in sounds else None,
+            recon=f"recon_{line.name}.wav" if "recon" in sounds else None,
+            picture=f"mel_{line.name}.png" if rows else None,
+            num_codes=len(generated.codes),
+            true_codes=None if r is None else len(r.codes),
+            stopped=generated.stopped,
+            seconds=round(len(wav) / rate, 3),
+            true_seconds=None if r is None else round(len(r.reference.wav) / self._synthesizer.dims.audio.sample_rate, 3),
+            level=round(float(np.sqrt(np.mean(np.square(wav)))), 5) if len(wav) else 0.0,
+        )
 
-def make_samples(run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
-    """`SampleMaker.make`, once. Runs from imported weights speak as XTTS does at inference: text STOP visible, references unpadded."""
-    if run.config.model.weights:
-        maker = SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
-    else:
-        maker = SampleMaker(run, gpt, dvae)
-    return maker.make(folder, step, board)
+    def _mel_of_sound(self, wav: np.ndarray) -> np.ndarray:
+        """Normalised mel [F, M] of a vocoder's sound."""
+        audio = self._synthesizer.dims.audio
+        return self._mel_of(resample(tf.constant(wav[np.newaxis]), self._synthesizer.sample_rate, audio.sample_rate))[0].numpy()
+
+    def _recon(self, line: _Line, voice: Voice) -> np.ndarray:
+        """The recording's codes as sound: by the DVAE and Griffin-Lim; with a vocoder from the states that the GPT reads them with."""
+        s, r = self._synthesizer, line.recording
+        if s.vocoder is None:
+            return s.from_mel(r.recon)
+        codes = [*r.codes.tolist(), s.dims.gpt.stop_audio]
+        return s.vocoder.sound(latents_pass(s.gpt, voice.latents, line.ids, codes, self._options.text_stop_input), voice.speaker)
+
+    def _recordings(self, run: RunFolder, ids: list[int]) -> list[_Recording]:
+        dvae, audio, found = self._synthesizer.dvae, run.dims.audio, []
+        for utterance in run.manifest.utterances(ids):
+            wav = self._clip(utterance.path, utterance.name)
+            if wav is None:
+                continue
+            mel = self._mel_of(tf.constant(wav[np.newaxis]))[0].numpy()
+            whole = -(-len(wav) // audio.samples_per_code) * audio.samples_per_code
+            padded = np.pad(wav, (0, whole - len(wav) + audio.pad_samples))
+            codes = clip_codes(dvae, self._mel_of, tf.constant(padded[np.newaxis]))
+            recon = tf.cast(dvae.decode(codes), tf.float32)[0, : len(mel)].numpy()
+            found.append(_Recording(utterance, _Reference(utterance.name, utterance.speaker, wav), mel, codes[0].numpy(), recon))
+        return found
+
+    def _clip(self, path: Path | str, name: str) -> np.ndarray | None:
+        """A clip that a voice can be made of; None, with a warning, where it cannot be had any more."""
+        rate, least_s = self._synthesizer.dims.audio.sample_rate, self._synthesizer.reference.min_chunk_s
+        try:
+            wav = load_clip(path, rate)
+        except ReferenceClipError as e:
+            log.warning("no sample of %s: %s", name, e)
+            return None
+        if len(wav) < least_s * rate:
+            log.warning("no sample of %s: %.2f s are too short for a voice", name, len(wav) / rate)
+            return None
+        return wav
+
+    def _config_texts(self, run: RunFolder, recordings: list[_Recording]) -> list[_Line]:
+        texts, lines, most = run.config.samples.texts, [], self._options.max_codes or self._synthesizer.sampler.max_codes
+        clips = self._clips([*run.config.samples.references, *(t.reference for t in texts if t.reference is not None)])
+        shared = [clips[path] for path in run.config.samples.references if path in clips]
+        for i, text in enumerate(texts):
+            language = text.language or run.config.data.language
+            if text.reference is not None:
+                voices = [clips[text.reference]] if text.reference in clips else []
+            else:
+                of_language = sorted(recordings, key=lambda r: r.utterance.language != language)  # noqa: B023 - used at once
+                voices = shared[i % len(shared) :] if shared else [r.reference for r in of_language]
+            try:
+                pieces = self._synthesizer.pieces(text.text, language) if voices else []
+            except (ValueError, LanguageUnavailable) as e:
+                log.warning("samples.texts[%d] is passed over: %s", i, e)
+                continue
+            if not voices:
+                log.warning("samples.texts[%d] is passed over: there is no voice to say it in", i)
+            for k, piece in enumerate(pieces):
+                name = f"{language}_text{i}" + (f"-{k}" if len(pieces) > 1 else "")
+                lines.append(_Line(name, language, piece.text, piece.ids, voices[0], most))
+        return lines
+
+    def _clips(self, paths: list[str]) -> dict[str, _Reference]:
+        """The user's clips by path; one without a voice is left out."""
+        wavs = {path: self._clip(path, path) for path in dict.fromkeys(paths)}
+        return {path: _Reference(path, "", wav) for path, wav in wavs.items() if wav is not None}
+
+
+def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
+    """The maker for a run's weights. Those that began as imported ones speak as XTTS does at inference: text STOP visible, references
+    unpadded, through their vocoder."""
+    folder = run.config.model.weights
+    if folder is None:
+        return SampleMaker(run, gpt, dvae)
+    try:
+        vocoder = Vocoder.load(Path(folder))
+    except (CoquiError, WeightsError, OSError) as e:
+        log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
+        vocoder = None
+    return SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions(), vocoder)
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
@@ -181,26 +323,6 @@ def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
     return chosen
 
 
-def _recordings(run: RunFolder, dvae: Dvae, ids: list[int], min_s: float) -> list[_Recording]:
-    mel_of, audio, found = DvaeMel(run.mel_stats, run.dims.audio), run.dims.audio, []
-    for utterance in run.manifest.utterances(ids):
-        try:
-            wav = load_clip(utterance.path, audio.sample_rate)
-        except ReferenceClipError as e:
-            log.warning("no sample of %s: %s", utterance.name, e)
-            continue
-        if len(wav) < min_s * audio.sample_rate:
-            log.warning("no sample of %s: %.2f s are too short for a voice", utterance.name, len(wav) / audio.sample_rate)
-            continue
-        mel = mel_of(tf.constant(wav[np.newaxis]))[0].numpy()
-        whole = -(-len(wav) // audio.samples_per_code) * audio.samples_per_code
-        padded = np.pad(wav, (0, whole - len(wav) + audio.pad_samples))
-        codes = clip_codes(dvae, mel_of, tf.constant(padded[np.newaxis]))
-        recon = tf.cast(dvae.decode(codes), tf.float32)[0, : len(mel)].numpy()
-        found.append(_Recording(utterance, wav, mel, codes[0].numpy(), recon))
-    return found
-
-
 def _own_texts(recordings: list[_Recording]) -> list[_Line]:
     lines = []
     for r in recordings:
@@ -208,70 +330,8 @@ def _own_texts(recordings: list[_Recording]) -> list[_Line]:
         name = f"{u.language}_{_file_name(u.name)}"
         if any(line.name == name for line in lines):  # two sources may use one id
             name = f"{name}-{u.id}"
-        lines.append(_Line(name, u.language, u.text, u.tokens.tolist(), r, LENGTH_FACTOR * len(r.codes), true=True))
+        lines.append(_Line(name, u.language, u.text, u.tokens.tolist(), r.reference, LENGTH_FACTOR * len(r.codes), r))
     return lines
-
-
-def _config_texts(run: RunFolder, synthesizer: Synthesizer, recordings: list[_Recording], options: SamplingOptions) -> list[_Line]:
-    if not recordings:
-        return []
-    language = run.config.data.language
-    if language not in synthesizer.tokenizer.languages:
-        language = recordings[0].utterance.language
-    voice_of = next((r for r in recordings if r.utterance.language == language), recordings[0])
-    lines, most = [], options.max_codes or synthesizer.sampler.max_codes
-    for i, text in enumerate(run.config.samples.texts):
-        try:
-            pieces = synthesizer.pieces(text, language)
-        except (ValueError, LanguageUnavailable) as e:
-            log.warning("samples.texts[%d] is passed over: %s", i, e)
-            continue
-        for k, piece in enumerate(pieces):
-            name = f"{language}_text{i}" + (f"-{k}" if len(pieces) > 1 else "")
-            lines.append(_Line(name, language, piece.text, piece.ids, voice_of, most, true=False))
-    return lines
-
-
-def _write(
-    synthesizer: Synthesizer, line: _Line, voice: Voice, generated: Generated, folder: Path, step: int, board: Board | None
-) -> SampleInfo:
-    r, rate = line.recording, synthesizer.sample_rate
-    wav, mel = synthesizer.sound(generated, voice)
-    sounds = {"synth": wav} if len(wav) else {}
-    rows = [MelRow("spoken", mel * synthesizer.mel_stats)] if len(wav) else []
-    if line.true:
-        sounds["recon"] = synthesizer.from_mel(r.recon)
-        rows = [MelRow("true", r.mel * synthesizer.mel_stats), MelRow("through the codes", r.recon * synthesizer.mel_stats), *rows]
-    for kind, samples in sounds.items():
-        (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
-    picture = None
-    if rows:
-        png = mel_picture(
-            f"{line.name}, step {step}", rows, synthesizer.dims.audio.hop_samples / synthesizer.dims.audio.sample_rate, line.text
-        )
-        picture = f"mel_{line.name}.png"
-        (folder / picture).write_bytes(png.data)
-        if board is not None:
-            board.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
-    if board is not None:
-        for kind, samples in sounds.items():
-            board.sound(step, f"samples/{line.name}/{kind}", samples, rate)
-    return SampleInfo(
-        name=line.name,
-        language=line.language,
-        text=line.text,
-        reference=r.utterance.name,
-        speaker=r.utterance.speaker,
-        synth=f"synth_{line.name}.wav" if "synth" in sounds else None,
-        recon=f"recon_{line.name}.wav" if "recon" in sounds else None,
-        picture=picture,
-        num_codes=len(generated.codes),
-        true_codes=len(r.codes) if line.true else None,
-        stopped=generated.stopped,
-        seconds=round(len(wav) / rate, 3),
-        true_seconds=round(len(r.wav) / rate, 3) if line.true else None,
-        level=round(float(np.sqrt(np.mean(np.square(wav)))), 5) if len(wav) else 0.0,
-    )
 
 
 def _file_name(text: str) -> str:

@@ -110,7 +110,8 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         producers_on="cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu",
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
     )
-    labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive]  # noqa: E731 - remote producers have no file here
+    # Remote producers have no file here; the sampler's card is a producer's.
+    labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive and s.role in ("trainer", "producer")]  # noqa: E731
     return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))
 
 

@@ -96,7 +96,7 @@ def load(sources: Sources, jit: bool):
     from common.xtts import pretrained, weights
     from common.xtts.dvae import Dvae
     from common.xtts.gpt import Gpt
-    from common.xtts.synthesize import ReferenceOptions, Synthesizer
+    from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder
     from common.xtts.tokenizer import Tokenizer, VocabularyError
 
     try:
@@ -105,7 +105,7 @@ def load(sources: Sources, jit: bool):
         if sources.dvae is not None:
             dvae = Dvae(sources.dims.dvae)
             weights.load_state_dict(dvae, load_file(sources.dvae))
-        vocoder = _vocoder(sources.pretrained)
+        vocoder = None if sources.pretrained is None else Vocoder.load(sources.pretrained)
         log.info("codes to sound: %s", "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz")
         tokenizer = Tokenizer.load(sources.vocab, keep_diacritics=sources.keep_diacritics)
         stats = load_file(sources.mel_stats)["mel_stats"]
@@ -113,25 +113,6 @@ def load(sources: Sources, jit: bool):
         return Synthesizer(sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit)
     except (weights.WeightsError, pretrained.CoquiError, VocabularyError, ValueError, OSError) as e:
         raise BadInput(f"these weights cannot speak: {e}") from e
-
-
-def _vocoder(folder: Path | None):
-    """HiFi-GAN and speaker encoder where the folder has both; else None."""
-    from safetensors.numpy import load_file
-
-    from common.xtts import pretrained, weights
-    from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm
-    from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
-    from common.xtts.synthesize import Vocoder
-
-    if folder is None or not all((folder / f"{name}.safetensors").is_file() for name in ("hifigan", "speaker_encoder")):
-        return None
-    d = pretrained.read_vocoder_dims(folder)
-    hifigan = Hifigan(HifiganDims(in_channels=d.in_channels, speaker_dim=d.speaker_dim, channels=d.channels))
-    weights.load_state_dict(hifigan, fold_weight_norm(load_file(pretrained.verified(folder, "hifigan"))))
-    encoder = SpeakerEncoder(SpeakerEncoderDims())
-    weights.load_state_dict(encoder, load_file(pretrained.verified(folder, "speaker_encoder")))
-    return Vocoder(hifigan, encoder)
 
 
 def sampling(asked: dict, imported: bool):
@@ -159,7 +140,7 @@ def main(stop: Stop) -> None:
     log.info("GPT of %s, on %s", sources.gpt, info.label)
     chosen = sampling(options, sources.imported)
     synthesizer = load(sources, jit=False)
-    from common.xtts.synthesize import ReferenceClipError, load_clip
+    from common.xtts.clips import ReferenceClipError, load_clip
     from common.xtts.text import LanguageUnavailable
 
     if synthesizer.vocoder is None:

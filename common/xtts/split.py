@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from dataclasses import dataclass
 
-from common.xtts.text import normalize_language
+from common.xtts.text import char_limit, normalize_language
 from common.xtts.text_rules import ABBREVIATIONS
+from common.xtts.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 # A sentence's or a clause's end with what closes it, and the space after it; scripts without spaces need none.
 _CLOSING = "[\"'”’»)\\]」』]*"
@@ -13,6 +18,33 @@ _SENTENCE = re.compile(rf"[.!?…؟۔।॥]+{_CLOSING}(?=\s|$)\s*|[。！？]+{
 _CLAUSE = re.compile(rf"[,;:،؛—–]+{_CLOSING}(?=\s|$)\s*|[，、；：]+{_CLOSING}\s*")
 _WORD = re.compile(r"\s+")
 _LAST_WORD = re.compile(r"(\S+)\.\s*$")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text that is spoken in one go. `ids`: language tag and tokens."""
+
+    text: str
+    ids: list[int]
+
+
+def pieces(tokenizer: Tokenizer, text: str, language: str, most_tokens: int) -> list[Piece]:
+    """The text cut at sentences where it is longer than the language's limit, or than `most_tokens`.
+
+    ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot be read out.
+    """
+    unknown = tokenizer.unknown_characters(text, language)
+    if unknown:
+        log.warning("the vocabulary has no %s: these characters are not spoken", ", ".join(repr(c) for c in dict.fromkeys(unknown)))
+    limit = char_limit(language)
+    while True:
+        found = [Piece(part, tokenizer.encode(part, language)) for part in split_text(text, language, limit)]
+        if limit == 1 or all(len(p.ids) <= most_tokens for p in found):
+            break
+        limit = max(1, limit * 3 // 4)
+    if not found:
+        raise ValueError("the text is empty: nothing to say")
+    return found
 
 
 def split_text(text: str, language: str, limit: int) -> list[str]:

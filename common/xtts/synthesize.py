@@ -1,44 +1,37 @@
 """Speech from text in a reference's voice: clips → conditioning latents; text → pieces → codes → sound, whole or as a stream.
 
 With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through the DVAE's decoder and Griffin-Lim
-(22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1] throughout; `load_clip` reads one from a file.
+(22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1] throughout; `clips.load_clip` reads one from a file.
 Source: xtts-spec 9 (inference), 9.1 (latents), 9.4 (vocoding), 9.5 (streaming).
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
-import soundfile
-import soxr
 import tensorflow as tf
+from safetensors.numpy import load_file
 
+from common.xtts import pretrained, weights
 from common.xtts.audio import CondMel, resample
+from common.xtts.clips import MIN_SECONDS, ReferenceClipError
 from common.xtts.dims import AudioDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
-from common.xtts.hifigan import Hifigan, interpolate
+from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, interpolate
 from common.xtts.sampling import Generated, Sampler, SamplingOptions
-from common.xtts.speaker_encoder import SpeakerEncoder
-from common.xtts.split import split_text
-from common.xtts.text import char_limit
+from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
+from common.xtts.split import Piece, pieces
 from common.xtts.tokenizer import Tokenizer
 from common.xtts.vocode import MIN_FRAMES, griffin_lim
 
-log = logging.getLogger(__name__)
-
 FADE_SAMPLES = 1024
 MIN_SPEED = 0.05
-
-
-class ReferenceClipError(ValueError):
-    """A reference clip that no voice can be made of; says which and why."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class ReferenceOptions:
     clip_s: float = 30.0
     total_s: float = 30.0
     chunk_s: float = 4.0
-    min_chunk_s: float = 0.33
+    min_chunk_s: float = MIN_SECONDS
     padded: bool = False
 
     @classmethod
@@ -72,14 +65,6 @@ class Voice:
 
     latents: np.ndarray
     speaker: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of a text that is spoken in one go. `ids`: language tag and tokens."""
-
-    text: str
-    ids: list[int]
 
 
 @dataclass(frozen=True)
@@ -112,34 +97,24 @@ class Speech:
         return (self.sampling_s + self.vocoding_s) / self.seconds if len(self.wav) else math.inf
 
 
-def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
-    """A recording (WAV, FLAC, MP3, OGG) as a clip: float32 mono at `sample_rate` in [-1, 1].
-
-    ReferenceClipError: unreadable, empty, silent, or with samples that are not finite.
-    """
-    try:
-        samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as e:
-        raise ReferenceClipError(f"reference {path}: cannot be read as audio ({e})") from e
-    if not len(samples):
-        raise ReferenceClipError(f"reference {path}: no samples")
-    peak = float(np.abs(samples).max())
-    if not math.isfinite(peak):
-        raise ReferenceClipError(f"reference {path}: has samples that are not finite")
-    if peak == 0:
-        raise ReferenceClipError(f"reference {path}: silent")
-    mono = samples.mean(axis=1) / max(peak, 1.0)
-    if rate != sample_rate:
-        mono = soxr.resample(mono, rate, sample_rate)
-    return np.clip(mono, -1.0, 1.0).astype(np.float32)
-
-
 @dataclass
 class Vocoder:
     """HiFi-GAN and the speaker encoder that conditions it."""
 
     hifigan: Hifigan
     encoder: SpeakerEncoder
+
+    @classmethod
+    def load(cls, folder: Path) -> Vocoder | None:
+        """Those of a folder of imported weights; None where it lacks one. CoquiError, WeightsError: a file is not what was imported."""
+        if not all((folder / f"{name}.safetensors").is_file() for name in ("hifigan", "speaker_encoder")):
+            return None
+        d = pretrained.read_vocoder_dims(folder)
+        hifigan = Hifigan(HifiganDims(in_channels=d.in_channels, speaker_dim=d.speaker_dim, channels=d.channels))
+        weights.load_state_dict(hifigan, fold_weight_norm(load_file(pretrained.verified(folder, "hifigan"))))
+        encoder = SpeakerEncoder(SpeakerEncoderDims())
+        weights.load_state_dict(encoder, load_file(pretrained.verified(folder, "speaker_encoder")))
+        return cls(hifigan, encoder)
 
     @property
     def sample_rate(self) -> int:
@@ -213,22 +188,8 @@ class Synthesizer:
         return Voice(tf.cast(tf.add_n(latents), tf.float32).numpy() / len(latents), speaker)
 
     def pieces(self, text: str, language: str) -> list[Piece]:
-        """The text cut at sentences where it is longer than the language's or the model's limit.
-
-        ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot be read out.
-        """
-        unknown = self.tokenizer.unknown_characters(text, language)
-        if unknown:
-            log.warning("the vocabulary has no %s: these characters are not spoken", ", ".join(repr(c) for c in dict.fromkeys(unknown)))
-        limit, most = char_limit(language), self.dims.gpt.max_text_tokens - 1
-        while True:
-            pieces = [Piece(part, self.tokenizer.encode(part, language)) for part in split_text(text, language, limit)]
-            if limit == 1 or all(len(p.ids) <= most for p in pieces):
-                break
-            limit = max(1, limit * 3 // 4)
-        if not pieces:
-            raise ValueError("the text is empty: nothing to say")
-        return pieces
+        """`split.pieces` with this model's vocabulary and room; its errors."""
+        return pieces(self.tokenizer, text, language, self.dims.gpt.max_text_tokens - 1)
 
     def speak(
         self,

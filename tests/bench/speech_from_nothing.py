@@ -170,9 +170,10 @@ def _model(args: argparse.Namespace):
     from common.manifest import EVAL
     from common.run import RunFolder
     from common.xtts import weights
+    from common.xtts.clips import load_clip
     from common.xtts.dvae import Dvae
     from common.xtts.gpt import Gpt
-    from common.xtts.synthesize import ReferenceOptions, Synthesizer, load_clip
+    from common.xtts.synthesize import ReferenceOptions, Synthesizer
     from common.xtts.tokenizer import Tokenizer
 
     _set_up_tensorflow()
@@ -208,8 +209,8 @@ def _through_the_codes(synthesizer, path: Path) -> tuple[np.ndarray, np.ndarray,
     import tensorflow as tf
 
     from common.xtts.audio import DvaeMel
+    from common.xtts.clips import load_clip
     from common.xtts.dvae import clip_codes
-    from common.xtts.synthesize import load_clip
 
     a, wav = synthesizer.dims.audio, load_clip(path)
     mel_of = DvaeMel(synthesizer.mel_stats, a)
