@@ -28,6 +28,7 @@ from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopp
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
+from common.xla_env import cache_folder, xla_env
 from trainer import sampler, synthesize_command
 
 ROOT = Path(__file__).resolve().parent
@@ -44,7 +45,7 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
         name="trainer",
         role="trainer",
         argv=(sys.executable, "-m", "trainer", "--run", str(run_dir)),
-        env=environment(devices.trainer),
+        env=environment(devices.trainer, cache_folder(run_dir, "trainer")),
         device=str(devices.trainer),
         log=run_dir / "logs" / "trainer.log",
         main=True,
@@ -55,7 +56,7 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
     )
     on = devices.producers
     producers = (producer_spec(f"producer-{i}", run_dir, on[i % len(on)]) for i in range(config.producers.count))
-    speaks = sampler.specs(config, run_dir, devices.sampler, environment(devices.sampler))
+    speaks = sampler.specs(config, run_dir, devices.sampler, environment(devices.sampler, cache_folder(run_dir, "sampler")))
     return Program(run_dir, (trainer, *producers, *speaks))
 
 
@@ -65,16 +66,16 @@ def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
         name=name,
         role="producer",
         argv=(sys.executable, "-m", "producer", "--run", str(run_dir), "--name", name),
-        env=environment(device),
+        env=environment(device, cache_folder(run_dir, name)),
         device=str(device),
         log=run_dir / "logs" / f"{name}.log",
     )
 
 
-def environment(device: Device) -> dict[str, str | None]:
-    """A child's environment: its one device, and this project importable whatever the working directory holds."""
+def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
+    """A child's environment: its one device, XLA's settings for it, and this project importable whatever the working directory holds."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    return {**gpu.child_env(device, os.environ), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {**gpu.child_env(device, os.environ), **xla_env(os.environ, device, xla_cache), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 # -- commands -------------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class LeaseServer:
     """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called from any other.
 
     bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. capacity: leases per producer that names none in its READY.
+    start: how many batches may exist at first, at most `window`; from there the number adapts (common.target). None: always the window.
     on_event(kind, gen=…, t=…, **fields) gets every lease, lease_end, data, deliver, release, strike, peer and error event, in order,
     under the server's lock: it must be quick and must not call the server. Raises ChannelError when the address cannot be had.
     """
@@ -69,6 +70,7 @@ class LeaseServer:
         on_event: Callable[..., None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
         link: ServerLink | None = None,
+        start: int | None = None,
     ):
         if window < 1:
             raise ChannelError(f"window {window}: at least one batch must be allowed")
@@ -84,6 +86,7 @@ class LeaseServer:
             max_nacks=max_nacks,
             clock=clock,
             on_event=on_event,
+            start=start,
         )
         self._welcome: dict = {}
         self._accept: Callable[[dict], str | None] = lambda info: None
@@ -133,7 +136,9 @@ class LeaseServer:
         with self._changed:
             while True:
                 self._check_alive()
-                taken = self._book.take()
+                before, taken = self._book.target.value, self._book.take()
+                if self._book.target.value > before:
+                    self._link.wake()  # more may be leased now
                 if taken is not None:
                     item, data = taken
                     wait_s = time.monotonic() - start
@@ -144,7 +149,7 @@ class LeaseServer:
                 if should_stop():
                     raise Stopped("told to stop while waiting for a batch")
                 now = time.monotonic()
-                if now < start + MAX_WAIT_S and (self._all_delivered() or self._book.compiling()):
+                if now < start + MAX_WAIT_S and (self._book.all_delivered() or self._book.compiling()):
                     since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
                 if left <= 0:
@@ -170,6 +175,11 @@ class LeaseServer:
         with self._changed:
             self._check_alive()
             return self._book.in_state(lease_records.READY)
+
+    def target(self) -> int:
+        """How many batches may exist now."""
+        with self._changed:
+            return self._book.target.value
 
     def _raise_if_failed(self) -> None:
         item = self._book.head()
@@ -370,10 +380,6 @@ class LeaseServer:
             self._garbage.clear()
         if error.version is not None and error.version != wire.VERSION and run:
             self._link.send(peer_id, run, wire.Refuse(self._book.gen, str(error)))
-
-    def _all_delivered(self) -> bool:
-        """The whole window is with the trainer: nothing can come before it releases a batch."""
-        return self._book.in_state(lease_records.DELIVERED) == self._book.window
 
     def _check_alive(self) -> None:
         if self._error is not None:

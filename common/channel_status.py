@@ -14,6 +14,7 @@ def stats(book: LeaseBook) -> dict[str, Any]:
     return {
         "generation": book.gen,
         "window": book.window,
+        "target": book.target.value,
         "peers": [
             {
                 "name": peer.label,
@@ -61,8 +62,8 @@ def why_no_data(book: LeaseBook, endpoint: str, timeout_s: float, last_lost: str
     item = book.head()
     if book.gen == 0:
         parts.append("no generation is open")
-    elif item is None:
-        parts.append(f"all {book.window} batches of the window are delivered and none is released")
+    elif item is None or book.all_delivered():
+        parts.append(f"all {book.target.value} batches that may exist are delivered and none is released")
     else:
         history = [f"{verb} {n} times" for verb, n in (("expired", item.expired), ("lost with its producer", item.lost)) if n]
         history += [f"refused by {why}" for _, why in item.nacks]

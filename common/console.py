@@ -204,7 +204,7 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
     if trainer.wait_percent is not None:
         parts.append(f"data wait {trainer.wait_percent:.0f} %")
     if trainer.window:
-        parts.append(f"buffer {trainer.ready or 0}/{trainer.window}")
+        parts.append(f"buffer {trainer.buffer}")
     if trainer.eta_s is not None:
         parts.append(f"ETA {duration(trainer.eta_s)}")
     return "  ".join(p for p in parts if p)

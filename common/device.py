@@ -11,9 +11,11 @@ import logging
 import os
 import site
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.errors import BadInput
 from common.gpu import DEVICE, MEMORY_LIMIT, list_gpus
+from common.xla_env import CACHE
 
 log = logging.getLogger("device")
 
@@ -84,6 +86,8 @@ def prove_device(
 def _prove_gpu(tf, memory_limit_mb: int | None) -> DeviceInfo:
     gpus = tf.config.list_physical_devices("GPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if CACHE in os.environ:
+        Path(os.environ[CACHE]).mkdir(parents=True, exist_ok=True)
     if len(gpus) != 1:
         why = f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs with CUDA_VISIBLE_DEVICES={visible}, expected exactly 1"
         raise BadInput(why if gpus else f"{why}: {diagnose(tf)}")

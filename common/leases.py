@@ -7,9 +7,10 @@ the oldest one not yet released and the newest one leased. States of an item:
 
 and back to FREE from LEASED when the lease expires, is refused (NACK), or its peer is lost; from DELIVERED when the trainer rejects it.
 
-Rules: C1 item i is leased only while i < released + W. C2 at most `capacity` leases per peer. C3 lowest free item
-first. C5 an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without strikes go
-first, and the item does not go back to the peer that just failed it while another can take it. C6 only READY makes a peer leasable.
+Rules: C1 item i is leased only while i < released + target, which is at most W (`common.target`). C2 at most `capacity` leases per peer.
+C3 lowest free item first. C5 an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers
+without strikes go first, and the item does not go back to the peer that just failed it while another can take it. C6 only READY makes a
+peer leasable.
 The first valid data for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.
 """
 
@@ -23,6 +24,7 @@ import msgpack
 
 from common import wire
 from common.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, LeaseRecord, Peer
+from common.target import IN_HAND, Target
 
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 MAX_CAPACITY = 64
@@ -43,8 +45,9 @@ class LeaseBook:
         max_nacks: int,
         clock: Callable[[], float],
         on_event: Callable[..., None],
+        start: int | None = None,
     ):
-        self.window, self.capacity = window, capacity
+        self.window, self.capacity, self._start = window, capacity, start
         self.lease_ttl_s, self.dead_after_s, self.compile_grace_s, self.max_nacks = lease_ttl_s, dead_after_s, compile_grace_s, max_nacks
         self.clock, self._on_event = clock, on_event
         self.gen = 0
@@ -60,6 +63,7 @@ class LeaseBook:
         self.exhausted = False
         self.released = 0  # items trained, = position of the oldest unreleased one
         self.next_position = 0  # the next one to deliver
+        self.target = Target(self.window, self._start)
         self._items: dict[int, Item] = {}
         self._records: OrderedDict[int, LeaseRecord] = OrderedDict()
         self._digests: OrderedDict[tuple[str, int, bytes], tuple[str, str]] = OrderedDict()
@@ -155,7 +159,7 @@ class LeaseBook:
         self._fill_window()
         now = self.clock()
         able = [p for p in self.peers.values() if p.state == "ready" and len(p.leases) < p.capacity and now >= p.backoff_until]
-        for position in range(self.next_position, self.released + self.window):
+        for position in range(self.next_position, self.released + self.target.value):
             if not able:
                 return
             item = self._items.get(position)
@@ -300,6 +304,8 @@ class LeaseBook:
         """The next item in schedule order if its data is here; its arrays belong to the caller from now on."""
         item = self.head()
         if item is None or item.state != READY or item.data is None:
+            if item is not None and self.in_state(DELIVERED) < IN_HAND:
+                self.target.ran_low(self.released)
             return None
         data, item.data, item.state = item.data, None, DELIVERED
         self.next_position += 1
@@ -313,8 +319,13 @@ class LeaseBook:
             return None
         del self._items[self.released]
         self.released += 1
+        self.target.released(self.released, self.in_state(READY, DELIVERED))
         self.event("release", plan=item.plan, g=item.g, position=item.position)
         return item.plan, item.g
+
+    def all_delivered(self) -> bool:
+        """Whether all that may exist is with the trainer: nothing can come before it releases a batch."""
+        return self.in_state(DELIVERED) >= min(self.window, self.target.value)
 
     def reject(self, position: int, reason: str, strike: bool) -> bool:
         """Have the newest delivered item made again. False if `position` is not that item."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -124,9 +125,9 @@ class Adopted:
 
 
 def _header(spec: ProcessSpec, attempt: int) -> str:
-    visible = spec.env.get("CUDA_VISIBLE_DEVICES")
-    gpu = "" if visible is None else f" CUDA_VISIBLE_DEVICES={visible}"
-    return f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start {attempt} of {spec.name}:{gpu} {' '.join(spec.argv)}\n"
+    shown = {name: spec.env[name] for name in ("CUDA_VISIBLE_DEVICES", "XLA_FLAGS") if spec.env.get(name) is not None}
+    env = "".join(f" {name}={shlex.quote(value)}" for name, value in shown.items())
+    return f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start {attempt} of {spec.name}:{env} {' '.join(spec.argv)}\n"
 
 
 def explain(code: int) -> str:

@@ -45,6 +45,7 @@ class Status:
     wait_percent: float | None = None  # of the step time, waiting for data
     ready: int | None = None  # batches waiting
     window: int | None = None  # W, the most batches in existence
+    target: int | None = None  # how many the trainer asks for now
     eta_s: float | None = None
     message: str = ""
     exit_code: int | None = None
@@ -54,6 +55,12 @@ class Status:
     def alive(self) -> bool:
         """Whether the process that wrote this still runs."""
         return self.exit_code is None and self.pid > 0 and is_alive(self.pid, self.create_time)
+
+    @property
+    def buffer(self) -> str:
+        """ "3/4 of 8": batches that wait, how many may exist now, and at most."""
+        now = f"{self.ready or 0}/{self.target or self.window}"
+        return now if self.target in (None, self.window) else f"{now} of {self.window}"
 
     @property
     def progress(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -153,7 +160,7 @@ def table(run_dir: str | os.PathLike) -> Table:
             _number(s.loss, ".3f"),
             _number(s.utterances_per_s, ".1f"),
             _number(s.wait_percent, ".0f", " %"),
-            f"{s.ready}/{s.window}" if s.window else "-",
+            s.buffer if s.window else "-",
             f"{max(0.0, time.time() - s.time):.0f} s",
         )
     return t

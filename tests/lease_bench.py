@@ -15,7 +15,7 @@ WINDOW, TTL, DEAD, GRACE = 4, 10.0, 5.0, 120.0
 class Bench:
     """A book, its clock, and what it sent and said."""
 
-    def __init__(self, schedule=None, window=WINDOW, extra=lambda plan, g: {}):
+    def __init__(self, schedule=None, window=WINDOW, extra=lambda plan, g: {}, start=None):
         self.now = 1000.0
         self.events: list[dict] = []
         self.book = LeaseBook(
@@ -27,6 +27,7 @@ class Bench:
             max_nacks=3,
             clock=lambda: self.now,
             on_event=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
+            start=start,
         )
         self.book.open(1, schedule if schedule is not None else (("train", g) for g in itertools.count()), extra)
 

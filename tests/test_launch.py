@@ -142,6 +142,19 @@ def test_program_shows_every_process_with_its_device(tmp_path):
     assert len(program.describe()) == 5
 
 
+def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/d")
+    c = config.parse({"producers": {"count": 2}})
+    trainer, producer, on_cpu, sampler = launch.make_program(c, tmp_path, Devices((card(0), CPU), card(1), sampler=card(0))).processes
+    for p in (trainer, producer, sampler):
+        cache = Path(p.env["XTTS_XLA_CACHE"])
+        assert (cache.parents[1], cache.name) == (tmp_path / "cache" / "xla", p.name)
+        assert p.env["XLA_FLAGS"] == (
+            f'--xla_dump_to=/d --xla_gpu_enable_triton_gemm=false --xla_gpu_per_fusion_autotune_cache_dir="{cache}"'
+        )
+    assert not [name for name in on_cpu.env if "XLA" in name]
+
+
 def test_make_program_is_one_screen():
     assert len(inspect.getsource(launch.make_program).splitlines()) <= 40
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,10 +25,10 @@ from trainer.checkpoint import Checkpoints, SaveFailed
 
 
 @contextmanager
-def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker):
+def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None):
     """A lease server with producers in threads."""
     hub = LocalHub()
-    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub)
+    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub, start=start)
     done = threading.Event()
     threads, clients = [], []
     for i in range(num_producers):
@@ -47,9 +48,9 @@ def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker):
             c.close()
 
 
-def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make=ArithmeticMaker) -> None:
+def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None) -> None:
     status = StatusFile(run.path, "trainer", "trainer")
-    with channel(run, num_producers, make) as server:
+    with channel(run, num_producers, make, start) as server:
         for name in run.stages:
             if not (name == "dvae" and run.dvae_weights.is_file()):
                 session.train_stage(run, name, server, status, stop or Stop())
@@ -84,6 +85,25 @@ def test_both_stages_come_to_what_the_plan_says(tmp_path):
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     evaluated = [r["step"] for r in records if "eval_audio" in r]
     assert evaluated == [s for s in range(1, 61) if s % 7 == 0 or s % schedule.train.steps_per_epoch(3) == 0 or s == 60]
+
+
+def test_the_number_of_batches_asked_for_changes_no_bit_and_is_shown(tmp_path):
+    class Uneven(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            if planned.g % 10 == 9:
+                time.sleep(0.03)
+            return super().make(planned, clips, decoded)
+
+    run = arithmetic_run(tmp_path)
+    train(run, make=Uneven, num_producers=1, start=1)
+    assert_exact(run)
+    records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    targets = [r["target"] for r in records if "target" in r]
+    assert len(targets) == 60
+    assert targets[0] >= 1
+    assert targets[-1] == 8, "it grew to the mark"
+    last = status_module.read(run.path, "trainer")
+    assert (last.target, last.window) == (8, 8)
 
 
 def test_evaluation_changes_no_weight(tmp_path):

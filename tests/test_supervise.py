@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from common import lock, status
+from common.process import ProcessSpec, _header
 from tests import processes
 
 LATER_S = 90.0  # longer than anything takes that still happens
@@ -301,6 +302,14 @@ def test_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
     p.send_signal(signal.SIGINT)
     assert "trainer did not leave within 1 s: killed" in finish(p)[1]
     until(lambda: gone(grandchild))
+
+
+def test_a_log_begins_with_what_the_process_got(tmp_path):
+    spec = ProcessSpec("p", "producer", ("true",), tmp_path / "p.log", env={"CUDA_VISIBLE_DEVICES": "GPU-1", "XLA_FLAGS": "--a=1 --b=2"})
+    bare = ProcessSpec("q", "producer", ("true",), tmp_path / "q.log", env={"XLA_FLAGS": None})
+    first, second = (_header(s, 3).split(" ", 3)[3] for s in (spec, bare))
+    assert first == "start 3 of p: CUDA_VISIBLE_DEVICES=GPU-1 XLA_FLAGS='--a=1 --b=2' true\n"
+    assert second == "start 3 of q: true\n"
 
 
 def test_console_shows_errors_not_tracebacks_and_the_log_has_both(launch, finish, tmp_path):

@@ -132,7 +132,7 @@ def test_rates_and_producers_come_from_what_they_sent():
     record = speed.record()
     assert all(isinstance(v, (int, float)) for v in record.values())
     assert record["p1_codes_ms"] == 20.0
-    assert "wait_data=0.0% step=100.0ms (±0%) utterances/s=40.0 produced/s=10.00 queue=3/8 bottleneck=trainer" in speed.line(3, 8)
+    assert "wait_data=0.0% step=100.0ms (±0%) utterances/s=40.0 produced/s=10.00 queue=3/8 bottleneck=trainer" in speed.line("3/8")
 
 
 # -- GPUs ------------------------------------------------------------------------------------------------------------------------------

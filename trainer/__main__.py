@@ -97,6 +97,7 @@ def _bind(run: RunFolder) -> LeaseServer:
             lease_ttl_s=run.config.producers.lease_ttl_s,
             keys=keys,
             on_event=_listener(run.path),
+            start=max(t.min_ready, t.high_water_mark // 2),
         )
     except (ChannelError, KeyFileError) as e:
         raise BadInput(str(e)) from e

@@ -23,6 +23,7 @@ from common.xtts import weights
 from common.xtts.dims import ModelDims
 from common.xtts.dvae import EMA_DECAY, CodebookUse, Dvae, codes_of_frames
 from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.scalars import Resident, packed, read
 from trainer.step import Scalars, State, StepOptions
 
 COMMITMENT = 0.25  # weight of |z - sg(e)|²
@@ -50,6 +51,7 @@ class DvaeStep:
         )
         self._accumulators = [_zeros(p.shape) for p in self.optimizer.parameters]
         self._group_losses = _zeros([len(_GROUP)])
+        self._resident = Resident(self._group_losses.device)
         codebook = (dims.dvae.codebook_dim, dims.dvae.num_codes)
         self._use = CodebookUse(_zeros(codebook[1:]), _zeros(codebook), _zeros(codebook))
         self.trace_counts: Counter[str] = Counter()
@@ -70,7 +72,7 @@ class DvaeStep:
         `seed` fixes the restart candidates. ValueError on a batch of another bucket.
         """
         inputs = self._inputs(bucket, batch)
-        return self._micro[bucket](inputs, tf.constant(seed, tf.int32, [2]), tf.constant(scale, tf.float32))
+        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), self._resident(scale, tf.float32))
 
     def apply(self) -> Scalars:
         """See `Step.apply`. Returns `loss`, `recon`, `commitment`, `baseline` (scaled sums over the group), `perplexity` (of the
@@ -85,7 +87,7 @@ class DvaeStep:
 
     def read(self, scalars: Scalars) -> dict[str, float]:
         """See `Step.read`."""
-        return {name: float(value) for name, value in scalars.items()}
+        return read(scalars)
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `_sum` and `_count` of `recon`, `baseline`, `commitment` and `perplexity`; the last, of each
@@ -187,7 +189,7 @@ class DvaeStep:
         }
         self._clear()
         group = {name: losses[i] for i, name in enumerate(_GROUP)}
-        return {**group, **report, "grad_norm": norm, "learning_rate": lr, "finite": finite}
+        return packed({**group, **report, "grad_norm": norm, "learning_rate": lr, "finite": finite})
 
     def _clear(self) -> None:
         for accumulator in (*self._accumulators, self._group_losses, *self._use):

@@ -44,7 +44,7 @@ class Observer:
         self._watch, self._reminder = watch, Reminder(_REMIND_S)
         self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8", buffering=1)
         self._board = Board(folder / "tensorboard")
-        self._status, self._total, self._log_every, self._window = status, total_steps, log_every, window
+        self._status, self._total, self._log_every = status, total_steps, log_every
         self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT_STEPS)  # end time, rows, seconds, waited
         self._began = time.monotonic()
         self._disk_said = False
@@ -72,7 +72,7 @@ class Observer:
         """A finished step: `line` is its ledger line, `values` the step's scalars."""
         own = Stopwatch()
         with own.part("logging"):
-            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count())
+            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count(), target=server.target())
         if self._watch is not None:
             self._watch.logged_s.append(own.spent_s["logging"])
 
@@ -87,7 +87,7 @@ class Observer:
             self._recent.append((time.monotonic(), rows, seconds, waited))
         return {"step_ms": round(1e3 * seconds, 2), "wait_ms": round(1e3 * waited, 2)}
 
-    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int) -> None:
+    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int, target: int) -> None:
         rate, wait = self.rates()
         left = self._total - line["step"]
         record = {
@@ -100,12 +100,13 @@ class Observer:
             "step_ms": line["step_ms"],
             "wait_ms": line["wait_ms"],
             "ready": ready,
+            "target": target,
         }
         if line.get("skipped"):
             record["skipped"] = True
         self._write(record)
         scalars = {f"train/{k}": v for k, v in values.items()}
-        self._draw(line["step"], scalars | {"speed/step_ms": record["step_ms"], "speed/wait_ms": record["wait_ms"]})
+        self._draw(line["step"], scalars | {f"speed/{k}": record[k] for k in ("step_ms", "wait_ms", "ready", "target")})
         mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
             phase="training",
@@ -115,12 +116,13 @@ class Observer:
             utterances_per_s=rate,
             wait_percent=100 * wait,
             ready=ready,
+            target=target,
             eta_s=left * mean_s,
             message="",
         )
-        self._tell(line, values, ready, last=left == 0)
+        self._tell(line, values, f"{ready}/{target}", last=left == 0)
 
-    def _tell(self, line: dict, values: dict, ready: int, last: bool) -> None:
+    def _tell(self, line: dict, values: dict, queue: str, last: bool) -> None:
         """The line in the log every `log_every` steps; every RECENT_STEPS and at the end the speed's record, and warnings."""
         shown, summed = line["step"] % self._log_every == 0 or last, line["step"] % RECENT_STEPS == 0 or last
         if self._watch is None or not (shown or summed):
@@ -130,9 +132,9 @@ class Observer:
             speed = self._watch.speed()
         if shown:
             rate, wait = self.rates()
-            how = f"wait_data={100 * wait:.1f}% utterances/s={rate:.1f} queue={ready}/{self._window}"
+            how = f"wait_data={100 * wait:.1f}% utterances/s={rate:.1f} queue={queue}"
             what = " ".join(f"{k}={v:.4g}" for k, v in values.items())
-            log.info("step %d epoch %d %s %s", line["step"], line["epoch"], what, speed.line(ready, self._window) if speed else how)
+            log.info("step %d epoch %d %s %s", line["step"], line["epoch"], what, speed.line(queue) if speed else how)
         if summed and speed is not None:
             record = speed.record()
             self._write({"time": round(time.time(), 3), "step": line["step"], "speed": record, "bottleneck": speed.verdict.sentence})

@@ -1,7 +1,8 @@
 """The training step: micro-batches add gradients, `apply` makes one optimizer update of them. Knows no process, socket or file.
 
 `Step` is what the trainer's loop needs; `GptStep` is stage 2. One compiled function per bucket and purpose, each with a fixed signature;
-nothing here waits for the device: results are scalars that live there until the caller reads them.
+nothing here waits for the device: results are scalars that live there until the caller reads them, and where batch and seed are there
+already (`trainer.upload`), a call copies nothing to it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from common.xtts.gpt import Gpt
 from common.xtts.kernels import PLAIN, Kernels
 from trainer.losses import gpt_losses
 from trainer.optimizer import AdamW, clip_coefficient, global_norm, packed_global_norm, schedule
+from trainer.scalars import Resident, packed, read
 from trainer.snapshot import hold
 
 Scalars = dict[str, tf.Tensor]
-_PACKED = "packed"  # all scalars of a result in one float32 vector, by name
 State = dict[str, dict[str, np.ndarray]]
 
 
@@ -112,6 +113,7 @@ class GptStep:
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
+        self._resident = Resident(self._group_losses.device)
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [_signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets]
         seed, scalar, switch = tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
@@ -128,7 +130,7 @@ class GptStep:
         """
         inputs = self._inputs(bucket, batch)
         self._allocate_group()
-        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), tf.constant(scale, tf.float32))
+        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), self._resident(scale, tf.float32))
 
     def apply(self) -> Scalars:
         """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
@@ -139,7 +141,7 @@ class GptStep:
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and without accumulators."""
-        return self._update[bucket](self._inputs(bucket, batch), tf.convert_to_tensor(seed, tf.int32), tf.constant(True))
+        return self._update[bucket](self._inputs(bucket, batch), tf.convert_to_tensor(seed, tf.int32), self._resident(True, tf.bool))
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
@@ -154,10 +156,10 @@ class GptStep:
         seed = tf.zeros([2], tf.int32)
         if grouped:
             self._allocate_group()
-            out = self._micro[bucket](batch, seed, tf.constant(0.0))
+            out = self._micro[bucket](batch, seed, self._resident(0.0, tf.float32))
             self._clear()
         else:
-            out = self._update[bucket](batch, seed, tf.constant(False))
+            out = self._update[bucket](batch, seed, self._resident(False, tf.bool))
         out["loss"].numpy()  # wait for it
 
     def dry_evaluate(self, bucket: int) -> None:
@@ -181,9 +183,8 @@ class GptStep:
         return state
 
     def read(self, scalars: Scalars) -> dict[str, float]:
-        """See `Step.read`: one copy from the device, since each waits for all that was begun before it."""
-        names = sorted(name for name in scalars if name != _PACKED)
-        return dict(zip(names, scalars[_PACKED].numpy().tolist(), strict=True))
+        """See `Step.read`."""
+        return read(scalars)
 
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""
@@ -261,7 +262,7 @@ class GptStep:
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
         scalars |= {"grad_norm": norm, "learning_rate": lr, "finite": finite}
-        return {**scalars, _PACKED: tf.stack([tf.cast(scalars[name], tf.float32) for name in sorted(scalars)])}
+        return packed(scalars)
 
     def _allocate_group(self) -> None:
         if not self._accumulators:

@@ -76,10 +76,10 @@ class Speed:
         """The largest std/mean of a bucket's steps; 0 while no bucket has enough."""
         return max((std / mean for n, mean, std in self.per_bucket.values() if n >= ENOUGH and mean), default=0.0)
 
-    def line(self, ready: int, window: int) -> str:
-        """For the log."""
+    def line(self, queue: str) -> str:
+        """For the log; `queue`: "3/8", batches that wait and how many may exist."""
         text = f"wait_data={100 * self.measured.wait:.1f}% step={1e3 * self.step_s:.1f}ms (±{100 * self.variation:.0f}%)"
-        text += f" utterances/s={self.utterances_per_s:.1f} produced/s={self.produced_per_s:.2f} queue={ready}/{window}"
+        text += f" utterances/s={self.utterances_per_s:.1f} produced/s={self.produced_per_s:.2f} queue={queue}"
         v = self.verdict
         text += f" bottleneck={v.cause}" + (f" ({v.part})" if v.part else "")
         return "; ".join([text, *map(str, self.gpus)])

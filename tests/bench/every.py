@@ -57,6 +57,7 @@ def pieces(args: argparse.Namespace) -> list[Piece]:
         "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
     )
     flags = "ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, cublaslt|ours, triton fusions|ours, autotune level 2"
+    caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
     return [
         Piece(
             "learn_small",
@@ -77,6 +78,7 @@ def pieces(args: argparse.Namespace) -> list[Piece]:
         step("batches", 420, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48,31,41"),
         step("saving", 240, "ours, saving", "--batch", few(32, 4)),
         step("card_24gb", 420, "ours, recompute|ours", "--batch", few(16, 2) if args.tiny else "16,12,8,4", "--memory-gb", "22.5"),
+        step("caches", 500, caches, "--batch", few(32, 4)),
         step("baselines", 500, plain, "--batch", few(32, 4)),
         step("levers", 500, levers, "--batch", few(32, 4), "--layers", few(4, 2)),
         step("flags", 500, flags, "--batch", few(32, 4), "--layers", few(4, 2)),
@@ -88,10 +90,16 @@ def pieces(args: argparse.Namespace) -> list[Piece]:
 
 def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
     """Run a piece on its cards."""
+    from common.gpu import Device
     from common.xla_env import xla_env
 
     visible = ",".join(real[i] for i in piece.on) if real else "-1"
-    env = {**os.environ, **(xla_env(os.environ) if real else {}), "CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    env = {
+        **os.environ,
+        **(xla_env(os.environ, Device("gpu")) if real else {}),
+        "CUDA_VISIBLE_DEVICES": visible,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
     piece.seconds = min(piece.seconds, left)
     command = [
         *piece.command,

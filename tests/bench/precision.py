@@ -192,9 +192,10 @@ def main() -> int:
 
 
 def _run(command: list[str], env: dict) -> subprocess.CompletedProcess:
+    from common.gpu import Device
     from common.xla_env import xla_env
 
-    cuda = {} if "CUDA_VISIBLE_DEVICES" in env else xla_env(os.environ)
+    cuda = {} if "CUDA_VISIBLE_DEVICES" in env else xla_env(os.environ, Device("gpu"))
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **cuda, **env}, capture_output=True, text=True)
 
 

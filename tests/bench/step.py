@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from common.gpu import Device
 from common.xla_env import xla_env
 
 # Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), torch (another program).
@@ -68,6 +69,11 @@ ROWS: dict[str, dict] = {
     "ours, warm autotuning": {**_fast(), "cache": "autotuning"},
     "ours, saving": {**_fast(), "save": True},
     "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
+    "ours, fusions not autotuned": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_autotuner=false"},
+    "ours, parallel compilation": {
+        **_fast(),
+        "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true --xla_gpu_force_compilation_parallelism=8",
+    },
     "torch": {"torch": {"compile": True}},
     "torch eager": {"torch": {"compile": False}},
     "torch, attention dropout": {"torch": {"compile": True, "attention_dropout": 0.1}},
@@ -86,7 +92,7 @@ def main() -> int:
     if args.check:
         from tests.bench.step_check import check
 
-        os.environ.update(xla_env(os.environ))
+        os.environ.update(xla_env(os.environ, Device("gpu")))
         return check(args.layers or 4, args.size, args.check == "both")
     results = _read(args.json)
     began = time.monotonic()
@@ -141,7 +147,7 @@ def _read(path: Path | None) -> list[dict]:
 def _measure(job: dict, seconds: float, path: Path | None) -> dict:
     """One row in its own process: flags are read once, memory is counted from nothing, and a crash costs one row."""
     options = ROWS[job["row"]]
-    flags = xla_env({"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"})["XLA_FLAGS"]
+    flags = xla_env({"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"}, Device("gpu"))["XLA_FLAGS"]
     cache = Path(tempfile.gettempdir()) / "xtts-bench-cache"
     if options.get("cache") == "cold":
         shutil.rmtree(cache, ignore_errors=True)
@@ -281,18 +287,25 @@ def build(job: dict, options: dict):
 
 
 def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
+    from trainer.upload import Upload
+
+    blocks, size = [], max(1, job["steps"] // 5)
+    # On the device before the clock runs, as the feed brings them: a seed from the host would wait for the step before.
+    upload = Upload("/device:GPU:0" if gpu else None)
+    seeds = [upload.to_device(upload.to_host({}, (i, 1)), lambda: None)[1] for i in range(10 + 5 * size)]
+
     def once(i: int):
+        seed = seeds[i % len(seeds)]
         if options.get("grouped"):
-            step.micro(0, batch, (i, 1), 1.0)
+            step.micro(0, batch, seed, 1.0)
             return step.apply()
-        return step.update(0, batch, (i, 1))
+        return step.update(0, batch, seed)
 
     began = time.perf_counter()
     loss = float(once(0)["loss"])
     compile_s = time.perf_counter() - began
     for i in range(3):
         once(i)["loss"].numpy()
-    blocks, size = [], max(1, job["steps"] // 5)
     for block in range(5):
         start = time.perf_counter()
         for i in range(size):
