@@ -111,7 +111,8 @@ class Batching(Section):
     batch_size: Positive = 8
     positions_per_batch: Positive | None = None  # a token budget instead of a fixed batch size
     sampling: Literal["epoch", "balanced"] = "epoch"
-    mask_prompt: bool | Literal["last_row"] = True  # the conditioning clip's own codes are not predicted; last_row: ⓐ
+    prompt: Literal["own", "speaker"] = "own"  # conditioning clips are cut from the utterance itself, or another one of its speaker
+    mask_prompt: bool | Literal["last_row"] = True  # codes that the conditioning clip shows are not predicted; last_row: ⓐ
     text_stop_input: bool = False  # STOP after the text is an input, as at synthesis; XTTS hides it in training: ⓒ
     stop_labels: int = Field(4, ge=1, le=4)  # how often STOP is asked for after the last code: ⓓ
     padded_codes: bool = False  # codes of a clip as its batch pads it, instead of the clip's alone

@@ -17,6 +17,7 @@ PARITY: dict[str, dict[str, Any]] = {
         "text.coqui_cleaning": True,  # numbers, symbols and quotes as XTTS reads them, mistakes included
         "model.coqui_init": True,  # from nothing: token embeddings N(0, 1)
         "batching.sampling": "balanced",  # ⓔ every language equally often, with replacement
+        "batching.prompt": "own",
         "batching.mask_prompt": "last_row",  # ⓐ of a batch the last row alone, mel frames taken for codes
         "batching.text_stop_input": False,  # ⓒ hidden in training, though seen at synthesis
         "batching.stop_labels": 4,  # ⓓ

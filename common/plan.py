@@ -6,6 +6,8 @@ Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch;
 of weight 0, so shapes stay static and the loss exact. `balanced`: with replacement, every language equally often (XTTS's own
 recipe): the bucket is drawn with weight p_b / B_b, p_b = Σ_lang n(lang, b) / (L n_lang), then each row's language within it, then
 the utterance: the marginal distribution of "language uniformly, then utterance uniformly". `fixed`: evaluation, in order, no crops.
+
+A row's conditioning clip is cut from its own utterance, or, where the plan has `Prompts`, from another one of its speaker.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from common import counters
 from common.buckets import Bucket
 
 # Purposes of the counter streams. Changing a number changes every run.
-_ORDER, _ROWS, _CROP, _DROPOUT, _BUCKET, _LANGUAGE, _PICK = range(7)
+_ORDER, _ROWS, _CROP, _DROPOUT, _BUCKET, _LANGUAGE, _PICK, _PROMPT = range(8)
 _NAMES = {"train": 0, "eval": 1}
+_PROMPT_FILES = ("prompt_speakers", "prompt_pool", "prompt_offsets")  # of `Prompts`, in its order
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class PlannedBatch:
     epoch: int
     bucket: int
     utterances: np.ndarray  # int64[B], -1 in padding rows
+    prompts: np.ndarray  # int64[B], the utterance that the conditioning clip is cut from; -1 in padding rows
     weights: np.ndarray  # float32[B], 0 in padding rows
     row_seeds: np.ndarray  # uint64[B], for crops
     seed: tuple[int, int]  # int32 pair, for dropout
@@ -55,6 +59,28 @@ class PlannedStep:
     count: int
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Which utterances may lend another one their sound as its conditioning clip: those of its speaker. S speakers."""
+
+    speakers: np.ndarray  # int32[N], of the utterances in the plan's order
+    pool: np.ndarray  # int32[P], utterance ids by speaker, then id
+    offsets: np.ndarray  # int64[S + 1], where each speaker begins in `pool`
+
+    def draw(self, positions: np.ndarray, utterances: np.ndarray, bits: np.ndarray) -> np.ndarray:
+        """int64[n]: for each utterance (its position in the order, its id, uint64 random bits) another one of its speaker in the
+        pool, uniformly; itself where there is none.
+        """
+        out = np.empty(len(utterances), np.int64)
+        for i, (speaker, own, u) in enumerate(zip(self.speakers[positions], utterances, counters.uniform(bits), strict=True)):
+            others = self.pool[self.offsets[speaker] : self.offsets[speaker + 1]]
+            at = int(others.searchsorted(others.dtype.type(own)))  # of another type, and all of `others` would be converted
+            inside = at < len(others) and others[at] == own
+            k = int(u * (len(others) - inside))
+            out[i] = others[k + (inside and k >= at)] if len(others) > inside else own
+        return out
+
+
 class Plan:
     """One plan of one stage. Build with `write_plan`, open with `Plan.open`.
 
@@ -65,9 +91,20 @@ class Plan:
         buckets: the static shapes, shared by both plans of a stage.
         order: int32[N], utterance ids sorted by bucket, then language, then id.
         offsets: int64[buckets, languages + 1], where each (bucket, language) begins in `order`.
+        prompts: where conditioning clips come from; None: every utterance from itself.
     """
 
-    def __init__(self, name: str, seed: int, sampling: str, buckets: list[Bucket], order: np.ndarray, offsets: np.ndarray):
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        sampling: str,
+        buckets: list[Bucket],
+        order: np.ndarray,
+        offsets: np.ndarray,
+        prompts: Prompts | None = None,
+    ):
+        self.prompts = prompts
         self.name, self.seed, self.sampling, self.buckets, self.order, self.offsets = name, seed, sampling, buckets, order, offsets
         self.num_utterances = len(order)
         sizes = offsets[:, -1] - offsets[:, 0]
@@ -96,7 +133,10 @@ class Plan:
         meta = json.loads((folder / f"{name}.json").read_text())
         order = np.load(folder / f"{name}.order.npy", mmap_mode="r") if meta["num_utterances"] else np.zeros(0, np.int32)
         offsets = np.load(folder / f"{name}.offsets.npy")
-        return cls(name, meta["seed"], meta["sampling"], [Bucket(**b) for b in meta["buckets"]], order, offsets)
+        prompts = None
+        if meta["prompts"] and meta["num_utterances"]:
+            prompts = Prompts(*(np.load(folder / f"{name}.{part}.npy", mmap_mode="r") for part in _PROMPT_FILES))
+        return cls(name, meta["seed"], meta["sampling"], [Bucket(**b) for b in meta["buckets"]], order, offsets, prompts)
 
     # -- batches -------------------------------------------------------------------------------------------------------------------
 
@@ -139,10 +179,14 @@ class Plan:
             picks = self.offsets[bucket, 0] + index
         utterances = np.full(rows, -1, np.int64)
         utterances[: len(picks)] = self.order[picks]
+        prompts = utterances.copy()
+        if self.prompts is not None:
+            bits = counters.draws(self._key(_PROMPT, g), np.arange(len(picks)))
+            prompts[: len(picks)] = self.prompts.draw(picks, utterances[: len(picks)], bits)
         weights = (utterances >= 0).astype(np.float32)
         dropout = counters.draws(self._key(_DROPOUT, g), np.arange(2)) >> np.uint64(33)  # 31 bits: non-negative int32
         row_seeds = counters.draws(self._key(_CROP, g), np.arange(rows))
-        return PlannedBatch(self.name, g, epoch, bucket, utterances, weights, row_seeds, (int(dropout[0]), int(dropout[1])))
+        return PlannedBatch(self.name, g, epoch, bucket, utterances, prompts, weights, row_seeds, (int(dropout[0]), int(dropout[1])))
 
     def _pick_balanced(self, g: int, bucket: int, rows: int) -> np.ndarray:
         u = counters.uniform(counters.draws(self._key(_LANGUAGE, g), np.arange(rows)))
@@ -174,11 +218,15 @@ def write_plan(
     ids: np.ndarray,
     bucket_of: np.ndarray,
     language: np.ndarray,
+    speaker: np.ndarray | None = None,
+    pool: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> str:
     """Write a plan's arrays; returns the digest of its content.
 
     Args:
-        ids: int[N] utterance ids of the plan; `bucket_of` and `language` belong to them, elementwise.
+        ids: int[N] utterance ids of the plan; `bucket_of`, `language` and `speaker` belong to them, elementwise.
+        pool: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be cut from. None: every utterance's
+            clip is cut from itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
     num_languages = int(language.max()) + 1 if len(language) else 1
@@ -187,12 +235,23 @@ def write_plan(
     cell = bucket_of[rank].astype(np.int64) * num_languages + language[rank]
     bounds = np.searchsorted(cell, np.arange(len(buckets) * num_languages + 1))
     offsets = np.stack([bounds[b * num_languages : (b + 1) * num_languages + 1] for b in range(len(buckets))]).astype(np.int64)
-    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "buckets": [b.to_dict() for b in buckets]}
+    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "prompts": pool is not None}
+    meta |= {"buckets": [b.to_dict() for b in buckets]}
     text = json.dumps(meta, indent=1)
-    np.save(folder / f"{name}.order.npy", order)
-    np.save(folder / f"{name}.offsets.npy", offsets)
-    (folder / f"{name}.json").write_text(text)
+    arrays = {"order": order, "offsets": offsets}
+    if pool is not None:
+        arrays |= dict(zip(_PROMPT_FILES, _prompt_arrays(speaker[rank], *pool), strict=True))
     h = xxhash.xxh3_128(text.encode())
-    h.update(order.tobytes())
-    h.update(offsets.tobytes())
+    for part, array in arrays.items():
+        np.save(folder / f"{name}.{part}.npy", array)
+        h.update(array.tobytes())
+    (folder / f"{name}.json").write_text(text)
     return h.hexdigest()
+
+
+def _prompt_arrays(speakers: np.ndarray, ids: np.ndarray, of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays of `Prompts` for utterances of these speakers, from the pool's ids and their speakers."""
+    rank = np.lexsort((ids, of))
+    num_speakers = 1 + max(int(speakers.max(initial=-1)), int(of.max(initial=-1)))
+    offsets = np.searchsorted(of[rank], np.arange(num_speakers + 1)).astype(np.int64)
+    return np.ascontiguousarray(speakers, np.int32), np.ascontiguousarray(ids[rank], np.int32), offsets

@@ -22,7 +22,7 @@ from common.plan import Plan
 from common.xtts.dims import ModelDims
 
 # Part of every feature hash: producers with other feature code than the run began with are refused.
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 STAGES = ("dvae", "gpt")
 
 

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from common.batch import empty_batch
 from common.config import Config
 from common.errors import BadInput
+from common.manifest import Utterance
 from common.plan import PlannedBatch
 from common.run import RunFolder
 from common.stopwatch import Stopwatch
@@ -130,10 +131,11 @@ class _StageMaker:
             self._functions[shape] = function.get_concrete_function()
         return self._functions[shape](tf.constant(values)).numpy()
 
-    def _utterances(self, planned: PlannedBatch) -> list[tuple[int, object]]:
-        rows = np.flatnonzero(planned.utterances >= 0)
+    def _utterances(self, ids: np.ndarray) -> list[tuple[int, Utterance]]:
+        """(row, utterance) of the rows whose id int64[B] is none of padding."""
+        rows = np.flatnonzero(ids >= 0)
         try:
-            return list(zip(rows.tolist(), self._manifest.utterances(planned.utterances[rows]), strict=True))
+            return list(zip(rows.tolist(), self._manifest.utterances(ids[rows]), strict=True))
         except KeyError as e:
             raise BatchError(f"plan and manifest disagree: {e.args[0]}") from e
 
@@ -191,25 +193,31 @@ class GptMaker(_StageMaker):
         return self._shape(planned) not in self._made
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """Every row's whole utterance, or its conditioning clip alone where the codes are known. BatchError: the manifest does not know it.
+        """Every row's whole utterance, or its conditioning clip alone where the codes are known; the conditioning clip, too, where it is of
+        another utterance. BatchError: the manifest does not know one.
 
         At another rate than the features' a part is not to the bit what the resampled whole has there, so that the conditioning clip is
         always a part of its own: the batch must not depend on whether the codes were known.
         """
         clips = []
-        for row, u in self._utterances(planned):
+        lenders = dict(self._utterances(np.where(planned.prompts != planned.utterances, planned.prompts, -1)))
+        for row, u in self._utterances(planned.utterances):
             codes = None
             if self._cache is not None:
                 codes = self._cache.get(u.id, num_codes(u.num_samples, self.dims.audio.samples_per_code), stamp_of(u.path))
             if codes is None:
                 clips.append(Clip(row, u))
-            if codes is not None or u.source_rate != self.dims.audio.sample_rate:
+            if row in lenders:
+                lender = lenders[row]
+                clips.append(Clip(row, lender, *self._prompt(planned, row, lender.num_samples), codes, row_utterance=u))
+            elif codes is not None or u.source_rate != self.dims.audio.sample_rate:
                 clips.append(Clip(row, u, *self._prompt(planned, row, u.num_samples), codes))
         return clips
 
     def _prompt(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
-        """Where the row's conditioning clip lies: (start, length) in samples."""
-        return prompt_slice(num_samples, int(planned.row_seeds[row]), self.dims.audio, planned.plan == "train")
+        """Where the row's conditioning clip lies in the utterance that it is cut from, of `num_samples`: (start, length) in samples."""
+        audio, training, lent = self.dims.audio, planned.plan == "train", planned.prompts[row] != planned.utterances[row]
+        return prompt_slice(num_samples, int(planned.row_seeds[row]), audio, training, whole=bool(lent))
 
     def _codes(self, wav):
         """[B, S + 8192] -> int32 [B, S / 1024]."""
@@ -231,33 +239,36 @@ class GptMaker(_StageMaker):
             usable = _usable(clips, decoded, made)
             wholes = {c.row: samples for c, samples in usable if c.num_samples is None}
             parts = {c.row: samples for c, samples in usable if c.num_samples is not None}
-            rows = {c.row: c for c, _ in usable}
-            codes = {row: c.codes for row, c in rows.items() if c.codes is not None}
+            rows = {c.row: c.row_utterance or c.utterance for c, _ in usable}
+            codes = {c.row: c.codes for c, _ in usable if c.codes is not None}
             made.num_cached = len(codes)
             cond = np.zeros((bucket.batch_size, audio.cond_max_samples), np.float32)
-            for row, clip in rows.items():
-                at, length = self._prompt(planned, row, clip.utterance.num_samples)
-                cond[row, :length] = parts[row] if row in parts else wholes[row][at : at + length]
+            for row, utterance in rows.items():
+                if row in parts:
+                    cond[row, : len(parts[row])] = parts[row]
+                else:
+                    at, length = self._prompt(planned, row, utterance.num_samples)
+                    cond[row, :length] = wholes[row][at : at + length]
         if wholes:
             with watch.part("codes"):
                 codes.update(self._new_codes(planned, wholes, rows))
         with watch.part("mel"):
             cond_mel = self._call(("cond", bucket.batch_size), self._cond, cond)
         with watch.part("pack"):
-            for row, clip in rows.items():
-                self._pack(made, planned, clip, codes[row], is_last=row == max(rows))
+            for row, utterance in rows.items():
+                self._pack(made, planned, row, utterance, codes[row], is_last=row == max(rows))
                 made.arrays["cond_mel"][row] = cond_mel[row]
         self._made.add(self._shape(planned))
         made.spent_s = watch.take()
         return made
 
-    def _new_codes(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Clip]) -> dict[int, np.ndarray]:
+    def _new_codes(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Utterance]) -> dict[int, np.ndarray]:
         """Row → int32[n] of the clips whose codes are not known yet; known from now on."""
         bucket, audio = self._bucket(planned), self.dims.audio
         wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
         for row, samples in wholes.items():
             if len(samples) > bucket.num_samples:
-                raise BatchError(f"utterance {rows[row].utterance.id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
+                raise BatchError(f"utterance {rows[row].id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
             wav[row, : len(samples)] = samples
         if self._batching.padded_codes:
             longest = max(map(len, wholes.values()))
@@ -267,19 +278,19 @@ class GptMaker(_StageMaker):
         codes = {row: all_codes[row, : num_codes(len(samples), audio.samples_per_code)] for row, samples in wholes.items()}
         if self._cache is not None:
             for row, c in codes.items():
-                self._cache.put(rows[row].utterance.id, c, stamp_of(rows[row].utterance.path))
+                self._cache.put(rows[row].id, c, stamp_of(rows[row].path))
         return codes
 
-    def _pack(self, made: Made, planned: PlannedBatch, clip: Clip, codes: np.ndarray, is_last: bool) -> None:
-        hidden = None
-        if planned.plan == "train" and self._batching.mask_prompt:
-            prompt = self._prompt(planned, clip.row, clip.utterance.num_samples)
+    def _pack(self, made: Made, planned: PlannedBatch, row: int, utterance: Utterance, codes: np.ndarray, is_last: bool) -> None:
+        hidden, own_prompt = None, planned.prompts[row] == planned.utterances[row]
+        if planned.plan == "train" and self._batching.mask_prompt and own_prompt:
+            prompt = self._prompt(planned, row, utterance.num_samples)
             if self._batching.mask_prompt != "last_row":
                 hidden = prompt_codes(*prompt, len(codes), self.dims.audio.samples_per_code)
             elif is_last:
                 hidden = prompt_targets_of_coqui(*prompt)
-        pack_row(made.arrays, clip.row, clip.utterance.tokens, codes, hidden, self.dims.gpt, self._layout)
-        made.arrays["weights"][clip.row] = planned.weights[clip.row]
+        pack_row(made.arrays, row, utterance.tokens, codes, hidden, self.dims.gpt, self._layout)
+        made.arrays["weights"][row] = planned.weights[row]
 
     def probe(self) -> str:
         """32 hex digits: codes and conditioning mel of a fixed signal on this device, and TensorFlow's version."""
@@ -311,7 +322,7 @@ class DvaeMaker(_StageMaker):
     def clips(self, planned: PlannedBatch) -> list[Clip]:
         """The samples under each row's crop. BatchError: the manifest does not know an utterance."""
         clips = []
-        for row, u in self._utterances(planned):
+        for row, u in self._utterances(planned.utterances):
             start, end = crop_span(*self._crop(planned, row, u.num_samples), u.num_samples, self.dims.audio)
             clips.append(Clip(row, u, start, end - start))
         return clips

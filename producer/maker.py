@@ -17,7 +17,8 @@ from common.plan import PlannedBatch
 class Clip:
     """A recording, or a part of it, that a row needs. `start` and `num_samples` count at 22 050 Hz; None: to the end.
 
-    `codes`: int32[n], the recording's DVAE codes where they are known already.
+    `codes`: int32[n], the DVAE codes of the row's utterance where they are known already. `row_utterance`: the row's utterance where the
+    recording is another one, of its speaker, that only lends its voice.
     """
 
     row: int
@@ -25,6 +26,7 @@ class Clip:
     start: int = 0
     num_samples: int | None = None
     codes: np.ndarray | None = field(default=None, repr=False, compare=False)
+    row_utterance: Utterance | None = None
 
 
 @dataclass
@@ -67,7 +69,11 @@ class Maker(Protocol):
 
 
 def without(planned: PlannedBatch, utterances: Collection[int]) -> PlannedBatch:
-    """The batch with some utterances' rows turned into padding; the other rows stay where they are, with their seeds."""
-    out = np.isin(planned.utterances, np.fromiter(utterances, np.int64, len(utterances)))
+    """The batch with some utterances' rows turned into padding; the other rows stay where they are, with their seeds. A row whose
+    conditioning clip was to come from one of them takes it from its own utterance.
+    """
+    set_aside = np.fromiter(utterances, np.int64, len(utterances))
+    out = np.isin(planned.utterances, set_aside)
     ids, weights = np.where(out, -1, planned.utterances), np.where(out, np.float32(0), planned.weights)
-    return dataclasses.replace(planned, utterances=ids, weights=weights)
+    prompts = np.where(out | np.isin(planned.prompts, set_aside), ids, planned.prompts)
+    return dataclasses.replace(planned, utterances=ids, prompts=prompts, weights=weights)

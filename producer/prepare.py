@@ -36,7 +36,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
-from producer.rows import layout_of
+from producer.rows import hidden_share, layout_of
 from producer.sample_texts import check_samples
 from producer.scan import ScanResult, scan
 
@@ -164,7 +164,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         shutil.copyfile(config.model.dvae, aside / "dvae" / "model.safetensors")
     plans = {stage: _plans(config, aside / "plan" / stage, stage, manifest, dims) for stage in STAGES}
     _check_memory(config, aside, dims)
-    for line in _plan_lines(aside, dims):
+    for line in _plan_lines(config, aside, manifest, dims):
         out(line)
     manifest.close()
     write_rejects(result.report.rejects, aside / "rejects.tsv")
@@ -181,6 +181,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "vocabulary": tokenizer.digest,
         "mel_stats": digest(stats.tolist()),
         "mel_dtype": config.transport.mel_dtype,
+        "prompt": config.batching.prompt,
         "mask_prompt": config.batching.mask_prompt,
         "layout": dataclasses.asdict(layout_of(config)),
         "padded_codes": config.batching.padded_codes,
@@ -295,9 +296,22 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
     seed = int(counters.key(config.seed, STAGES.index(stage)) >> np.uint64(1))
     digests = {}
     for name, split, sampling in (("train", TRAIN, config.batching.sampling), ("eval", EVAL, "fixed")):
-        ids = np.flatnonzero(columns["split"] == split)
+        ids, pool = np.flatnonzero(columns["split"] == split), None
+        if stage == "gpt" and config.batching.prompt == "speaker":
+            # Training never hears the evaluation set. An evaluation may take its voices from both: nothing is learnt from it.
+            lenders = ids if name == "train" else np.arange(n)
+            pool = lenders, columns["speaker"][lenders]
         digests[name] = write_plan(
-            folder, name, seed=seed, sampling=sampling, buckets=buckets, ids=ids, bucket_of=of[ids], language=columns["language"][ids]
+            folder,
+            name,
+            seed=seed,
+            sampling=sampling,
+            buckets=buckets,
+            ids=ids,
+            bucket_of=of[ids],
+            language=columns["language"][ids],
+            speaker=columns["speaker"][ids],
+            pool=pool,
         )
     return digests
 
@@ -316,13 +330,21 @@ def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
         )
 
 
-def _plan_lines(aside: Path, dims: ModelDims) -> list[str]:
+def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
     plan = Plan.open(aside / "plan" / "gpt", "train")
     shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
-    return [
+    lines = [
         f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch, {shapes}"
     ]
+    columns, ids = manifest.columns(), np.asarray(plan.order)
+    if config.batching.prompt == "speaker":
+        alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
+        lines.append(f"conditioning clips: of another utterance of the speaker; {alone} utterances are their speaker's only one")
+    elif config.batching.mask_prompt is True and len(ids):
+        share = hidden_share(columns["num_samples"][ids], dims.audio)
+        lines.append(f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no targets (see batching.prompt)")
+    return lines
 
 
 # -- same run? ---------------------------------------------------------------------------------------------------------------------

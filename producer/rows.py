@@ -13,7 +13,7 @@ import numpy as np
 
 from common.buckets import XTTS_ROW, RowLayout
 from common.config import Config
-from common.xtts.dims import GptDims
+from common.xtts.dims import AudioDims, GptDims
 from producer.maker import BatchError
 
 NO_TARGET = -1
@@ -40,6 +40,15 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
     if first == 0 and end >= n:
         end = n - 1
     return first, max(first, end)
+
+
+def hidden_share(num_samples: np.ndarray, audio: AudioDims) -> float:
+    """The part of all codes that is hidden in training, in expectation, where each of these utterances (int[N] samples, N > 0) gives its
+    own conditioning clip (`common.xtts.audio.prompt_slice`).
+    """
+    lengths = np.linspace(audio.cond_min_samples, audio.cond_max_samples, 33)
+    shown = sum(np.where(num_samples < length, num_samples / 2, length).sum() for length in lengths) / len(lengths)
+    return float(shown / num_samples.sum())
 
 
 def prompt_targets_of_coqui(start: int, length: int) -> tuple[int, int]:

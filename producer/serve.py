@@ -235,7 +235,7 @@ class Service:
             self._refuse(job.lease, str(e))
             return
         bad = [[u, reason[:REASON_CHARS]] for u, reason in made.bad]
-        meta = {"bad": bad, **self._timings(job, made)}
+        meta = {"bad": bad, "without": list(job.lease.extra.get("quarantined", ())), **self._timings(job, made)}
         with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, meta)
         self.meter.batch(made)

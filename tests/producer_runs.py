@@ -50,9 +50,19 @@ def tone(i: int, seconds: float) -> np.ndarray:
 
 
 def make_run(
-    folder: Path, lengths_s: list[float], *, size: str = "tiny", num_eval: int = 0, audio: dict | None = None, **sections
+    folder: Path,
+    lengths_s: list[float],
+    *,
+    size: str = "tiny",
+    num_eval: int = 0,
+    audio: dict | None = None,
+    speakers: str = "",
+    **sections,
 ) -> RunFolder:
-    """A run over clips of the given lengths; the last `num_eval` are the evaluation set. An arithmetic run has no files."""
+    """A run over clips of the given lengths; the last `num_eval` are the evaluation set. An arithmetic run has no files.
+
+    `speakers`: a letter for each clip; default: all are of speaker a.
+    """
     config = settings(folder, size, **sections)
     dims = dataclasses.replace(config.dims, audio=dataclasses.replace(config.dims.audio, **(audio or {})))
     n = len(lengths_s)
@@ -67,7 +77,14 @@ def make_run(
             samples = round(s * 22050)
             split = TRAIN if i < n - num_eval else EVAL
             facts = {"num_samples": samples, "source_rate": 22050, "source_frames": samples, "size": 2 * samples, "split": split}
-            words = {"name": f"c{i}", "text": "x", "clean": "x", "tokens": tokens_of(i), "language": "en", "speaker": "a"}
+            words = {
+                "name": f"c{i}",
+                "text": "x",
+                "clean": "x",
+                "tokens": tokens_of(i),
+                "language": "en",
+                "speaker": (speakers or "a" * n)[i],
+            }
             m.add_utterance(source=0, path=path, **words, **facts)
     save_file({"mel_stats": STATS}, folder / "mel_stats.safetensors")
     _write_plans(folder, config, dims)
@@ -91,11 +108,12 @@ def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
     for stage in STAGES:
         buckets, of = shapes[stage]
         for name, split, sampling in (("train", TRAIN, "epoch"), ("eval", EVAL, "fixed")):
-            ids = np.flatnonzero(columns["split"] == split)
-            language = columns["language"][ids]
-            write_plan(
-                folder / "plan" / stage, name, seed=7, sampling=sampling, buckets=buckets, ids=ids, bucket_of=of[ids], language=language
-            )
+            ids, pool = np.flatnonzero(columns["split"] == split), None
+            if stage == "gpt" and b.prompt == "speaker":
+                lenders = ids if name == "train" else np.arange(len(codes))
+                pool = lenders, columns["speaker"][lenders]
+            facts = {"bucket_of": of[ids], "language": columns["language"][ids], "speaker": columns["speaker"][ids]}
+            write_plan(folder / "plan" / stage, name, seed=7, sampling=sampling, buckets=buckets, ids=ids, pool=pool, **facts)
 
 
 def write_dvae(run: RunFolder, seed: int = 1) -> None:

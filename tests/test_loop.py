@@ -198,6 +198,36 @@ def test_a_clip_that_cannot_be_made_is_weight_zero_from_there_on(tmp_path, stop_
     assert outcome(longer, "gpt").weights == replay(longer, "gpt", {7: 0}).weights
 
 
+class BadVoice(BadClip):
+    """Cannot make utterance 7, and no row that wants its conditioning clip from it."""
+
+    def make(self, planned, clips, decoded):
+        made = super().make(planned, clips, decoded)
+        hit = (planned.prompts == 7) & (planned.utterances != 7)
+        if hit.any():
+            for name in ("value", "seed", "weights"):
+                made.arrays[name][hit] = 0
+            made.bad.append((7, "no audio in it"))
+        return made
+
+
+def test_a_row_whose_lent_clip_cannot_be_made_is_made_again_with_its_own(tmp_path, stop_at):
+    run = arithmetic_run(tmp_path, train__eval_every=9, batching__prompt="speaker")
+    plan = run.plan("gpt", "train")
+    lent = [g for g in range(3 * 60) if ((b := plan.batch(g)).prompts == 7).any() and 7 not in b.utterances]
+    assert lent, "a batch needs utterance 7 for its voice alone"
+    stop = Stop()
+    stop_at(stop, 6 + 31)
+    with pytest.raises(Stopped):
+        train(run, stop, make=BadVoice)
+    train(run, make=BadVoice)
+    want, got = replay(run, "gpt", {7: 0}), outcome(run, "gpt")
+    assert got.steps == want.steps, "every row but those of utterance 7 itself is trained on"
+    assert got.weights == want.weights
+    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [(e["id"], e["reason"]) for e in entries] == [(7, "no audio in it")]
+
+
 class SlowNan(ArithmeticStep):
     """Not finite at chosen updates: changes nothing then, as every step must."""
 

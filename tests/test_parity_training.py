@@ -115,7 +115,7 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
 def planned(b: int) -> PlannedBatch:
     utterances, seeds = case.batch(b)
     return PlannedBatch(
-        "train", b, 0, 0, np.array(utterances), np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
+        "train", b, 0, 0, np.array(utterances), np.array(utterances), np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
     )  # fmt: skip
 
 

@@ -98,6 +98,14 @@ def test_no_prompt_leaves_a_row_without_a_code_target():
                 assert end - first < n
 
 
+def test_the_share_that_is_hidden_is_half_of_short_utterances_and_little_of_long_ones():
+    audio = SIZES["xtts"].audio  # clips of 3 to 6 s
+    assert rows.hidden_share(np.array([22050, 44100]), audio) == pytest.approx(0.5)
+    assert rows.hidden_share(np.array([10 * 22050]), audio) == pytest.approx(0.45)
+    # 4.5 s: half of it, 2.25 s, if more is asked for; else what is asked for, 3.75 s on average.
+    assert rows.hidden_share(np.array([99225]), audio) == pytest.approx((2.25 + 3.75) / 2 / 4.5, rel=0.02)
+
+
 def test_rows_without_an_utterance_are_all_padding():
     got = pack(12, 3, [None, np.array([4])], [None, np.array([1, 2])], [None, None])
     assert not got["ids"][0].any()

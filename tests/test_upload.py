@@ -105,7 +105,8 @@ class SlowUpload(HostCopy):
 
 def feed_of(server, upload):
     bucket = Bucket(2, 4, 2, 2)
-    plan = lambda plan, g: PlannedBatch(plan, g, 0, 0, np.array([0, 1]), np.ones(2, np.float32), np.zeros(2, np.uint64), (g, g))  # noqa: E731
+    ids = np.array([0, 1])
+    plan = lambda plan, g: PlannedBatch(plan, g, 0, 0, ids, ids, np.ones(2, np.float32), np.zeros(2, np.uint64), (g, g))  # noqa: E731
     assert bucket.batch_size == 2
     spec = lambda planned: {"weights": (np.dtype(np.float32), (2,))}  # noqa: E731
     stop = threading.Event()

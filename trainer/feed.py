@@ -102,11 +102,12 @@ class Quarantine:
         return True
 
     def of(self, planned: PlannedBatch) -> list[int]:
-        """The batch's utterances that have to be rows of weight 0."""
+        """The batch's utterances, conditioning clips' included, that it has to be made without (`producer.maker.without`)."""
         known = self._by_id
         if not known:
             return []
-        return [u for u in planned.utterances.tolist() if u in known and self._holds(known[u], planned)]
+        needed = dict.fromkeys([*planned.utterances.tolist(), *planned.prompts.tolist()])
+        return [u for u in needed if u in known and self._holds(known[u], planned)]
 
     @staticmethod
     def _holds(entry: dict, planned: PlannedBatch) -> bool:
@@ -225,18 +226,31 @@ class Feed:
         except ValueError as e:
             self._server.reject(delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True)
             return None
-        weights = delivery.arrays["weights"]
-        for row, u in enumerate(planned.utterances.tolist()):
-            # Set aside after this batch was leased: made again without the clip, so that a replay makes the same bytes.
-            if weights[row] != 0 and u in self._quarantine.of(planned):
-                self._server.reject(delivery, f"utterance {u} was set aside meanwhile", strike=False)
-                return None
         for utterance, reason in delivery.meta.get("bad", []):
             if self._quarantine.add(utterance, planned, reason):
                 log.warning("utterance %d set aside from batch %d on: %s", utterance, planned.g, reason)
+        stale = self._stale(delivery, planned)
+        if stale is not None:
+            self._server.reject(delivery, f"utterance {stale} was set aside meanwhile", strike=False)
+            return None
         if self._inspect is not None:
             self._inspect(planned, delivery.arrays)
         return self._transfer(delivery, planned, time.perf_counter() - began)
+
+    def _stale(self, delivery, planned: PlannedBatch) -> int | None:
+        """An utterance that is set aside and that this batch does not do without: made again, so that a replay makes the same bytes.
+
+        A row whose own clip failed is one of weight 0 at once. Where the clip lent by another utterance failed, the row is to take its own.
+        """
+        out, weights = set(self._quarantine.of(planned)), delivery.arrays["weights"]
+        done_without = set(delivery.meta.get("without", ()))
+        for row, (own, prompt) in enumerate(zip(planned.utterances.tolist(), planned.prompts.tolist(), strict=True)):
+            if own in out:
+                if weights[row] != 0:
+                    return own
+            elif prompt in out and prompt not in done_without:
+                return prompt
+        return None
 
     def _transfer(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
         """Copy to the device. `spent_s`: what the batch has cost so far."""

@@ -128,17 +128,18 @@ def _uniform(seed: int, counter: int, low: int, high: int) -> int:
     return low + ((counter_hash(seed, counter) * (high - low + 1)) >> 64)
 
 
-def prompt_slice(num_samples: int, row_seed: int, audio: AudioDims, training: bool) -> tuple[int, int]:
+def prompt_slice(num_samples: int, row_seed: int, audio: AudioDims, training: bool, whole: bool = False) -> tuple[int, int]:
     """Where the conditioning clip lies in its utterance: (start, length) in samples; a pure function of its arguments.
 
     Training: length uniform in [cond_min, cond_max] (hash counter 0), start uniform (hash counter 1). Evaluation: cond_eval
-    samples from 0. An utterance shorter than the drawn length gives half of itself. The clip is zero-padded to cond_max
-    by the caller. Source: xtts-spec 3. Raises ValueError below 2 samples.
+    samples from 0. An utterance shorter than the drawn length gives half of itself, or all of itself if `whole` (for another
+    utterance's row, to which nothing in it is given away). The clip is zero-padded to cond_max by the caller. Source: xtts-spec 3.
+    Raises ValueError below 2 samples.
     """
     if num_samples < 2:
         raise ValueError(f"no conditioning clip can be cut from {num_samples} samples")
     length = _uniform(row_seed, 0, audio.cond_min_samples, audio.cond_max_samples) if training else audio.cond_eval_samples
     if num_samples < length:
-        length = num_samples // 2
+        length = num_samples if whole else num_samples // 2
     start = _uniform(row_seed, 1, 0, num_samples - length) if training else 0
     return start, length
