@@ -32,7 +32,7 @@ from common.local_channel import LocalHub
 RUN = "00112233445566778899aabbccddeeff"
 WINDOW, CAPACITY = 6, 2
 OFFSETS = {"train": 0, "eval": 1_000_000}
-LATER_S = 90.0  # longer than anything takes that still happens, on a machine with other things to do
+LATER_S = 200.0  # longer than anything takes that still happens, on a machine with other things to do
 
 
 def numbers(plan: str, g: int) -> np.ndarray:

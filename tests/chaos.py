@@ -68,7 +68,7 @@ class Driver:
         self.say("trainer --replace")
         self.extra.append(self._spawn("trainer", "--run", str(self.run), "--replace"))
 
-    def finish(self, timeout_s: float = 300.0) -> None:
+    def finish(self, timeout_s: float = 400.0) -> None:
         """Wait for the run's end; launch.py started again where it was killed. AssertionError with the story if it does not end well."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -120,7 +120,7 @@ class Driver:
         s = status.read(self.run, "trainer")
         return s.stage if s is not None and s.alive else 0
 
-    def wait_for(self, condition, what: str, timeout_s: float = 200.0, poll_s: float = 0.005) -> None:
+    def wait_for(self, condition, what: str, timeout_s: float = 400.0, poll_s: float = 0.005) -> None:
         """RunIsOver: the run ended first."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -230,7 +230,7 @@ def random_schedule(seed: int, num_events: int) -> list[tuple[float, str]]:
     return plan
 
 
-def play(driver: Driver, schedule: list[tuple[float, str]], from_stage: int = 2, timeout_s: float = 300.0) -> None:
+def play(driver: Driver, schedule: list[tuple[float, str]], from_stage: int = 2, timeout_s: float = 400.0) -> None:
     """Launch, wait until a stage has begun, hurt, finish."""
     driver.launch()
     try:

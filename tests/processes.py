@@ -29,8 +29,12 @@ from common.supervise import Supervisor  # noqa: E402
 def start_launcher(run: Path, *children: str, **options) -> subprocess.Popen:
     """A launcher over `children` in a session of its own; its output goes to RUN/console.txt."""
     argv = [sys.executable, __file__, "launch", str(run), *children]
-    with open(run / "console.txt", "wb") as out:
-        return subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **options)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by whatever is started too
+    try:
+        with open(run / "console.txt", "wb") as out:
+            return subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **options)
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
 
 
 def start_child(run: Path, name: str, behaviour: str, **options) -> subprocess.Popen:

@@ -17,7 +17,7 @@ from common.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
 from common.process import ProcessSpec
 from tests import processes
 
-LATER_S = 90.0  # longer than anything takes that still happens
+LATER_S = 200.0  # longer than anything takes that still happens
 
 
 def start(run, name, behaviour):

@@ -127,13 +127,13 @@ def test_the_stage_that_is_really_slowed_is_named(tmp_path, monkeypatch, part):
         folder.mkdir()
         document = document_of(folder, monkeypatch, {p: slower * ms for p, ms in slow.items()}, slower * wire_s)
         assert document["speed"]["step_ms"] > 0.75 * 2 * slower * PACE_MS
-        v = document["verdict"]
-        if (v["cause"], v["part"]) == wanted:
+        v, kept_busy = document["verdict"], document["steps"]["wait"]["mean"] < 0.1 * document["steps"]["total"]["mean"]
+        if (v["cause"], v["part"]) == wanted and (part != "compute" or (kept_busy and document["producers"]["needed"] == 1)):
             break
     assert (v["cause"], v["part"]) == wanted, v["sentence"]
     if part == "compute":
         assert document["producers"]["needed"] == 1
-        assert document["steps"]["wait"]["mean"] < 0.1 * document["steps"]["total"]["mean"]
+        assert kept_busy
         assert str(profile_report.view(document).renderables[-1]).startswith("the bottleneck is the trainer (compute)")
 
 

@@ -19,7 +19,7 @@ from producer.decode import DecodePool
 from producer.maker import BatchError, Clip, without
 from producer.serve import Service
 
-LATER_S = 90.0  # longer than anything takes that still happens
+LATER_S = 200.0  # longer than anything takes that still happens
 
 
 def wait_for(condition):
