@@ -10,6 +10,8 @@ Which: the first checkpoint at or after each multiple of `samples.every`. One at
 takes the newest next and says what it left out. The last step is left to the trainer, which speaks at the run's end in any case
 (finale.py). A checkpoint that is removed before it was read is passed over. RUN/sampler.lock makes it the only one of a run; another, of
 `launch.py trainer` beside a running launch.py, waits for its place.
+
+launch.py imports this module for `specs`: what takes time to load is imported where it is used.
 """
 
 from __future__ import annotations
@@ -23,23 +25,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from typing import TYPE_CHECKING
 
 from common import lock, logs, status
-from common.board import Board
 from common.config import Config
 from common.errors import OK, BadInput, Hopeless, is_out_of_memory
 from common.gpu import Device
 from common.lifecycle import SUPERVISOR, Stop, run_main
 from common.process import ProcessSpec
-from common.run import RunFolder
 from common.status import StatusFile
-from trainer.checkpoint import step_of
-from trainer.coqui_files import trained_model
-from trainer.stages import schedule_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from common.run import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +74,8 @@ class Networks:
     """A run's networks in this process, given the weights of one checkpoint after another. TensorFlow is loaded with the first."""
 
     def __init__(self, run: RunFolder):
+        from safetensors.numpy import load_file
+
         from common.xtts import weights
         from common.xtts.dvae import Dvae
         from common.xtts.gpt import Gpt
@@ -86,6 +87,7 @@ class Networks:
 
     def speak(self, state: dict[str, np.ndarray], step: int) -> int:
         """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; returns how many were spoken."""
+        from common.board import Board
         from common.xtts import weights
 
         weights.load_state_dict(self._gpt, state)
@@ -128,6 +130,9 @@ class Sampler:
                 self._round(step)
 
     def _next(self) -> int | None:
+        from common.run import RunFolder
+        from trainer.stages import schedule_of
+
         steps = _steps_in(self.path / "checkpoints")
         if steps == self._nothing_in:
             return None
@@ -176,6 +181,8 @@ class Sampler:
 
     def _speak(self, step: int) -> int:
         """In the worker. The weights are read first: while TensorFlow loads, the checkpoint may be removed."""
+        from common.run import RunFolder
+
         run = RunFolder(self.path)
         state = _weights_of(self.path, step)
         if self._networks is None:
@@ -191,6 +198,11 @@ class Sampler:
 
 def _weights_of(run: Path, step: int) -> dict[str, np.ndarray]:
     """The GPT in a checkpoint. Gone: rotation was faster. ValueError: it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    from trainer.coqui_files import trained_model
+
     try:
         return load_file(trained_model(run, str(step)))
     except (BadInput, OSError, SafetensorError) as e:
@@ -200,6 +212,8 @@ def _weights_of(run: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def _steps_in(folder: Path) -> set[int]:
+    from trainer.checkpoint import step_of
+
     return {step for p in folder.iterdir() if (step := step_of(p)) is not None} if folder.is_dir() else set()
 
 
