@@ -34,6 +34,7 @@ MIN_MEAN = 5e-4  # mean magnitude after scaling to a peak of 1; below: a few spi
 CLIPPED = 0.99  # of full scale
 # Seeking is exact to the sample, and no sample can exceed 1: a part of such a file equals that part of the whole.
 _EXACT_SUBTYPES = ("PCM_", "ALAC_", "ULAW", "ALAW")
+_PROBE = 997  # every so many samples are looked at first for one that is not 0
 _MARGIN = 64  # blocks of the reduced rate ratio read around a part, so that the resampler's filter (< 1500 samples) sees its neighbours
 
 
@@ -76,10 +77,20 @@ def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
     return DecodeError(path, f"not audio ({error.rpartition(': ')[2] or 'unknown format'})", "not audio")
 
 
+class _ReadOnce(soundfile.SoundFile):
+    """A file that is read in one go. soundfile seeks to where each read has ended, and in FLAC seeking decodes: it does so only in files
+    that say that they can be sought in. `seek` works all the same.
+    """
+
+    def seekable(self) -> bool:
+        """No, to soundfile."""
+        return False
+
+
 def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
     """An open file with a credible header. DecodeError: unreadable, no samples, or a rate that cannot be."""
     try:
-        f = soundfile.SoundFile(os.fspath(path))
+        f = _ReadOnce(os.fspath(path))
     except (soundfile.SoundFileError, OSError) as e:
         raise why_unreadable(path, str(e)) from e
     try:
@@ -123,13 +134,17 @@ def measure(path: str | os.PathLike, samples: np.ndarray) -> Level:
     if peak > MAX_PEAK:
         raise DecodeError(path, f"absurd level: peak {peak:.3g}", "absurd level")
     if peak == 0:
-        raise DecodeError(path, "silent: every sample is 0", "silent")
+        raise _silent(path)
     if peak > 1:
         mean = float(np.abs(samples).mean(dtype=np.float64))
         if mean < MIN_MEAN * peak:
             raise DecodeError(path, f"absurd level: peak {peak:.3g} over a signal of {mean:.3g} on average", "absurd level")
     full = np.count_nonzero(np.abs(samples) >= CLIPPED) if CLIPPED <= peak <= 1 else 0
     return Level(peak, full / samples.size)
+
+
+def _silent(path: str | os.PathLike) -> DecodeError:
+    return DecodeError(path, "silent: every sample is 0", "silent")
 
 
 def check_levels(path: str | os.PathLike) -> Level:
@@ -168,6 +183,10 @@ def _warn_once(path: str, message: str) -> None:
 
 def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
     samples = _read(f, path, 0, f.frames, _silence(f.samplerate))
+    if f.subtype.startswith(_EXACT_SUBTYPES):  # they hold no NaN, and nothing beyond 1
+        if not (samples[::_PROBE].any() or samples.any()):
+            raise _silent(path)
+        return _resample(_mono(samples), f.samplerate, num_output_samples(f.frames, f.samplerate))
     level = measure(path, samples[: f.frames])
     if level.peak > 1:
         samples = samples / np.float32(level.peak)

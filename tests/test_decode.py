@@ -92,6 +92,24 @@ def test_c13_non_finite_and_absurd_samples(tmp_path):
     fails(write_wav(tmp_path / "zero.wav", 0 * tone), "silent")
 
 
+def test_one_sample_anywhere_is_no_silence(tmp_path):
+    for at in (0, 1, 996, 12345, 22049):
+        x = np.zeros(22050, np.float32)
+        x[at] = 0.5
+        np.testing.assert_array_equal(decode(write_wav(tmp_path / "one.flac", x)), x)
+
+
+def test_a_whole_file_is_read_without_seeking(tmp_path, monkeypatch):
+    """In FLAC, seeking decodes; and a part is sought once."""
+    sought, seek = [], soundfile.SoundFile.seek
+    monkeypatch.setattr(soundfile.SoundFile, "seek", lambda self, *args: sought.append(args) or seek(self, *args))
+    path = write_wav(tmp_path / "a.flac", sine(44100))
+    whole = decode(path)
+    assert sought == []
+    np.testing.assert_array_equal(decode(path, 30000, 5000), whole[30000:35000])
+    assert sought == [(30000,)]
+
+
 def test_c13_loud_floats_are_scaled_with_a_warning_once(tmp_path, caplog):
     path = write_wav(tmp_path / "loud.wav", 8 * sine(44100), subtype="FLOAT")
     with caplog.at_level(logging.WARNING):
