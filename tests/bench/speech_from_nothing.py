@@ -1,6 +1,6 @@
 """Speech from nothing: a synthetic voice recorded, both stages trained on it, and a recogniser asked what the result says.
 
-    python tests/bench/speech_from_nothing.py corpus --work W      some 2 h of speech by one voice of Flite, 50 sentences held out
+    python tests/bench/speech_from_nothing.py corpus --work W      some 9 h of speech by one voice of Flite, 50 sentences held out
     python tests/bench/speech_from_nothing.py train  --work W      launch.py with configs/speech.yaml; again resumes
     python tests/bench/speech_from_nothing.py speak  --work W      the held-out sentences as codes and mels, spoken_*.npz
     python tests/bench/speech_from_nothing.py vocode --work W      Griffin-Lim; pictures of three
@@ -164,7 +164,7 @@ def _say(synthesizer, voice, texts: list[str], args: argparse.Namespace, tempera
 
 
 def _model(args: argparse.Namespace):
-    """(synthesizer, reference clip, lines by set): the voice is the first half of a training clip, as a row's is in training."""
+    """(synthesizer, reference clip, lines by set): the voice is a whole training clip, as most rows' is with `batching.prompt: speaker`."""
     from safetensors.numpy import load_file
 
     from common.manifest import EVAL
@@ -185,7 +185,7 @@ def _model(args: argparse.Namespace):
     clip = load_clip(lines_of(args.work / "corpus")[args.reference][0])
     ids = np.flatnonzero(run.manifest.columns()["split"] == EVAL)[:HELD_OUT]
     dev = [(Path(u.path), u.text) for u in run.manifest.utterances(ids)]
-    return synthesizer, clip[: len(clip) // 2], {"held_out": lines_of(args.work / "held_out"), "dev": dev}
+    return synthesizer, clip, {"held_out": lines_of(args.work / "held_out"), "dev": dev}
 
 
 def _set_up_tensorflow() -> None:
@@ -338,7 +338,7 @@ def parse() -> argparse.Namespace:
     for phase in all_phases.values():
         phase.add_argument("--work", type=Path, required=True)
     p = all_phases["corpus"]
-    p.add_argument("--sentences", type=int, default=2500)
+    p.add_argument("--sentences", type=int, default=10000)
     p.add_argument("--voice", default="slt", choices=("slt", "rms", "awb", "kal16"))
     p.add_argument("--stretch", type=float, default=1.3, help="1.3: about 150 words a minute")
     p.add_argument("--libraries", default="", help="folder with libflite*.so.1; default: the system's")
@@ -353,7 +353,7 @@ def parse() -> argparse.Namespace:
     p.add_argument("--top-k", type=int, default=50)
     p.add_argument("--top-p", type=float, default=0.85)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--reference", type=int, default=0, help="line of the corpus whose first half is the voice")
+    p.add_argument("--reference", type=int, default=0, help="line of the corpus that is the voice")
     for name in ("vocode", "score"):
         all_phases[name].add_argument("--again", action="store_true", help="also what is there already")
     args = parser.parse_args()
