@@ -262,7 +262,7 @@ def failing_saves(monkeypatch, steps):
 def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
     failing_saves(monkeypatch, {25})
     run = arithmetic_run(tmp_path, train__max_steps=25, train__eval_every=0, train__eval_at_epoch_end=False)
-    with pytest.raises(RunError, match="step 25, could not be written; on disk is step 20"):
+    with pytest.raises(Hopeless, match="step 25, could not be written; on disk is step 20; make room"):
         train(run)
     monkeypatch.undo()
     train(run)
@@ -277,7 +277,7 @@ def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkey
     (tmp_path / "b").mkdir()
     failing_saves(monkeypatch, {15, 20, 25})
     run = arithmetic_run(tmp_path / "b", train__max_steps=40, data__eval_fraction=0.0)
-    with pytest.raises(RunError, match="3 saves in a row failed; the newest checkpoint is of step 10"):
+    with pytest.raises(Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"):
         train(run)
     assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
 
