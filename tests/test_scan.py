@@ -1,4 +1,4 @@
-"""The scan on synthetic folders with known answers: field cases C01 to C22, C40 and C49."""
+"""The scan on synthetic folders with known answers: faults that people report in public threads, numbered c01 to c50."""
 
 import io
 import json

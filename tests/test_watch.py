@@ -1,4 +1,4 @@
-"""What a run says of its own speed: waits on the device's clock, variation by shape, GPUs, one warning per cause; C25 and C31."""
+"""What a run says of its own speed: waits on the device's clock, variation by shape, GPUs, one warning per cause."""
 
 import json
 import logging
