@@ -307,7 +307,7 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         return code
     if code == OK:
         _show_summary(program.run_dir, out)
-        tell(f"done: {program.run_dir}", out)
+        tell(f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard --logdir {program.run_dir})", out)
     elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
         tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
     return code

@@ -225,7 +225,7 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
     losses = [line.get("loss") for line in steps]
     if code == OK and len(steps) == STEPS and all(x is not None for x in losses):
         times = ", ".join(f"{line['step_ms']:.0f}" for line in steps)
-        yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms, the first compiles)")
+        yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms without compilation)")
     else:
         yield Finding(False, "steps", f"{len(steps)} of {STEPS} steps, losses {losses}: {why}", _advice(why))
 

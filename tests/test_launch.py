@@ -91,7 +91,7 @@ def test_batch_size_is_not_hidden_by_a_token_budget():
     [
         (["--model-gpuu", "1"], "did you mean --model-gpu"),
         (["--batch", "4"], "unrecognized"),
-        (["trian"], "neither a flag nor key=value"),
+        (["trian"], "no command, flag or key=value; `launch.py --help`"),
         (["--data-gpu", "0", "data_gpu=1"], "both set data_gpu"),
         (["--run", "a", "--checkpoint-dir", "b"], "both set run"),
         (["train.epoch=3"], "did you mean 'epochs'"),

@@ -39,7 +39,7 @@ def dry_step(stage: Stage, observer: Observer) -> int:
     """
     buckets = stage.schedule.train.buckets
     number = max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
-    observer.compiling("the dry step", number, len(buckets), buckets[number])
+    observer.compiling("the training step, tried on padding first,", number, len(buckets), buckets[number])
     try:
         stage.step.dry_run(number, grouped=stage.schedule.accumulate > 1)
     except Exception as e:

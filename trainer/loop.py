@@ -43,8 +43,8 @@ _LAST_SAVE_S = 25.0
 _IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
 
 
-class CannotSave(Hopeless):
-    """Checkpoints do not get to the disk: a restart would train the same steps again and fail at the same place."""
+class NotFinite(Hopeless):
+    """Too many steps in a row changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,9 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
-        except CannotSave:
-            self._save_before_failing()
+        except NotFinite:
             raise
-        except Hopeless:
-            raise
-        except RunError:  # no data, a batch nobody can make: what was trained so far is whole
+        except RunError:  # no data, a batch nobody can make, a full disk: what was trained so far is whole
             self._save_before_failing()
             raise
         finally:
@@ -156,7 +153,7 @@ class Loop:
         self._save_if_new()
         if self._saved is None or self._saved.step != self.position.step:
             last = f"the last checkpoint, step {self.position.step}, could not be written; on disk is step {self._saved_step}"
-            raise CannotSave(f"{last}; make room, then the same command goes on from there")
+            raise Hopeless(f"{last}; make room, then the same command goes on from there")
 
     # -- a step --------------------------------------------------------------------------------------------------------------------
 
@@ -233,7 +230,7 @@ class Loop:
             ids,
         )
         if self._bad_in_a_row >= self.max_bad_steps:
-            raise Hopeless(
+            raise NotFinite(
                 f"{self._bad_in_a_row} steps in a row were not finite, the last one step {line['step']} (utterances {ids}); nothing "
                 f"of them was kept. Lower the learning rate, set a clip_norm, or look at these recordings"
             )
@@ -309,7 +306,7 @@ class Loop:
             self.position = replace(self.position, best_step=best.best_step, best_score=best.best_score)
         if self._failed_saves >= _MAX_FAILED_SAVES:
             failed = f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}"
-            raise CannotSave(f"{failed}; make room, then the same command goes on from there")
+            raise Hopeless(f"{failed}; make room, then the same command goes on from there")
 
     def _state(self) -> dict:
         return {

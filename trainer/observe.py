@@ -106,16 +106,17 @@ class Observer:
         self._write(record)
         scalars = {f"train/{k}": v for k, v in values.items()}
         self._draw(line["step"], scalars | {"speed/step_ms": record["step_ms"], "speed/wait_ms": record["wait_ms"]})
+        known = bool(self._recent)  # not after the first steps, which compile
         mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
             phase="training",
             step=line["step"],
             epoch=line["epoch"],
             loss=line["loss"],
-            utterances_per_s=rate,
-            wait_percent=100 * wait,
+            utterances_per_s=rate if known else None,
+            wait_percent=100 * wait if known else None,
             ready=ready,
-            eta_s=left * mean_s,
+            eta_s=left * mean_s if known else None,
             message="",
         )
         self._tell(line, values, ready, last=left == 0)

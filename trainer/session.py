@@ -7,14 +7,13 @@ import os
 
 from common.channel import BatchFailed, LeaseServer, NoData
 from common.channel import Stopped as ChannelStopped
-from common.errors import RunError
 from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
 from common.status import StatusFile, read_all
 from trainer import ahead, profile, stages
 from trainer.clock import Clock
-from trainer.feed import Feed, Quarantine
+from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
@@ -183,4 +182,4 @@ def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: St
     except ChannelStopped:
         raise stop.error() from None
     except (NoData, BatchFailed) as e:
-        raise RunError(f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`") from e
+        raise no_batch(e) from e

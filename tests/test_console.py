@@ -1,0 +1,47 @@
+"""The console without a terminal: what a line says of a run, and when it is said again."""
+
+import dataclasses
+import io
+
+from common import console, status
+from common.console import Console, progress_line
+from common.process import Program
+from common.status import Status
+
+TRAINER = Status("trainer", "trainer", stage=2, stage_name="gpt", max_steps=700, window=8)
+PRODUCER = Status("producer-0", "producer", phase="blocked")
+
+
+def at(**changes) -> Status:
+    return dataclasses.replace(TRAINER, **changes)
+
+
+def test_before_the_first_step_it_says_who_does_what():
+    compiling = at(phase="compiling", message="compiling the training step for bucket 3 of 4 (8 rows x 156)")
+    line = progress_line([compiling, PRODUCER], 25)
+    assert line == "trainer compiling the training step for bucket 3 of 4 (8 rows x 156), producer-0 blocked (25 s)"
+    waiting = at(phase="waiting for data", message="0 of 1 batches, 0 producers")
+    assert progress_line([waiting], 9) == "trainer waiting for data: 0 of 1 batches, 0 producers (9 s)"
+    assert progress_line([], 1) == "processes start (1 s)"
+
+
+def test_what_is_not_known_yet_is_left_out():
+    assert progress_line([at(phase="training", step=1, loss=5.125)], 60) == "gpt 1/700  loss 5.1250  buffer 0/8"
+    known = at(phase="training", step=62, loss=2.5, utterances_per_s=15.7, wait_percent=0.2, ready=4, eta_s=303)
+    assert progress_line([known], 60) == "gpt 62/700  loss 2.5000  15.7 utt/s  data wait 0 %  buffer 4/8  ETA 0:05:03"
+    assert "  evaluating: 4 batches  " in progress_line([dataclasses.replace(known, phase="evaluating", message="4 batches")], 60)
+
+
+def test_an_unchanged_line_is_said_again_only_after_half_a_minute(tmp_path, monkeypatch):
+    """A minute in which the samples are spoken is three lines, not twelve."""
+    monkeypatch.setattr(status.Status, "alive", True)
+    now, out = [0.0], io.StringIO()
+    view = Console(Program(tmp_path, ()), out, clock=lambda: now[0])
+    monkeypatch.setattr(view, "_statuses", lambda: [at(phase="speaking samples", step=700)])
+    for _ in range(700):
+        now[0] += 0.1
+        view.tick()
+    said = out.getvalue().splitlines()
+    assert len(said) == 3, said
+    assert all(line.endswith("gpt 700/700  speaking samples  buffer 0/8") for line in said)
+    assert console.PLAIN_EVERY_S == 5.0
