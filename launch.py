@@ -24,6 +24,7 @@ from common import claims, flags, gpu, lock, status
 from common import config as config_module
 from common.config import Config
 from common.console import Console
+from common.cores import cores
 from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
@@ -281,15 +282,6 @@ def tell(text: str, out: TextIO | None = None) -> None:
     with contextlib.suppress(OSError, ValueError):
         (out or sys.stdout).write(text + "\n")
         (out or sys.stdout).flush()
-
-
-def cores() -> int:
-    """CPUs this process may use: its affinity, and a container's quota."""
-    count = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
 
 
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):

@@ -190,8 +190,12 @@ def choose_gpus(config: Config, listing: Listing, env: Mapping[str, str]) -> Dev
             f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count} producer(s): {idle} stays idle; "
             f"--num-producers {len(data)} uses all"
         )
-    devices = Devices(data, model[0], tuple(notes))
-    return _split_memory(devices, config)
+    devices = _split_memory(Devices(data, model[0], tuple(notes)), config)
+    limited = any(d.memory_mb for d in (*devices.producers, devices.trainer))
+    if limited and (growth := env.get("TF_FORCE_GPU_ALLOW_GROWTH")) is not None:
+        said = f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow knows one or the other"
+        devices = replace(devices, notes=(*devices.notes, said))
+    return devices
 
 
 def _is_cpu_build() -> bool:

@@ -6,7 +6,6 @@ meanwhile. Files that an earlier manifest knows by path, size and mtime are not 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.config import Config
+from common.cores import cores
 from common.errors import BadInput
 from common.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
 from common.xtts.text_errors import LanguageNotInVocabulary, TextError
@@ -303,7 +303,7 @@ def scan(
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
     deep = len(candidates) <= DEEP_FILES if deep is None else deep
-    threads = config.data.scan_threads or os.cpu_count() or 1
+    threads = config.data.scan_threads or cores()
     with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)

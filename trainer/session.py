@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from common.channel import BatchFailed, LeaseServer, NoData
 from common.channel import Stopped as ChannelStopped
+from common.cores import cores
 from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
@@ -107,7 +107,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         bind=c.transport.bind.split(":")[0],
         cache_codes=c.producers.cache_codes,
         producers_on="cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
     )
     labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive]  # noqa: E731 - remote producers have no file here
     return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))

@@ -148,7 +148,9 @@ def sampling(asked: dict, imported: bool):
 
 def main(stop: Stop) -> None:
     """Load, say, write."""
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    for level, prefix in ((logging.INFO, ""), (logging.WARNING, "warning: "), (logging.ERROR, "error: ")):
+        logging.addLevelName(level, prefix)
+    logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
     for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     options = json.loads(sys.argv[1])
