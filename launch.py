@@ -192,6 +192,7 @@ def stop_command(args: argparse.Namespace) -> int:
         if time.monotonic() > deadline:
             raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
         time.sleep(0.1)
+    tell("it has left")
     return OK
 
 

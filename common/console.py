@@ -22,7 +22,8 @@ from common.process import ProcessSpec, Program
 from common.status import Status
 
 PLAIN_EVERY_S = 5.0
-PLAIN_AGAIN_S = 30.0  # where nothing has changed
+PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
+PLAIN_ALONE_AGAIN_S = 60.0  # of an added producer, which may be idle for hours
 DRAW_EVERY_S = 0.5
 READ_EVERY_S = 0.3
 LINES_AT_STOP = 16  # with the program's own lines ≤ 20
@@ -104,12 +105,15 @@ class Console:
             if self._live is not None:
                 self._guard(lambda: self._live.update(self._bar(), refresh=True))
             else:
-                self._say_progress(progress_line(self._statuses(), now - self._began), now)
+                self._say_progress(now)
 
-    def _say_progress(self, text: str, now: float) -> None:
-        if text != self._said or now - self._said_at >= PLAIN_AGAIN_S:
-            self._said, self._said_at = text, now
-            self.say(text)
+    def _say_progress(self, now: float) -> None:
+        statuses = self._statuses()
+        timeless = progress_line(statuses, 0.0)
+        again = PLAIN_AGAIN_S if "trainer" in self._roles.values() else PLAIN_ALONE_AGAIN_S
+        if timeless != self._said or now - self._said_at >= again:
+            self._said, self._said_at = timeless, now
+            self.say(progress_line(statuses, now - self._began))
 
     def stopping(self) -> None:
         """From here on at most a screenful: the rest is in the logs."""

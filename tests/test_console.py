@@ -3,9 +3,10 @@
 import dataclasses
 import io
 
-from common import console, status
+import pytest
+
 from common.console import Console, progress_line
-from common.process import Program
+from common.process import ProcessSpec, Program
 from common.status import Status
 
 TRAINER = Status("trainer", "trainer", stage=2, stage_name="gpt", max_steps=700, window=8)
@@ -32,16 +33,20 @@ def test_what_is_not_known_yet_is_left_out():
     assert "  evaluating: 4 batches  " in progress_line([dataclasses.replace(known, phase="evaluating", message="4 batches")], 60)
 
 
-def test_an_unchanged_line_is_said_again_only_after_half_a_minute(tmp_path, monkeypatch):
-    """A minute in which the samples are spoken is three lines, not twelve."""
-    monkeypatch.setattr(status.Status, "alive", True)
-    now, out = [0.0], io.StringIO()
-    view = Console(Program(tmp_path, ()), out, clock=lambda: now[0])
-    monkeypatch.setattr(view, "_statuses", lambda: [at(phase="speaking samples", step=700)])
+@pytest.mark.parametrize(("role", "lines"), [("trainer", 7), ("producer", 2)])
+def test_an_unchanged_line_is_said_again_later(tmp_path, monkeypatch, role, lines):
+    """In 70 s: every 5 s what changes, every 10 s what does not, and of a producer by itself once a minute."""
+    now, out, step = [0.0], io.StringIO(), [1]
+    spec = ProcessSpec(role, role, (), tmp_path / "log")
+    view = Console(Program(tmp_path, (spec,)), out, clock=lambda: now[0])
+    still = at(phase="speaking samples", step=700) if role == "trainer" else PRODUCER
+    monkeypatch.setattr(view, "_statuses", lambda: [still])
     for _ in range(700):
         now[0] += 0.1
         view.tick()
-    said = out.getvalue().splitlines()
-    assert len(said) == 3, said
-    assert all(line.endswith("gpt 700/700  speaking samples  buffer 0/8") for line in said)
-    assert console.PLAIN_EVERY_S == 5.0
+    assert len(out.getvalue().splitlines()) == lines, out.getvalue()
+    monkeypatch.setattr(view, "_statuses", lambda: [at(phase="training", step=step[0])])
+    for step[0] in range(1, 701):
+        now[0] += 0.1
+        view.tick()
+    assert len(out.getvalue().splitlines()) in (lines + 13, lines + 14)

@@ -191,7 +191,7 @@ class Observer:
     def saving(self) -> None:
         """A checkpoint begins: at a stop, the supervisor waits for this phase to end."""
         self._interrupted()
-        self._status.update(phase="saving")
+        self._status.update(phase="saving", message="")
 
     def saved(self, step: int, seconds: float, pause_s: float) -> None:
         """A checkpoint is on disk, `seconds` after it was begun; training waited `pause_s` of them."""

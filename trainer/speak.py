@@ -213,7 +213,7 @@ def _stream(synthesizer, arguments: tuple, stop: Stop) -> None:
     if first is None:
         raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
     spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
-    log.info("first sound after %.2f s; %.2f s in all, real-time factor %.2f", first, seconds, spent / seconds)
+    log.info("first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f", first, seconds, spent / seconds)
 
 
 if __name__ == "__main__":
