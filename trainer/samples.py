@@ -148,13 +148,11 @@ class SampleMaker:
         return out
 
 
-def make_samples(run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
-    """`SampleMaker.make`, once. Runs from imported weights speak as XTTS does at inference: text STOP visible, references unpadded."""
+def sample_maker(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
+    """A run's. One from imported weights speaks as XTTS does at inference: text STOP visible, references unpadded."""
     if run.config.model.weights:
-        maker = SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
-    else:
-        maker = SampleMaker(run, gpt, dvae)
-    return maker.make(folder, step, board)
+        return SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
+    return SampleMaker(run, gpt, dvae)
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
