@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -116,13 +116,20 @@ class Report:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         table = Table(box=None)
-        for column in ("", "clips", "hours"):
-            table.add_column(column, justify="left" if not column else "right")
-        for share in self.languages + self.speakers[:SHOWN_SPEAKERS]:
-            table.add_row(share.name, str(share.clips), f"{share.hours:.2f}")
-        console.print(
-            Group(Text(lines[0], style="bold"), table, *(Text(x, "yellow" if x.startswith("warning") else "") for x in lines[3:]))
-        )
+        for column in ("", "", "clips", "hours"):
+            table.add_column(column, justify="right" if column else "left")
+        more = len(self.speakers) - SHOWN_SPEAKERS
+        for what, shares in (("language", self.languages), ("speaker", self.speakers[:SHOWN_SPEAKERS])):
+            for i, share in enumerate(shares):
+                table.add_row("" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}")
+        rest = [f"and {more} more speakers"] if more > 0 else []
+        if self.num_default_language:
+            rest.append(f"{self.num_default_language} rows name no language: {self.default_language} (data.language)")
+        rest += [line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))]  # which the table shows
+        console.print(Text(lines[0], style="bold"))
+        console.print(table)
+        for line in rest:
+            console.print(Text(line, "yellow" if line.startswith("warning") else ""), soft_wrap=True)
 
 
 def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Share]:

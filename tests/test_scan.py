@@ -474,6 +474,19 @@ def test_the_report_as_lines_json_table_and_file(tmp_path, scanned):
     assert "kept=15 rejected=25" in terminal.getvalue()
 
 
+def test_a_terminal_hides_nothing_that_a_pipe_shows(tmp_path, scanned):
+    root = make_corpus(tmp_path / "c", 4)
+    rows = ["c0001|fa|[ali]|سلام", "c0002|fa|[ali]|سلام", "c0003||ann|hello", "c0004|en|ann|hello"]
+    write_metadata(root, ["audio_file|language|speaker_name|text", *rows])
+    out = io.StringIO()
+    scanned(root).report.print(Console(file=out, force_terminal=True, no_color=True, width=60))
+    shown = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    for expected in ("language fa 2 0.00", "speaker [ali] 2 0.00", "ann 2 0.00", "1 rows name no language: en (data.language)"):
+        assert expected in shown
+    assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in shown
+    assert not any(line.startswith("speakers (") for line in shown)
+
+
 def test_the_output_goes_where_it_is_asked_to(tmp_path, tokenizer, capsys):
     got = []
     scan(settings(make_corpus(tmp_path / "c", 3)), tmp_path / "m", tokenizer, out=got.append)
