@@ -60,14 +60,14 @@ def run(config: Config, train: Callable[..., int], tell: Callable[[str], None], 
     # `devices: auto` would be content with the CPU; a check answers for GPUs unless the CPU is named.
     config = config.model_copy(update={"devices": "gpu"})
     failed = False
-    for finding in _findings(config, train, gpu.list_gpus() if listing is None else listing):
+    for finding in _findings(config, train, tell, gpu.list_gpus() if listing is None else listing):
         tell(str(finding))
         failed = failed or not finding.ok
     tell("something is wrong: see the lines with FAIL" if failed else "all in order")
     return BAD_INPUT if failed else OK
 
 
-def _findings(config: Config, train: Callable[..., int], listing: Listing) -> Iterator[Finding]:
+def _findings(config: Config, train: Callable[..., int], tell: Callable[[str], None], listing: Listing) -> Iterator[Finding]:
     yield _packages()
     yield _driver(config, listing)
     try:
@@ -87,6 +87,7 @@ def _findings(config: Config, train: Callable[..., int], listing: Listing) -> It
             sound = sound and finding.ok
             yield finding
     if sound:
+        tell("     three real steps follow; compiling them can take minutes")
         yield from _real_steps(config, devices, train)
 
 
