@@ -189,9 +189,8 @@ class Threads(Section):
 
 
 class Samples(Section):
-    """What is made to be listened to at the end of a run, and while it trains."""
+    """What is made to be listened to at the end of a run."""
 
-    every: int = Field(0, ge=0)  # steps of stage 2; 0: at the end only. Training waits meanwhile
     count: int = Field(4, ge=0)
     texts: list[str] = Field(default_factory=list)  # spoken besides the evaluation set's own
 

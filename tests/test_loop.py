@@ -282,21 +282,6 @@ def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkey
     assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
 
 
-def test_samples_are_spoken_as_often_as_asked_and_change_nothing(tmp_path, monkeypatch):
-    """And with all that was trained on disk, as a stop does not wait for them."""
-    spoken = []
-
-    def speaker_of(run, stage):
-        folder = stage.files.checkpoints
-        return lambda step: spoken.append((stage.name, step, Checkpoints(folder, 9).load_latest(None).step))
-
-    monkeypatch.setattr("trainer.finale.speaker_of", speaker_of)
-    run = arithmetic_run(tmp_path, train__max_steps=24, train__save_every=5, samples__every=6, dvae__max_steps=1)
-    train(run)
-    assert [s for s in spoken if s[0] == "gpt"] == [("gpt", s, s) for s in (6, 12, 18)]  # what comes at the end is not the loop's
-    assert_exact(run)
-
-
 def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):
     """A better evaluation whose save fails does not cost the best checkpoint that there is."""
     scores = iter([9.0, 5.0, 7.0, 3.0, 8.0])

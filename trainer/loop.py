@@ -86,7 +86,6 @@ class Loop:
             "orphan" (the supervisor is gone: leave without saving).
         score: which evaluated loss names the best checkpoint ("audio" or "recon").
         saving: entered around each save, so that a stop waits for it.
-        speak: speaks the samples of a step, `speak_every` steps apart (0: never); None: nothing to say.
     """
 
     def __init__(
@@ -108,14 +107,11 @@ class Loop:
         max_bad_steps: int,
         score: str,
         saving: Callable[[], AbstractContextManager],
-        speak: Callable[[int], None] | None = None,
-        speak_every: int = 0,
     ):
         self.step, self.schedule, self.position, self.feed, self.server = step, schedule, position, feed, server
         self.checkpoints, self.book, self.quarantine, self.quarantine_file = checkpoints, book, quarantine, quarantine_file
         self.observer, self.identity, self.dims, self.stop = observer, identity, dims, stop
         self.max_bad_steps, self.score = max_bad_steps, score
-        self.speak, self.speak_every = speak, speak_every
         self._pending: deque = deque()
         self._bad_in_a_row = 0
         self._reader = ThreadPoolExecutor(1, "metrics")
@@ -152,8 +148,6 @@ class Loop:
             better = self._evaluate() if self.schedule.eval_due(s) else False
             if better or self.schedule.save_due(s):
                 self._save()
-            if self.speak is not None and self.speak_every and s % self.speak_every == 0 and s < self.schedule.total_steps:
-                self._speak(s)
             if self.stop():
                 raise Stopped("stop was asked for")
         self._save_if_new()
@@ -263,13 +257,6 @@ class Loop:
             self.position = replace(self.position, best_step=s, best_score=score)
         self.observer.evaluation(s, losses, better, time.perf_counter() - began)
         return better
-
-    def _speak(self, step: int) -> None:
-        """Only with all on disk: it may take longer than a stop has patience."""
-        self._save_if_new()
-        self.observer.speaking()
-        self.speak(step)
-        self.observer.speaking()  # the step that follows says nothing about speed either
 
     @property
     def _saved_step(self) -> int:

@@ -53,8 +53,7 @@ class Observer:
 
     def waiting(self, ready: int, wanted: int, peers: int) -> None:
         """Before step 1: the buffer fills."""
-        message = f"{ready} of {wanted} batches from {peers} producer{'s' * (peers != 1)}"
-        self._status.update(phase="waiting for data", ready=ready, message=message)
+        self._status.update(phase="waiting for data", ready=ready, message=f"{ready} of {wanted} batches, {peers} producers")
 
     def compiling(self, what: str, bucket: int, num_buckets: int, shape) -> None:
         """A bucket's first batch: its function is compiled now."""
@@ -188,11 +187,6 @@ class Observer:
         shown = " ".join(f"{k}={v:.4f}" for k, v in losses.items())
         log.info("evaluation after step %d: %s%s (%.1f s)", step, shown, ", the best so far" if better else "", seconds)
         self._status.update(phase="training", message=f"evaluation {shown}")
-
-    def speaking(self) -> None:
-        """Samples are made; training waits."""
-        self._interrupted()
-        self._status.update(phase="speaking samples", message="")
 
     def saving(self) -> None:
         """A checkpoint begins: at a stop, the supervisor waits for this phase to end."""

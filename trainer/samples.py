@@ -148,11 +148,13 @@ class SampleMaker:
         return out
 
 
-def sample_maker(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
-    """A run's. One from imported weights speaks as XTTS does at inference: text STOP visible, references unpadded."""
+def make_samples(run: RunFolder, gpt: Gpt, dvae: Dvae, folder: Path, step: int, board: Board | None = None) -> list[SampleInfo]:
+    """`SampleMaker.make`, once. Runs from imported weights speak as XTTS does at inference: text STOP visible, references unpadded."""
     if run.config.model.weights:
-        return SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
-    return SampleMaker(run, gpt, dvae)
+        maker = SampleMaker(run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions())
+    else:
+        maker = SampleMaker(run, gpt, dvae)
+    return maker.make(folder, step, board)
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:

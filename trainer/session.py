@@ -11,9 +11,10 @@ from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
 from common.status import StatusFile, read_all
-from trainer import ahead, finale, profile, stages
+from trainer import ahead, profile, stages
 from trainer.clock import Clock
 from trainer.feed import Feed, Quarantine, no_batch
+from trainer.finale import TargetCounter, remember_entropy
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
 from trainer.profile import Profiler
@@ -38,7 +39,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = Quarantine(position.quarantine)
-    counter = finale.TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
+    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
     feed = None
@@ -67,14 +68,12 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             max_bad_steps=run.config.train.max_bad_steps,
             score=stages.SCORES[stage.kind],
             saving=stop.saving,
-            speak=finale.speaker_of(run, stage),
-            speak_every=run.config.samples.every,
         )
         try:
             loop.run()
         finally:
             observer.traces(stage.step.trace_counts)
-            finale.remember_entropy(run, counter)
+            remember_entropy(run, counter)
         if profiler is not None:
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
         if name == "dvae":
