@@ -24,6 +24,7 @@ from common import claims, flags, gpu, lock, status
 from common import config as config_module
 from common.config import Config
 from common.console import Console
+from common.cores import cores
 from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
@@ -193,6 +194,7 @@ def stop_command(args: argparse.Namespace) -> int:
         if time.monotonic() > deadline:
             raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
         time.sleep(0.1)
+    tell("it has left")
     return OK
 
 
@@ -285,15 +287,6 @@ def tell(text: str, out: TextIO | None = None) -> None:
         (out or sys.stdout).flush()
 
 
-def cores() -> int:
-    """CPUs this process may use: its affinity, and a container's quota."""
-    count = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
-
-
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
     from producer.prepare import prepare_run
 
@@ -309,7 +302,7 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         return code
     if code == OK:
         _show_summary(program.run_dir, out)
-        tell(f"done: {program.run_dir}", out)
+        tell(f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard --logdir {program.run_dir})", out)
     elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
         tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
     return code

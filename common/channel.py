@@ -153,7 +153,7 @@ class LeaseServer:
                     since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
                 if left <= 0:
-                    raise NoData(self.why_no_data(timeout_s))
+                    raise self._no_data(timeout_s)
                 self._changed.wait(min(left, POLL_S))
 
     def release(self) -> None:
@@ -214,14 +214,13 @@ class LeaseServer:
             if busy and now < start + MAX_WAIT_S:
                 since = now
             if now > since + timeout_s:
-                raise NoData(self.why_no_data(timeout_s))
+                raise self._no_data(timeout_s)
             with self._changed:
                 self._changed.wait(POLL_S)
 
-    def why_no_data(self, waited_s: float) -> str:
-        """One line that names the cause, for whoever has waited in vain (next() does, with NoData)."""
+    def _no_data(self, waited_s: float) -> NoData:
         with self._changed:
-            return channel_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost)
+            return NoData(channel_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost), len(self._book.peers))
 
     def stats(self) -> dict[str, Any]:
         """See channel_status.stats; with `bytes` received."""
@@ -312,7 +311,7 @@ class LeaseServer:
                 if not self._stopping:
                     book.assign()
             elif sent == "full" and book.peers[peer_id].state != "frozen":
-                book.counts["eagain"] += 1  # I10: must stay 0, as credits bound everything
+                book.counts["eagain"] += 1  # must stay 0: credits bound what is under way
                 if isinstance(message, wire.Lease):
                     self._lost(peer_id, "does not read")
 

@@ -60,14 +60,14 @@ def run(config: Config, train: Callable[..., int], tell: Callable[[str], None], 
     # `devices: auto` would be content with the CPU; a check answers for GPUs unless the CPU is named.
     config = config.model_copy(update={"devices": "gpu"})
     failed = False
-    for finding in _findings(config, train, gpu.list_gpus() if listing is None else listing):
+    for finding in _findings(config, train, tell, gpu.list_gpus() if listing is None else listing):
         tell(str(finding))
         failed = failed or not finding.ok
     tell("something is wrong: see the lines with FAIL" if failed else "all in order")
     return BAD_INPUT if failed else OK
 
 
-def _findings(config: Config, train: Callable[..., int], listing: Listing) -> Iterator[Finding]:
+def _findings(config: Config, train: Callable[..., int], tell: Callable[[str], None], listing: Listing) -> Iterator[Finding]:
     yield _packages()
     yield _driver(config, listing)
     try:
@@ -87,6 +87,7 @@ def _findings(config: Config, train: Callable[..., int], listing: Listing) -> It
             sound = sound and finding.ok
             yield finding
     if sound:
+        tell("     three real steps follow; compiling them can take minutes")
         yield from _real_steps(config, devices, train)
 
 
@@ -225,7 +226,7 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
     losses = [line.get("loss") for line in steps]
     if code == OK and len(steps) == STEPS and all(x is not None for x in losses):
         times = ", ".join(f"{line['step_ms']:.0f}" for line in steps)
-        yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms, the first compiles)")
+        yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms without compilation)")
     else:
         yield Finding(False, "steps", f"{len(steps)} of {STEPS} steps, losses {losses}: {why}", _advice(why))
 

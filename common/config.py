@@ -112,9 +112,9 @@ class Batching(Section):
     positions_per_batch: Positive | None = None  # a token budget instead of a fixed batch size
     sampling: Literal["epoch", "balanced"] = "epoch"
     prompt: Literal["own", "speaker"] = "own"  # conditioning clips are cut from the utterance itself, or another one of its speaker
-    mask_prompt: bool | Literal["last_row"] = True  # codes that the conditioning clip shows are not predicted; last_row: ⓐ
-    text_stop_input: bool = False  # STOP after the text is an input, as at synthesis; XTTS hides it in training: ⓒ
-    stop_labels: int = Field(4, ge=1, le=4)  # how often STOP is asked for after the last code: ⓓ
+    mask_prompt: bool | Literal["last_row"] = True  # codes that the conditioning clip shows are not predicted; last_row: Coqui's way
+    text_stop_input: bool = False  # STOP after the text is an input, as at synthesis; XTTS hides it in training
+    stop_labels: int = Field(4, ge=1, le=4)  # how often STOP is asked for after the last code; XTTS: 4
     padded_codes: bool = False  # codes of a clip as its batch pads it, instead of the clip's alone
 
 
@@ -137,8 +137,8 @@ class Train(Section):
     epochs: Positive = 1000
     max_steps: Positive | None = None
     accumulate: Positive = 1
-    mean_of_means: bool = False  # a step's batches count alike, instead of its utterances: ⓖ
-    decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too: ⓘ
+    mean_of_means: bool = False  # a step's batches count alike, instead of its utterances
+    decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # of products; null: tf32 on GPUs, fp32 on the CPU
     attention_dropout: float | None = Field(None, ge=0, lt=1)  # null: none with bf16, whose fused attention has none; else the model's
     recompute: bool = False  # blocks computed again in the backward pass: larger batches on small cards, a third more work

@@ -22,6 +22,8 @@ from common.process import ProcessSpec, Program
 from common.status import Status
 
 PLAIN_EVERY_S = 5.0
+PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
+PLAIN_ALONE_AGAIN_S = 60.0  # of an added producer, which may be idle for hours
 DRAW_EVERY_S = 0.5
 READ_EVERY_S = 0.3
 LINES_AT_STOP = 16  # with the program's own lines ≤ 20
@@ -75,6 +77,7 @@ class Console:
         self._left_out = 0
         self._budget: int | None = None
         self._read_at = self._draw_at = self._began = clock()
+        self._said, self._said_at = "", self._began
         self._broken = False
 
     def __enter__(self) -> Console:
@@ -102,7 +105,15 @@ class Console:
             if self._live is not None:
                 self._guard(lambda: self._live.update(self._bar(), refresh=True))
             else:
-                self._print(f"{time.strftime('%H:%M:%S')} {progress_line(self._statuses(), now - self._began)}")
+                self._say_progress(now)
+
+    def _say_progress(self, now: float) -> None:
+        statuses = self._statuses()
+        timeless = progress_line(statuses, 0.0)
+        again = PLAIN_AGAIN_S if "trainer" in self._roles.values() else PLAIN_ALONE_AGAIN_S
+        if timeless != self._said or now - self._said_at >= again:
+            self._said, self._said_at = timeless, now
+            self.say(progress_line(statuses, now - self._began))
 
     def stopping(self) -> None:
         """From here on at most a screenful: the rest is in the logs."""
@@ -192,11 +203,11 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
     """Where a run stands, in one line: the trainer's numbers, or who is doing what before there are any."""
     trainer = next((s for s in statuses if s.role == "trainer"), None)
     if trainer is None or trainer.step == 0 and trainer.phase != "training":
-        doing = ", ".join(f"{s.name} {s.phase}" for s in statuses) or "processes start"
+        doing = ", ".join(f"{s.name} {_doing(s)}" for s in statuses) or "processes start"
         return f"{doing} ({elapsed_s:.0f} s)"
     parts = [f"{trainer.stage_name} {trainer.step}" + (f"/{trainer.max_steps}" if trainer.max_steps else "")]
     if trainer.phase != "training":
-        parts.append(trainer.phase)
+        parts.append(_doing(trainer))
     if trainer.loss is not None:
         parts.append(f"loss {trainer.loss:.4f}")
     if trainer.utterances_per_s is not None:
@@ -208,6 +219,13 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
     if trainer.eta_s is not None:
         parts.append(f"ETA {duration(trainer.eta_s)}")
     return "  ".join(p for p in parts if p)
+
+
+def _doing(s: Status) -> str:
+    """The phase, with what is known of it."""
+    if not s.message or s.message.startswith(s.phase):
+        return s.message or s.phase
+    return f"{s.phase}: {s.message}"
 
 
 def duration(seconds: float) -> str:

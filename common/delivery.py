@@ -8,7 +8,11 @@ import numpy as np
 
 
 class NoData(RuntimeError):
-    """No batch within the deadline; the message names the cause."""
+    """No batch within the deadline; the message names the cause. `connected`: how many producers there are."""
+
+    def __init__(self, why: str, connected: int):
+        super().__init__(why)
+        self.connected = connected
 
 
 class Stopped(RuntimeError):

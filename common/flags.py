@@ -102,7 +102,7 @@ def overrides(args: argparse.Namespace) -> list[str]:
     for setting in args.settings:
         key, eq, value = setting.partition("=")
         if not eq:
-            raise BadInput(f"'{setting}' is neither a flag nor key=value; --help lists the flags, configs/ shows the keys")
+            raise BadInput(f"'{setting}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows the keys")
         _once(by, key, setting)
         # `run=007` and `data_gpu=0` are texts, as with the flags.
         result[key] = json.dumps(value) if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{" else value

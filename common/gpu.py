@@ -191,8 +191,12 @@ def choose_gpus(config: Config, listing: Listing, env: Mapping[str, str]) -> Dev
             f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count} producer(s): {idle} stays idle; "
             f"--num-producers {len(data)} uses all"
         )
-    devices = Devices(data, model[0], tuple(notes))
-    return replace(_split_memory(devices, config), sampler=_for_samples(config, devices, visible, listing, env))
+    devices = _split_memory(Devices(data, model[0], tuple(notes)), config)
+    limited = any(d.memory_mb for d in (*devices.producers, devices.trainer))
+    if limited and (growth := env.get("TF_FORCE_GPU_ALLOW_GROWTH")) is not None:
+        said = f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow knows one or the other"
+        devices = replace(devices, notes=(*devices.notes, said))
+    return replace(devices, sampler=_for_samples(config, devices, visible, listing, env))
 
 
 def _for_samples(config: Config, devices: Devices, visible: list[Device], listing: Listing, env: Mapping[str, str]) -> Device:

@@ -7,10 +7,9 @@ the oldest one not yet released and the newest one leased. States of an item:
 
 and back to FREE from LEASED when the lease expires, is refused (NACK), or its peer is lost; from DELIVERED when the trainer rejects it.
 
-Rules: C1 item i is leased only while i < released + target, which is at most W (`common.target`). C2 at most `capacity` leases per peer.
-C3 lowest free item first. C5 an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers
-without strikes go first, and the item does not go back to the peer that just failed it while another can take it. C6 only READY makes a
-peer leasable.
+Rules: item i is leased only while i < released + target, which is at most W (`common.target`); at most `capacity` leases per peer; the
+lowest free item first; an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without
+strikes go first, and the item does not go back to the peer that just failed it while another can take it; only READY makes a peer leasable.
 The first valid data for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.
 """
 
@@ -155,7 +154,7 @@ class LeaseBook:
     # leases
 
     def assign(self) -> None:
-        """Lease what may be leased now (C1-C3, C5, C6); LEASE messages go into the outbox."""
+        """Lease what the rules allow now; LEASE messages go into the outbox."""
         self._fill_window()
         now = self.clock()
         able = [p for p in self.peers.values() if p.state == "ready" and len(p.leases) < p.capacity and now >= p.backoff_until]

@@ -12,6 +12,7 @@ from pathlib import Path
 from common import logs
 from common.address import ChannelError, Endpoint
 from common.config import Config
+from common.cores import cores
 from common.errors import BadInput, Stopped
 from common.keys import KeyFileError, KeyPair
 from common.lease_client import LeaseClient
@@ -129,8 +130,7 @@ def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | No
 
 def decode_threads(config: Config) -> int:
     """Threads that read files: as set, else this producer's share of the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return config.producers.decode_threads or min(MAX_DECODE_THREADS, max(1, cores // max(1, config.producers.count)))
+    return config.producers.decode_threads or min(MAX_DECODE_THREADS, max(1, cores() // max(1, config.producers.count)))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.cores import cores
 from common.errors import BadInput, RunError
 from producer.demo_texts import TEXTS
 
@@ -160,7 +161,7 @@ def make_demo_corpus(folder: str | os.PathLike) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
             made = Path(aside) / "made"
             (made / "wavs").mkdir(parents=True)
-            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            with ThreadPoolExecutor(cores()) as pool:
                 list(pool.map(lambda language: _speak_apart(language, made), TEXTS))
             rows = ["audio_file|text|speaker_name|language"]
             rows += [f"{x.file}|{x.text}|{x.speaker.name}|{x.language}" for language in TEXTS for x in script(language)]

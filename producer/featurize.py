@@ -2,7 +2,7 @@
 
 Shapes: B rows, S samples of the bucket's longest wav, n codes, F mel frames, M mel channels. Everything is float32 on the device
 (TensorFloat-32 is switched off); mels travel in the wire's dtype.
-Source: xtts-spec 1.5-1.6 (rows, prompt), 2 (codes), 3 (conditioning clip).
+Source: coqui-tts, TTS/tts/layers/xtts/trainer/gpt_trainer.py (GPTTrainer.format_batch_on_device).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from common import config as config_module
 from common import counters
 from common.batch import num_bytes
-from common.buckets import Bucket, make_buckets
+from common.buckets import Bucket, make_buckets, padded_share, row_lengths
 from common.config import Config, Threads
 from common.durable import digest, file_digest, write_atomically
 from common.errors import BadInput
@@ -88,7 +88,7 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
             for name in ("manifest.sqlite", "rejects.tsv"):  # of the same corpus, wherever it lies now
                 os.replace(aside / name, folder / name)
             config_module.dump(config, folder / "config.yaml")
-            out(f"resuming {folder} (same corpus, plan, features and sizes)")
+            out(f"resuming {folder} at {_newest(existing)} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     if existing is not None:
@@ -283,10 +283,9 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
         buckets = [Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)]
         of = np.zeros(n, np.int16)
     else:
-        num_codes = -(-columns["num_samples"].astype(np.int64) // dims.audio.samples_per_code)
         buckets, of = make_buckets(
             columns["num_tokens"],
-            num_codes,
+            _num_codes(columns, dims),
             num_buckets=config.batching.buckets,
             batch_size=config.batching.batch_size,
             positions_per_batch=config.batching.positions_per_batch,
@@ -317,7 +316,7 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
 
 
 def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
-    """C4 of the protocol: the window times the largest batch stays within the budget."""
+    """BadInput where the window times the largest batch is more than the budget."""
     kinds = [("arithmetic", "gpt")] if config.model.size == "arithmetic" else [(s, s) for s in STAGES]
     sizes = [num_bytes(k, b, dims, config.transport.mel_dtype) for k, s in kinds for b in Plan.open(aside / "plan" / s, "train").buckets]
     window = config.transport.high_water_mark
@@ -332,12 +331,15 @@ def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
 
 def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
     plan = Plan.open(aside / "plan" / "gpt", "train")
-    shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
-    lines = [
-        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch, {shapes}"
-    ]
+    shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
     columns, ids = manifest.columns(), np.asarray(plan.order)
+    lengths = row_lengths(columns["num_tokens"], _num_codes(columns, dims), layout_of(config))[columns["split"] == TRAIN]
+    padding = padded_share(lengths, [b.row_len for b in plan.buckets])
+    lines = [
+        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch; "
+        f"rows x positions {shapes}, {100 * padding:.1f} % of them padding"
+    ]
     if config.batching.prompt == "speaker":
         alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
         lines.append(f"conditioning clips: of another utterance of the speaker; {alone} utterances are their speaker's only one")
@@ -345,6 +347,10 @@ def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims
         share = hidden_share(columns["num_samples"][ids], dims.audio)
         lines.append(f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no targets (see batching.prompt)")
     return lines
+
+
+def _num_codes(columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:
+    return -(-columns["num_samples"].astype(np.int64) // dims.audio.samples_per_code)
 
 
 # -- same run? ---------------------------------------------------------------------------------------------------------------------
@@ -374,6 +380,15 @@ def _compare(identity: dict, existing: RunFolder, config: Config) -> None:
         f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}). Give the new run a folder of its own with run=…, "
         f"or restore the old settings to resume"
     )
+
+
+def _newest(run: RunFolder) -> str:
+    """The newest checkpoint's stage and step."""
+    for stage in reversed(run.stages):
+        names = sorted(p.name for p in (run.stage_folder(stage) / "checkpoints").glob("step-*"))
+        if names:
+            return f"{stage} step {int(names[-1].removeprefix('step-'))}"
+    return "its beginning"
 
 
 def _flat(tree, prefix: str = "") -> dict[str, str]:

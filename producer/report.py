@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -84,8 +84,8 @@ class Report:
         sizes = f"train={self.train} eval={self.evaluation} hours={self.hours:.2f}"
         return f"kept={self.kept} rejected={self.rejected} {sizes} clips={self.shortest_s:.2f}..{self.longest_s:.2f}s"
 
-    def lines(self, shown_rejects: int = SHOWN_REJECTS) -> list[str]:
-        """Plain lines: the headline, languages, speakers, reasons, unknown characters, warnings, the first rejects."""
+    def lines(self, shown_rejects: int | None = SHOWN_REJECTS) -> list[str]:
+        """Plain lines: the headline, languages, speakers, reasons, unknown characters, warnings, the first rejects (None: all)."""
         out = [self.headline()]
         default = f" ({self.num_default_language} by default: {self.default_language})" if self.num_default_language else ""
         out.append("languages: " + " ".join(f"{s.name}={s.clips}" for s in self.languages) + default)
@@ -100,8 +100,8 @@ class Report:
             out.append("unknown characters: " + ", ".join(f"{_character(c)} x{n}" for c, n in self.unknown_characters.items()))
         out += [f"warning: {w}" for w in self.warnings]
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
-        if len(self.rejects) > shown_rejects:
-            out.append(f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in rejects.tsv and in the manifest")
+        if shown_rejects is not None and len(self.rejects) > shown_rejects:
+            out.append(f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in RUN/rejects.tsv")
         return out
 
     def to_json(self) -> dict:
@@ -109,20 +109,27 @@ class Report:
         return asdict(self)
 
     def print(self, console: Console) -> None:
-        """A table and what follows it on a terminal, plain lines elsewhere."""
-        lines = self.lines()
+        """A table and what follows it on a terminal, plain lines elsewhere; every reject."""
+        lines = self.lines(None)
         if not console.is_terminal:
             for line in lines:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
         table = Table(box=None)
-        for column in ("", "clips", "hours"):
-            table.add_column(column, justify="left" if not column else "right")
-        for share in self.languages + self.speakers[:SHOWN_SPEAKERS]:
-            table.add_row(share.name, str(share.clips), f"{share.hours:.2f}")
-        console.print(
-            Group(Text(lines[0], style="bold"), table, *(Text(x, "yellow" if x.startswith("warning") else "") for x in lines[3:]))
-        )
+        for column in ("", "", "clips", "hours"):
+            table.add_column(column, justify="right" if column else "left")
+        more = len(self.speakers) - SHOWN_SPEAKERS
+        for what, shares in (("language", self.languages), ("speaker", self.speakers[:SHOWN_SPEAKERS])):
+            for i, share in enumerate(shares):
+                table.add_row("" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}")
+        rest = [f"and {more} more speakers"] if more > 0 else []
+        if self.num_default_language:
+            rest.append(f"{self.num_default_language} rows name no language: {self.default_language} (data.language)")
+        rest += [line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))]  # which the table shows
+        console.print(Text(lines[0], style="bold"))
+        console.print(table)
+        for line in rest:
+            console.print(Text(line, "yellow" if line.startswith("warning") else ""), soft_wrap=True)
 
 
 def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Share]:

@@ -4,7 +4,7 @@ Shapes: B rows, T row positions, Lt text-head positions, n codes, l text tokens.
 A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask is right. The target at a
 position is what the next one holds: t1..tl STOP under the text, c1..cn STOP STOP STOP STOP under the audio. `RowLayout` has a STOP as
 input after the text (without a target), and fewer STOPs at the end, as options.
-Source: xtts-spec 1.5 (sequence, four STOP labels), 1.6 (masking of the prompt).
+Source: coqui-tts, TTS/tts/layers/xtts/gpt.py (GPT.forward), whose padding in the middle of a row is left out here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
     """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start + length)` shows them.
 
     Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code target would teach STOP alone.
-    Source: xtts-spec 1.6, "the intended form".
+    GPT.forward means to do the same; what it does is `prompt_targets_of_coqui`.
     """
     first, end = start // samples_per_code, min((start + length) // samples_per_code, n)
     if first == 0 and end >= n:
@@ -53,7 +53,7 @@ def hidden_share(num_samples: np.ndarray, audio: AudioDims) -> float:
 
 def prompt_targets_of_coqui(start: int, length: int) -> tuple[int, int]:
     """The targets [first, end) that XTTS's trainer ignores in the last row of a batch, and in no other: it counts mel frames of 256
-    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are. Source: xtts-spec 1.6.
+    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are. Source: GPT.forward.
     """
     return start // FRAME_SAMPLES, (start + length) // FRAME_SAMPLES
 

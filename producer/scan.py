@@ -6,7 +6,6 @@ meanwhile. Files that an earlier manifest knows by path, size and mtime are not 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.config import Config
+from common.cores import cores
 from common.errors import BadInput
 from common.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
 from common.xtts.text_errors import LanguageNotInVocabulary, TextError
@@ -32,6 +32,7 @@ from producer.report import Report, reject_line, write_rejects
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
 _SHOWN_REJECTS = 10
+_SHOWN_MISSING = 2  # each with the twenty paths that were tried
 _CHUNK = 64  # rows per task: a header takes 0.05 ms, a task's bookkeeping as much
 
 
@@ -94,7 +95,7 @@ class _Limits:
 def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int]:
     """Indices of the evaluation set: min(most, max(1, int(fraction · N))), drawn with seed 0, no speaker losing the last utterance.
 
-    Source: spec §7. Fewer where the speakers have too little; none where `fraction` is 0.
+    Source: coqui-tts, load_tts_samples. Fewer where the speakers have too little; none where `fraction` is 0.
     """
     speakers = np.asarray(list(speakers), np.int64)
     if fraction == 0 or not len(speakers):
@@ -213,7 +214,8 @@ class _Scan:
         if total == 0:
             raise BadInput(f"no rows in the metadata ({where})")
         if 2 * self.num_missing > total:
-            raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
+            missing = f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})"
+            raise self._unusable(missing, _SHOWN_MISSING)
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
@@ -222,9 +224,10 @@ class _Scan:
         if strict and self.tally:
             raise self._unusable(f"--strict: {self.tally.total()} of {total} rows rejected: {reasons}")
 
-    def _unusable(self, message: str) -> BadInput:
-        more = self.tally.total() - len(self.first_rejects)
-        lines = [reject_line(r) for r in self.first_rejects] + ([f"… and {more} more"] if more else [])
+    def _unusable(self, message: str, shown: int = _SHOWN_REJECTS) -> BadInput:
+        first = self.first_rejects[:shown]
+        more = self.tally.total() - len(first)
+        lines = [reject_line(r) for r in first] + ([f"… and {more} more"] if more else [])
         return BadInput("\n  ".join([message, *lines]))
 
     def finish(self, config: Config) -> None:
@@ -300,7 +303,7 @@ def scan(
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
     deep = len(candidates) <= DEEP_FILES if deep is None else deep
-    threads = config.data.scan_threads or os.cpu_count() or 1
+    threads = config.data.scan_threads or cores()
     with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)

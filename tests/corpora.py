@@ -1,6 +1,6 @@
 """Small corpora with arithmetic answers, for every test that needs a folder of clips.
 
-`make_corpus(dir, 5)` is the `mk(5)` of the field cases: `metadata.csv` (`id|raw text|normalised text`) and `wavs/<id>.wav`, clips of
+`make_corpus(dir, 5)` makes `metadata.csv` (`id|raw text|normalised text`) and `wavs/<id>.wav`, clips of
 2.0 s, 440 Hz sine, amplitude 0.5, 22 050 Hz, mono, 16-bit.
 """
 

@@ -60,7 +60,7 @@ class Bench:
             self.book.tick()
 
     def check_accounts(self) -> None:
-        """I7: every lease is accounted for once."""
+        """Every lease is accounted for once."""
         outstanding = sum(len(p.leases) for p in self.book.peers.values())
         assert self.book.counts["lease"] == sum(self.book.outcomes.values()) + outstanding
 

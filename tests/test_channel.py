@@ -8,12 +8,14 @@ import weakref
 import channel_bench as cb
 import channel_fixtures
 import msgpack
+import numpy as np
 import pytest
 import zmq
 
 from common import wire
 from common.channel import ChannelError, Stopped
-from common.lease_client import Refused
+from common.lease_client import Endpoint, Refused
+from common.links import DealerLink, RouterLink
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
@@ -44,6 +46,24 @@ def test_nothing_beyond_the_window_is_made_when_the_trainer_is_slow(channel):
         cb.wait_until(lambda n=released: sum(len(p.leases) for p in producers) == cb.WINDOW + n)
     cb.wait_until(lambda: server.ready_count() == cb.WINDOW)
     assert server.stats()["buffered_bytes"] == cb.WINDOW * (16 + 12000)
+
+
+def test_c34_what_a_trainer_does_not_read_stays_with_its_producer(tmp_path):
+    """Both sockets' marks hold: with the sender's alone, 195 of 200 unread messages leave it, as the receiver's is libzmq's 1000."""
+    router, dealer = RouterLink(f"ipc://{tmp_path}/r.sock", window=3), DealerLink(high_water_mark=4)
+    try:
+        dealer.connect(Endpoint(f"ipc://{tmp_path}/r.sock"))
+        cb.wait_until(lambda: dealer.receive(0.1) and dealer.connected)
+        batch = {"numbers": np.zeros(50_000, np.float32)}
+        message, sent, since = wire.Data(1, "train", 0, 1, wire.digest(batch), {}, batch), 0, time.monotonic()
+        while time.monotonic() - since < 0.5 and sent < 200:
+            if dealer.send(cb.RUN, message):
+                sent, since = sent + 1, time.monotonic()
+            time.sleep(0.005)
+        assert 1 <= sent <= 2 * 3 + 4 + 6  # the marks, and what the kernel and one batch of reading hold
+    finally:
+        dealer.close()
+        router.close()
 
 
 def test_delivered_but_not_trained_batches_count_in_the_window(channel):

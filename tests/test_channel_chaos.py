@@ -87,7 +87,7 @@ def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(tmp_pat
     state = ""
     for g in range(COUNT):
         state = cb.chain(state, wire.digest(cb.make(Lease(1, "train", g, 0, 0, 1.0))))
-    assert json.loads((tmp_path / "checkpoint").read_text()) == {"next_g": COUNT, "state": state}  # I11
+    assert json.loads((tmp_path / "checkpoint").read_text()) == {"next_g": COUNT, "state": state}
     lineage: list[int] = []
     for path in sorted(tmp_path.glob("events-*.jsonl")):
         lines = path.read_text().splitlines()
@@ -98,4 +98,4 @@ def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(tmp_pat
         assert not log.of("batch_failed")
         trained = [e["g"] for e in log.of("release")]
         lineage[trained[0] if trained else len(lineage) :] = trained  # a trainer goes on from its checkpoint
-    assert lineage == list(range(COUNT))  # I2
+    assert lineage == list(range(COUNT))  # nothing lost, nothing twice

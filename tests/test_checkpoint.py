@@ -73,6 +73,16 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path, damage,
     assert ckpt.steps() == [20, 40]
 
 
+def test_the_same_step_may_be_damaged_twice(tmp_path):
+    ckpt = filled(tmp_path)
+    cut_half(ckpt.path(60))
+    ckpt.load_latest(60)
+    ckpt.save(60, tensors(), {"best_step": None})  # trained again from 40
+    flip_a_byte(ckpt.path(60))
+    assert ckpt.load_latest(60).step == 40
+    assert sorted(p.name for p in ckpt.folder.glob("damaged-*")) == ["damaged-step-00000060", "damaged-step-00000060-2"]
+
+
 def test_never_a_silent_fresh_start(tmp_path):
     assert Checkpoints(tmp_path / "new", 3).load_latest(None) is None
     ckpt = filled(tmp_path, (20,))

@@ -138,7 +138,7 @@ def test_our_networks_take_the_folder(files):
 
 
 def trainers_file(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights as a fine-tuning trainer saves them, with everything that may lie around in one (spec 10.1)."""
+    """The same weights as a fine-tuning trainer saves them, with everything that may lie around in one."""
     legacy = {".parametrizations.weight.original0": ".weight_g", ".parametrizations.weight.original1": ".weight_v"}
     out = {}
     for key, array in state.items():
@@ -333,7 +333,7 @@ def test_export_refuses_what_does_not_fit(files, tmp_path):
 
 
 def test_growing_keeps_old_rows_and_draws_the_new_ones():
-    """C46: 6 681 rows of a checkpoint, a vocabulary of 7 767."""
+    """6 681 rows of a checkpoint, a vocabulary of 7 767."""
     rng = np.random.default_rng(0)
     state = {
         "text_embedding.weight": rng.standard_normal((6681, 8)).astype(np.float32),

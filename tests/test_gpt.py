@@ -64,7 +64,7 @@ def test_logits_equal_coquis_at_every_target(golden, golden_model):
 
 
 def test_decoder_latents_equal_coquis(golden, golden_model):
-    """The second pass of inference: text STOP is an input, the states that predicted c1..cn come out (spec section 1.7)."""
+    """The second pass of inference: text STOP is an input, the states that predicted c1..cn come out."""
     raw, g = golden.part("batch0"), golden.gpt
     text = raw["text"][0, : raw["text_lengths"][0]]
     codes = raw["codes"][0, : raw["wav_lengths"][0] // 1024]
@@ -96,7 +96,7 @@ def test_content_of_padding_changes_nothing_before_it(model):
 
 
 def masked_form(gpt, texts, codes):
-    """The original's arrays (spec section 1.5): text padded to the longest, then audio padded to the longest, and a key mask."""
+    """The original's arrays: text padded to the longest, then audio padded to the longest, and a key mask."""
     text_len, audio_len = max(map(len, texts)) + 2, max(map(len, codes)) + 5
     rows, total = len(texts), text_len + audio_len
     ids = np.zeros((rows, total), np.int32)

@@ -198,9 +198,11 @@ def test_environment_pins_one_card():
     ("given", "shared", "expected"), [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)]
 )
 def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
-    d = gpu.choose_gpus(settings(), cards(1 if shared else 2), {})
-    env = gpu.child_env(d.trainer, {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given})
-    assert env["TF_FORCE_GPU_ALLOW_GROWTH"] == expected
+    around = {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given}
+    d = gpu.choose_gpus(settings(), cards(1 if shared else 2), around)
+    assert gpu.child_env(d.trainer, around)["TF_FORCE_GPU_ALLOW_GROWTH"] == expected
+    said = [note for note in d.notes if note.startswith(f"TF_FORCE_GPU_ALLOW_GROWTH={given} does not hold")]
+    assert len(said) == (given is not None and shared)
 
 
 # -- NVML -----------------------------------------------------------------------------------------------------------------------

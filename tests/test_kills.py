@@ -117,7 +117,7 @@ def test_the_first_batch_comes_within_a_second_of_its_lease(killed_at_50):
 
 
 def test_the_window_holds(killed_at_50):
-    """Invariant I4: leased − trained never exceeds the window, evaluations included."""
+    """Leased − trained never exceeds the window, evaluations included."""
     driver, _ = killed_at_50
     window = RunFolder(driver.run).config.transport.high_water_mark
     ahead = released = 0

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 import launch
 from common import claims, config, flags, gpu, lock, status
 from common.config import Config
+from common.cores import cores
 from common.errors import BadInput
 from common.gpu import CPU, Device, Devices, Gpu
 from tests import processes
@@ -92,7 +93,7 @@ def test_batch_size_is_not_hidden_by_a_token_budget():
     [
         (["--model-gpuu", "1"], "did you mean --model-gpu"),
         (["--batch", "4"], "unrecognized"),
-        (["trian"], "neither a flag nor key=value"),
+        (["trian"], "no command, flag or key=value; `launch.py --help`"),
         (["--data-gpu", "0", "data_gpu=1"], "both set data_gpu"),
         (["--run", "a", "--checkpoint-dir", "b"], "both set run"),
         (["train.epoch=3"], "did you mean 'epochs'"),
@@ -168,8 +169,13 @@ sys.exit(str(slow) if slow else 0)"""
     assert p.returncode == 0, p.stderr
 
 
-def test_cores_is_at_most_the_affinity():
-    assert 1 <= launch.cores() <= len(os.sched_getaffinity(0))
+def test_cores_is_the_affinity_or_a_containers_quota(tmp_path):
+    here = len(os.sched_getaffinity(0))
+    assert 1 <= cores() <= here
+    for text, most in (("max 100000", here), ("50000 100000", 1), ("100000 100000", 1), ("99900000 100000", here), ("nonsense", here)):
+        (tmp_path / "cpu.max").write_text(text)
+        assert cores(tmp_path / "cpu.max") == most
+    assert cores(tmp_path / "absent") == here
 
 
 # -- claims on a run folder -----------------------------------------------------------------------------------------------------
@@ -267,6 +273,11 @@ def test_scan_reports_and_strict_refuses(tmp_path):
     strict = run("scan", "--train-data", str(folder), "--strict")
     assert strict.returncode == 2
     assert "1 of 7 rows rejected" in strict.stderr
+
+
+def test_scan_names_a_vocabulary_that_is_not_there(tmp_path):
+    p = run("scan", f"data.train={make_corpus(tmp_path / 'c', 2)}", f"text.vocab={tmp_path}/v.json")
+    assert (p.returncode, p.stderr) == (2, f"error: cannot read the vocabulary {tmp_path}/v.json: No such file or directory\n")
 
 
 def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):

@@ -112,7 +112,7 @@ def test_a_new_generation_drops_everything_of_the_old_one(bench):
     assert bench.book.nbytes() == 4
     bench.book.open(2, [("eval", 5)], lambda plan, g: {})
     assert bench.book.nbytes() == 0
-    assert bench.leases() == []  # C6: READY in this generation is what counts
+    assert bench.leases() == []  # READY in this generation is what counts
     assert bench.answer("a", second) == "unknown"
     bench.join("a")
     [(_, lease)] = bench.leases()

@@ -108,7 +108,7 @@ def test_strikes_back_off_twice_as_long_each_time_and_good_work_takes_one_off(be
 
 
 def test_a_live_but_idle_peer_does_not_hold_up_the_others(bench):
-    """Without C5 and C6 the idle peer was leased the same batch for ever."""
+    """Without strikes, and leases for READY peers only, the idle peer was leased the same batch for ever."""
     bench.join("idle", capacity=2)
     bench.join("good", capacity=2)
     start, trained = bench.now, 0

@@ -273,7 +273,7 @@ def test_ten_in_a_row_stop_the_run_and_the_weights_before_them_are_saved(tmp_pat
 
 def test_no_producer_is_an_error_with_a_cause_within_the_deadline(tmp_path):
     run = arithmetic_run(tmp_path, transport__data_timeout_s=1.0)
-    with pytest.raises(RunError, match="no data for 1 s, 0 producers connected"):
+    with pytest.raises(Hopeless, match="no data for 1 s, 0 producers connected.*`launch.py producer"):
         train(run, num_producers=0)
 
 
@@ -319,7 +319,7 @@ def failing_saves(monkeypatch, steps):
 def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
     failing_saves(monkeypatch, {25})
     run = arithmetic_run(tmp_path, train__max_steps=25, train__eval_every=0, train__eval_at_epoch_end=False)
-    with pytest.raises(RunError, match="step 25, could not be written; on disk is step 20"):
+    with pytest.raises(Hopeless, match="step 25, could not be written; on disk is step 20; make room"):
         train(run)
     monkeypatch.undo()
     train(run)
@@ -334,7 +334,7 @@ def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkey
     (tmp_path / "b").mkdir()
     failing_saves(monkeypatch, {15, 20, 25})
     run = arithmetic_run(tmp_path / "b", train__max_steps=40, data__eval_fraction=0.0)
-    with pytest.raises(RunError, match="3 saves in a row failed; the newest checkpoint is of step 10"):
+    with pytest.raises(Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"):
         train(run)
     assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
 

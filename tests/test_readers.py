@@ -1,4 +1,4 @@
-"""Metadata of three corpus formats with the quirks of the field: C01, C02, C04, C05, C07, C22."""
+"""Metadata of three corpus formats with the faults that people report (numbered as in test_scan.py)."""
 
 import pytest
 from corpora import sine, write_metadata, write_wav

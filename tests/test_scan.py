@@ -1,4 +1,4 @@
-"""The scan on synthetic folders with known answers: field cases C01 to C22, C40 and C49."""
+"""The scan on synthetic folders with known answers: faults that people report in public threads, numbered c01 to c50."""
 
 import io
 import json
@@ -89,8 +89,9 @@ def test_c07_more_than_half_missing_is_bad_input(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 10)
     for i in range(1, 7):
         os.remove(root / f"wavs/c{i:04d}.wav")
-    with pytest.raises(BadInput, match=r"6 of 10 audio files are missing(?s:.*)metadata.csv:1: no such audio file; tried /"):
+    with pytest.raises(BadInput, match=r"6 of 10 audio files are missing(?s:.*)metadata.csv:1: no such audio file; tried /") as e:
         scanned(root)
+    assert str(e.value).splitlines()[-1] == "  … and 4 more"  # each comes with the twenty paths that were tried
     assert not (tmp_path / "run.manifest").exists()
 
 
@@ -210,7 +211,7 @@ def test_the_report_as_lines_json_table_and_file(tmp_path, scanned):
     lines = s.report.lines()
     assert lines[0].startswith("kept=15 rejected=25")
     assert sum("empty file (id" in line for line in lines) == 20
-    assert lines[-1] == "… and 5 more rejected rows, all of them in rejects.tsv and in the manifest"
+    assert lines[-1] == "… and 5 more rejected rows, all of them in RUN/rejects.tsv"
     assert reject_line(s.rejects[0]) == f"{root}/metadata.csv:11: empty file (id c0011)"
     assert json.loads(json.dumps(s.report.to_json()))["tally"] == {"empty file": 25}
     s.result.write_rejects(tmp_path / "rejects.tsv")
@@ -219,8 +220,22 @@ def test_the_report_as_lines_json_table_and_file(tmp_path, scanned):
     plain, terminal = io.StringIO(), io.StringIO()
     s.report.print(Console(file=plain))
     s.report.print(Console(file=terminal, force_terminal=True, width=200))
-    assert plain.getvalue().splitlines() == lines
+    assert plain.getvalue().splitlines() == s.report.lines(None)  # printed by `launch.py scan`, which leaves no file behind
+    assert sum("empty file (id" in line for line in plain.getvalue().splitlines()) == 25
     assert "kept=15 rejected=25" in terminal.getvalue()
+
+
+def test_a_terminal_hides_nothing_that_a_pipe_shows(tmp_path, scanned):
+    root = make_corpus(tmp_path / "c", 4)
+    rows = ["c0001|fa|[ali]|سلام", "c0002|fa|[ali]|سلام", "c0003||ann|hello", "c0004|en|ann|hello"]
+    write_metadata(root, ["audio_file|language|speaker_name|text", *rows])
+    out = io.StringIO()
+    scanned(root).report.print(Console(file=out, force_terminal=True, no_color=True, width=60))
+    shown = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    for expected in ("language fa 2 0.00", "speaker [ali] 2 0.00", "ann 2 0.00", "1 rows name no language: en (data.language)"):
+        assert expected in shown
+    assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in shown
+    assert not any(line.startswith("speakers (") for line in shown)
 
 
 def test_the_output_goes_where_it_is_asked_to(tmp_path, tokenizer, capsys):

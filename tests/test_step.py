@@ -57,6 +57,15 @@ def test_untrained_cross_entropies_are_those_of_guessing():
     assert out["audio_ce"] == pytest.approx(math.log(MICRO.num_audio_tokens), abs=0.3)
 
 
+def test_c50_twice_the_padding_changes_no_loss(shared):
+    small, lengths = BUCKETS[0], ([4, 6], [8, 5])
+    large = dataclasses.replace(small, row_len=2 * small.row_len, text_len=2 * small.text_len)
+    before, _ = gradients_of(shared, make_batch(small, lengths=lengths))
+    after, _ = gradients_of(shared, make_batch(large, lengths=lengths))
+    for name in ("loss", "text_ce", "audio_ce"):
+        assert after[name] == pytest.approx(before[name], rel=1e-5), name
+
+
 def test_one_batch_is_learnt_by_heart():
     step = GptStep(model_dims(SMALL), FAST, BUCKETS[:1])
     batch = make_batch(BUCKETS[0])

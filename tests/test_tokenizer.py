@@ -91,7 +91,7 @@ def test_what_is_wrong_with_a_vocabulary_is_said(tmp_path):
         Tokenizer.load(_write(tmp_path / "v.json", merges=["a x"]))
     with pytest.raises(VocabularyError, match=r"lacks \[UNK\]"):
         Tokenizer({"[STOP]": 0, "[SPACE]": 1, "[START]": 2}, [], [])
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(VocabularyError, match="cannot read the vocabulary .*: No such file"):
         Tokenizer.load(tmp_path / "absent.json")
 
 

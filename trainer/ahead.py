@@ -6,12 +6,12 @@ All of it with batches of padding, changing no weight and no ledger line, while 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from common.cores import cores
 from common.errors import Hopeless, is_out_of_memory
 from trainer.observe import Observer
 
@@ -39,7 +39,7 @@ def dry_step(stage: Stage, observer: Observer) -> int:
     """
     buckets = stage.schedule.train.buckets
     number = max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
-    observer.compiling("the dry step", number, len(buckets), buckets[number])
+    observer.compiling("the training step, tried on padding first,", number, len(buckets), buckets[number])
     try:
         stage.step.dry_run(number, grouped=stage.schedule.accumulate > 1)
     except Exception as e:
@@ -59,7 +59,7 @@ def compile_others(stage: Stage, done: int, should_stop: Callable[[], bool]) -> 
     step, schedule = stage.step, stage.schedule
     evaluated = {schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)}
     jobs = [("training", b) for b in range(len(schedule.train.buckets)) if b != done] + [("evaluation", b) for b in sorted(evaluated)]
-    workers = max(1, min(_MOST_AT_ONCE, (os.cpu_count() or 1) // 2, len(jobs)))
+    workers = max(1, min(_MOST_AT_ONCE, cores() // 2, len(jobs)))
 
     def run(job: tuple[str, int]) -> None:
         what, bucket = job

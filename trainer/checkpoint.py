@@ -178,8 +178,9 @@ class Checkpoints:
             try:
                 found = self.load(step)
             except ValueError as e:
-                os.replace(self.path(step), self._aside(step))
-                log.warning("checkpoint step %d is damaged (%s): set aside as %s", step, e, self._aside(step).name)
+                aside = self._aside(step)
+                os.replace(self.path(step), aside)
+                log.warning("checkpoint step %d is damaged (%s): set aside as %s", step, e, aside.name)
                 newest_damaged = newest_damaged or step
                 continue
             if newest_damaged:
@@ -193,4 +194,8 @@ class Checkpoints:
         return None
 
     def _aside(self, step: int) -> Path:
-        return self.folder / f"damaged-step-{step:08d}"
+        """A name that is free: the same step may be damaged twice."""
+        path, again = self.folder / f"damaged-step-{step:08d}", 2
+        while path.exists():
+            path, again = self.folder / f"damaged-step-{step:08d}-{again}", again + 1
+        return path

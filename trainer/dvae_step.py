@@ -6,7 +6,7 @@ the micro-batch's seed; the first update does this to all of them, which is how 
 accumulators: every weight, moment and average changes in `apply`, so a skipped group leaves all their bits.
 
 The reconstruction is judged against predicting the batch's mean mel; the codebook by its perplexity, exp of the entropy of code use.
-Source: xtts-spec 2 (network, decay 0.99, eps 1e-5). Coqui has no training code for it, so losses and restarts are our choice.
+Network, decay 0.99 and eps 1e-5 are coqui-tts's (TTS/tts/layers/xtts/dvae.py). It has no training code, so losses and restarts are ours.
 """
 
 from __future__ import annotations

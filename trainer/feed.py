@@ -19,7 +19,7 @@ import numpy as np
 from common.batch import check_batch
 from common.channel import BatchFailed, NoData
 from common.channel import Stopped as ChannelStopped
-from common.errors import RunError, Stopped
+from common.errors import Hopeless, RunError, Stopped
 from common.plan import PlannedBatch
 from common.stopwatch import Stopwatch
 from trainer.watch import FedRecord, Watch
@@ -119,6 +119,12 @@ class Quarantine:
         return [e for e in self._by_id.values() if e["plan"] != "train" or e["g"] < next_g]
 
 
+def no_batch(e: NoData | BatchFailed) -> RunError:
+    """The error for a user. Without any producer it is hopeless: a restarted trainer would wait as long again, and nobody comes."""
+    kind = Hopeless if isinstance(e, NoData) and not e.connected else RunError
+    return kind(f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run RUN`")
+
+
 class Feed:
     """Batches for the step, in schedule order.
 
@@ -202,7 +208,7 @@ class Feed:
                     self._ahead.set(True)  # before the loop can take it: the next batch may be at hand
                     self._put(fed)
         except (NoData, BatchFailed) as e:
-            self._put(RunError(str(e)))
+            self._put(no_batch(e))
         except ChannelStopped:
             return
         except Exception as e:  # noqa: BLE001 - the edge of a thread: the step's thread raises it

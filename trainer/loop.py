@@ -40,6 +40,7 @@ _SHORT_SAVE_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
 _MAX_SAVE_S = 600.0
 _LAST_SAVE_S = 25.0
+_IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Loop:
         self._being_saved = position
         self._save_s = 0.0
         self._failed_saves = 0
-        self._seen_buckets: set[tuple[str, int]] = set()
+        self._announced: set[str] = set()
         self._known_bad = len(quarantine)
 
     def run(self) -> Position:
@@ -124,7 +125,7 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
-        except RunError:  # no data, a batch nobody can make, steps that are not finite: what was trained so far is whole
+        except RunError:  # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained so far is whole
             self._save_before_failing()
             raise
         finally:
@@ -145,7 +146,8 @@ class Loop:
                 raise Stopped("stop was asked for")
         self._save_if_new()
         if self._saved is None or self._saved.step != self.position.step:
-            raise RunError(f"the last checkpoint, step {self.position.step}, could not be written; on disk is step {self._saved_step}")
+            last = f"the last checkpoint, step {self.position.step}, could not be written; on disk is step {self._saved_step}"
+            raise Hopeless(f"{last}; make room, then the same command goes on from there")
 
     # -- a step --------------------------------------------------------------------------------------------------------------------
 
@@ -159,7 +161,7 @@ class Loop:
             if (fed.planned.plan, fed.planned.g) != ("train", g):
                 raise RuntimeError(f"the feed gave {fed.planned.plan} batch {fed.planned.g} where train batch {g} was due")
             waited += wait_s
-            self._announce("micro", fed)
+            self._announce("update" if self.schedule.accumulate == 1 else "micro", fed)
             if self.schedule.accumulate == 1:
                 result = self.step.update(fed.planned.bucket, fed.arrays, fed.planned.seed)
             else:
@@ -187,12 +189,14 @@ class Loop:
         self._take_outcome(wait=False)
 
     def _announce(self, what: str, fed) -> None:
-        """The first use of a bucket compiles it, which can take a minute: say so."""
-        key = (what, fed.planned.bucket)
-        if key not in self._seen_buckets:
-            self._seen_buckets.add(key)
-            shape = self.schedule.train.buckets[fed.planned.bucket]
-            self.observer.compiling(what, fed.planned.bucket, len(self.schedule.train.buckets), shape)
+        """The first use of a bucket compiles it unless that was done ahead, and can take a minute: say so."""
+        bucket = fed.planned.bucket
+        key = f"{what}/{bucket}"
+        if key in self._announced or self.step.trace_counts.get(key):
+            return
+        self._announced.add(key)
+        self._drain(0)  # what is told next concerns this step and none before it
+        self.observer.compiling(_IN_WORDS[what], bucket, len(self.schedule.train.buckets), self.schedule.train.buckets[bucket])
 
     def _drain(self, keep: int) -> None:
         """Read the metrics of all steps but the newest `keep`, and write their ledger lines."""
@@ -296,7 +300,8 @@ class Loop:
             best = self._saved or Position()
             self.position = replace(self.position, best_step=best.best_step, best_score=best.best_score)
         if self._failed_saves >= _MAX_FAILED_SAVES:
-            raise RunError(f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}")
+            failed = f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}"
+            raise Hopeless(f"{failed}; make room, then the same command goes on from there")
 
     def _state(self) -> dict:
         return {

@@ -1,4 +1,4 @@
-"""Cross-entropies of stage 2 (spec section 1.6). Shapes: B rows, T positions, V classes."""
+"""Cross-entropies of stage 2, as GPT.forward of coqui-tts computes them. Shapes: B rows, T positions, V classes."""
 
 from __future__ import annotations
 

@@ -107,17 +107,18 @@ class Observer:
         self._write(record)
         scalars = {f"train/{k}": v for k, v in values.items()}
         self._draw(line["step"], scalars | {f"speed/{k}": record[k] for k in ("step_ms", "wait_ms", "ready", "target")})
+        known = bool(self._recent)  # not after the first steps, which compile
         mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
             phase="training",
             step=line["step"],
             epoch=line["epoch"],
             loss=line["loss"],
-            utterances_per_s=rate,
-            wait_percent=100 * wait,
+            utterances_per_s=rate if known else None,
+            wait_percent=100 * wait if known else None,
             ready=ready,
             target=target,
-            eta_s=left * mean_s,
+            eta_s=left * mean_s if known else None,
             message="",
         )
         self._tell(line, values, f"{ready}/{target}", last=left == 0)
@@ -192,7 +193,7 @@ class Observer:
     def saving(self) -> None:
         """A checkpoint begins: at a stop, the supervisor waits for this phase to end."""
         self._interrupted()
-        self._status.update(phase="saving")
+        self._status.update(phase="saving", message="")
 
     def saved(self, step: int, seconds: float, pause_s: float) -> None:
         """A checkpoint is on disk, `seconds` after it was begun; training waited `pause_s` of them."""

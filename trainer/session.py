@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from common.channel import BatchFailed, LeaseServer, NoData
 from common.channel import Stopped as ChannelStopped
-from common.errors import RunError
+from common.cores import cores
 from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
 from common.run import RunFolder
 from common.status import StatusFile, read_all
 from trainer import ahead, profile, stages
 from trainer.clock import Clock
-from trainer.feed import Feed, Quarantine
+from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
@@ -108,7 +107,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         bind=c.transport.bind.split(":")[0],
         cache_codes=c.producers.cache_codes,
         producers_on="cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
     )
     # Remote producers have no file here; the sampler's card is a producer's.
     labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive and s.role in ("trainer", "producer")]  # noqa: E731
@@ -184,4 +183,4 @@ def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: St
     except ChannelStopped:
         raise stop.error() from None
     except (NoData, BatchFailed) as e:
-        raise RunError(f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run {run.path}`") from e
+        raise no_batch(e) from e

@@ -129,7 +129,9 @@ def sampling(asked: dict, imported: bool):
 
 def main(stop: Stop) -> None:
     """Load, say, write."""
-    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    for level, prefix in ((logging.INFO, ""), (logging.WARNING, "warning: "), (logging.ERROR, "error: ")):
+        logging.addLevelName(level, prefix)
+    logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
     for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     options = json.loads(sys.argv[1])
@@ -192,7 +194,7 @@ def _stream(synthesizer, arguments: tuple, stop: Stop) -> None:
     if first is None:
         raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
     spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
-    log.info("first sound after %.2f s; %.2f s in all, real-time factor %.2f", first, seconds, spent / seconds)
+    log.info("first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f", first, seconds, spent / seconds)
 
 
 if __name__ == "__main__":

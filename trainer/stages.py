@@ -122,6 +122,7 @@ def _options(optim: Optim, schedule: Schedule, **more):
 def _networks(run: RunFolder, stage: str, schedule: Schedule):
     import tensorflow as tf
 
+    from common.xtts.weights import num_parameters
     from trainer.precision import allow_tf32, choose
     from trainer.upload import Upload
 
@@ -141,7 +142,7 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
         own |= {"attention_dropout": c.train.attention_dropout, "recompute": c.train.recompute}
         options = _options(c.train.optim, schedule, **own, **common)
         step = GptStep(run.dims, options, schedule.train.buckets)
-
+    log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 

@@ -64,7 +64,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Everything about the update that is not the network. Defaults are XTTS's recipe (spec section 8)."""
+    """Everything about the update that is not the network. Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2)."""
 
     learning_rate: float = 5e-6
     betas: tuple[float, float] = (0.9, 0.96)

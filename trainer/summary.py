@@ -149,8 +149,8 @@ def lines(summary: dict) -> list[str]:
 def _learnt(figures: dict) -> list[tuple[str, str]]:
     name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[figures["judged_by"]]
     rows = [
-        (f"{name}, mean of the first {ENDS} steps", _number(figures["first"])),
-        (f"{name}, mean of the last {ENDS} steps", f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)"),
+        (f"{name}, first {ENDS} steps (mean)", _number(figures["first"])),
+        (f"{name}, last {ENDS} steps (mean)", f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)"),
         (f"held-out {name}", f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step {figures['eval_best_step']})"),
     ]
     if "unigram_entropy" in figures:

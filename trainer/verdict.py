@@ -201,7 +201,7 @@ def _setting(m: Measured, cause: str, part: str) -> str:
             return f"set producers.decode_threads={min(s.cores // n, 2 * threads)} (now {threads}){convert}{later}"
         return f"all {s.cores} cores decode already; add a producer on another host{convert}{later}"
     if cause == "features":
-        gpu = "--data-gpu with a GPU" if s.producers_on == "cpu" else more
+        gpu = f"--data-gpu to a GPU, or {more}" if s.producers_on == "cpu" else more
         return f"set {gpu}" + (", or producers.cache_codes=true" if part == "codes" and not s.cache_codes else "")
     smaller = "set transport.mel_dtype=float16" if s.mel_dtype != "float16" else ""
     return {

@@ -218,7 +218,8 @@ class Watch:
             return f"trainer and producer share GPU {shared[0].index}; give the producers another one (--data-gpu), or fewer leases"
         load = os.getloadavg()[0]
         if load > self.settings.cores:
-            return f"{load:.0f} threads want {self.settings.cores} cores; set producers.decode_threads or producers.count lower"
+            busy = f"{load:.0f} threads, of this run and other programs, want {self.settings.cores} cores"
+            return f"{busy}; end the others, or set producers.decode_threads or producers.count lower"
         return "something else uses the device; `nvidia-smi` and `top` tell"
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 Shapes: B clips, N samples, F = 1 + N // hop frames. All shapes are static where N is. The matmul with the filter bank must
 run in true fp32: a process that makes features on a GPU switches TensorFloat-32 off, else log-mels are off by 1e-3.
-Source: xtts-spec 2.1 (DVAE mel), 3 (conditioning mel, clip), 11.4 (STFT), 11.7 (resampler).
+Source: coqui-tts, TTS/tts/layers/tortoise/arch_utils.py (TorchMelSpectrogram), TTS/tts/layers/xtts/trainer/dataset.py (clip); torchaudio.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class _Mel:
 
 
 class DvaeMel(_Mel):
-    """Input of the DVAE: fft 1024, divided by the mel stats (xtts-spec 2.1)."""
+    """Input of the DVAE: fft 1024, divided by the mel stats."""
 
     def __init__(self, mel_stats: np.ndarray, dims: AudioDims, by_clip: bool = False):
         super().__init__(mel_stats, dims, dims.dvae_fft, by_clip)
 
 
 class CondMel(_Mel):
-    """Input of the conditioning encoder: fft 2048 with the same 1024-sample window, divided by the mel stats (xtts-spec 3)."""
+    """Input of the conditioning encoder: fft 2048 with the same 1024-sample window, divided by the mel stats."""
 
     def __init__(self, mel_stats: np.ndarray, dims: AudioDims, by_clip: bool = False):
         super().__init__(mel_stats, dims, dims.cond_fft, by_clip)
@@ -133,7 +133,7 @@ def prompt_slice(num_samples: int, row_seed: int, audio: AudioDims, training: bo
 
     Training: length uniform in [cond_min, cond_max] (hash counter 0), start uniform (hash counter 1). Evaluation: cond_eval
     samples from 0. An utterance shorter than the drawn length gives half of itself, or all of itself if `whole` (for another
-    utterance's row, to which nothing in it is given away). The clip is zero-padded to cond_max by the caller. Source: xtts-spec 3.
+    utterance's row, to which nothing in it is given away). The clip is zero-padded to cond_max by the caller, as XTTSDataset does.
     Raises ValueError below 2 samples.
     """
     if num_samples < 2:

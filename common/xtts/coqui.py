@@ -1,6 +1,6 @@
 """Coqui's checkpoints in and out: model.pth, dvae.pth, mel_stats.pth, vocab.json ↔ the folder of `pretrained.py`. NumPy alone.
 
-Tensors pass through one at a time, so that memory does not grow with the file. Source: xtts-spec 10.
+Tensors pass through one at a time, so that memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 GPT, HIFIGAN, SPEAKER = "gpt.", "hifigan_decoder.waveform_decoder.", "hifigan_decoder.speaker_encoder."
 NUM_MELS = 80
 _MOST_NAMED = 20
-# What trainers and other versions leave in the file (spec 10.1); the DVAE of a trainer's file is used where no other is given.
+# What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no other is given.
 _SURPLUS = tuple(
     re.compile(pattern)
     for pattern in (

@@ -3,7 +3,7 @@
 Shapes: B clips, L mel frames, n = ceil(ceil(L/2)/2) codes, M mel channels, D codebook_dim, K num_codes; channels last, [B, L, M].
 All convolutions are biased, with symmetric zero padding, ReLU, no normalisation. Names are those of Coqui's dvae.pth.
 Codes must be computed in float32 (a process that makes them on a GPU switches TensorFloat-32 off).
-Source: xtts-spec 2, 10.4, 11.2, 11.9.
+Source: coqui-tts, TTS/tts/layers/xtts/dvae.py (DiscreteVAE).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The bank is the one XTTS was trained with: corner frequencies evenly spaced on the HTK mel scale, triangles linear in Hz,
 each scaled to unit area ("slaney"). Neither librosa's default nor `tf.signal.linear_to_mel_weight_matrix` is that bank.
-Source: xtts-spec 2.1, 11.4.
+Source: torchaudio.functional.melscale_fbanks, as coqui-tts calls it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mel_filterbank(
     """Weights from power spectrum to mel power, float64 [fft/2 + 1, num_mels].
 
     `area_norm` scales each triangle by 2 / (upper - lower corner in Hz); without it every triangle peaks at 1
-    (the speaker encoder's bank, xtts-spec 4).
+    (the speaker encoder's bank).
     """
     bins_hz = np.linspace(0.0, sample_rate // 2, fft // 2 + 1)
     corners_hz = mel_to_hz(np.linspace(hz_to_mel(fmin_hz), hz_to_mel(fmax_hz), num_mels + 2))

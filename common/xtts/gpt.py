@@ -1,4 +1,6 @@
-"""The GPT stack of XTTS v2: conditioning latents, text and audio codes in one causal sequence (spec section 1).
+"""The GPT stack of XTTS v2: conditioning latents, text and audio codes in one causal sequence.
+
+Source: coqui-tts, TTS/tts/layers/xtts/gpt.py (GPT).
 
 A row is [latents | START text | START codes STOP STOP STOP | padding]: contiguous, so causality alone is the mask. Text and audio share
 one id space and one position space here: audio ids are offset by `num_text_tokens`, audio positions by `num_text_positions`.
@@ -83,14 +85,14 @@ class GptBlock(Block):
 class Gpt(Block):
     """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings, blocks, norms and heads.
 
-    `seed` initialises the weights (spec section 1.2, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
+    `seed` initialises the weights (as the original's, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
     standing by accident, and `parity_init` restores it). Without a seed the weights are zeros, to be loaded.
 
     `attention_dropout`: of the attention probabilities, if other than `dims.dropout`. `recompute`: keep only each block's input for the
     backward pass and compute the block again there: a third more work, and activations of one block instead of all.
     """
 
-    # Left by inference runs, by v1 and by old transformers releases (spec section 10.1).
+    # Left by inference runs, by v1 and by old transformers releases.
     ignored_keys = (r"gpt_inference\..*", r"gpt\.wte\..*", r"gpt\.h\.\d+\.attn\.(bias|masked_bias)")
 
     def __init__(
@@ -114,7 +116,7 @@ class Gpt(Block):
         self.text_positions = Embedding(dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype)
         self.mel_positions = Embedding(dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype)
         self.blocks = [GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=attention_dropout) for i in range(dims.layers)]
-        # Two norms in a row, as trained (spec section 12 ①).
+        # Two norms in a row, as trained: GPT2Model's own and the original's.
         self.ln_f = LayerNorm(width, name="gpt.ln_f", dtype=dtype)
         self.final_norm = LayerNorm(width, name="final_norm", dtype=dtype)
         self.text_head = Linear(width, dims.num_text_tokens, name="text_head", dtype=dtype)

@@ -2,7 +2,7 @@
 
 Shapes: B clips, n codes, L steps after the two interpolations, N = 256 L samples; channels last. Weight norm is folded into plain
 weights when a checkpoint is read (`fold_weight_norm`) and unfolded when one is written: nothing here trains them.
-Source: xtts-spec 5, 10.3, 11.1.
+Source: coqui-tts, TTS/tts/layers/xtts/hifigan_decoder.py (HifiDecoder).
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Conv1d(Block):
     """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
 
     Zeros are padded on both sides and the convolution is "valid": "same" pads a strided convolution of even length differently from
-    torch (spec section 11.2). Torch keeps [out, in, k], we keep [k, in, out].
+    torch. Torch keeps [out, in, k], we keep [k, in, out].
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The conditioning path: mel of a reference clip -> conditioning encoder -> perceiver resampler -> latents (spec sections 1.3, 1.4).
+"""The conditioning path: mel of a reference clip -> conditioning encoder -> perceiver resampler -> latents.
+
+Source: coqui-tts, TTS/tts/layers/xtts/latent_encoder.py (ConditioningEncoder), perceiver_encoder.py (PerceiverResampler).
 
 Shapes: B batch, S mel frames, C width, L latents. Frames of padding are part of the clip: nothing is masked.
 """
@@ -16,7 +18,7 @@ from common.xtts.layers import Block, Conv1d, GroupNorm, Linear, dims_of, normal
 
 
 class ConditioningBlock(Block):
-    """Self-attention over the frames whose residual is the *normalised* input (needed for weight compatibility, spec section 12 ②)."""
+    """Self-attention over the frames whose residual is the *normalised* input (the weights were trained so)."""
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)

@@ -1,7 +1,7 @@
 """Speaking: text and conditioning latents to audio codes, one code at a time, in one compiled loop over a cache of fixed size.
 
 Shapes: B rows (texts), L latents, T prefix positions (padded), N most codes, S = L + T + N cache positions, V audio ids, C width.
-Source: xtts-spec 9.2 (prefix), 9.3 (sampling), 1.7 (latents for the vocoder).
+Source: coqui-tts, TTS/tts/models/xtts.py (Xtts.inference), TTS/tts/layers/xtts/gpt_inference.py; the processors of transformers.
 
 A prefix is padded at its end to a multiple of 32 positions, and the room for codes to a multiple of 128: one compilation serves all
 texts of such a size. Padding cannot be seen: a row's codes begin right after its own text, over the padding's keys in the cache, and
@@ -42,7 +42,7 @@ class SamplingOptions:
         top_k: only the k highest scores may be drawn (ties with the k-th too); 0: all.
         top_p: of those, the smallest set with this probability or more; 1: all.
         fake_history: the original's history begins with copies of id 1 in the prefix's place, so that code 1 is penalised from the
-            first step (xtts-spec 12, quirk 14). Without it the history begins with START alone.
+            first step. Without it the history begins with START alone.
         max_codes: most codes, STOP included; None, or more than the model's positions: as many as it has positions for.
         text_stop_input: the text's STOP is an input, as in the original's inference. Imported XTTS weights want it. Rows trained here
             end their text without it, so models trained from nothing here never saw it: leave it out (the default).
@@ -326,7 +326,7 @@ def latents_pass(gpt: Gpt, latents, text_ids: Sequence[int], codes: Sequence[int
     """The vocoder's input for given codes: [1, L, C], int[l], int[n] -> states [1, n, C] that predict c1..cn, from one full pass.
 
     `codes` usually end with STOP, whose frame belongs to the sound. For codes that `Sampler` drew, `Generated.states` are these already.
-    Source: xtts-spec 1.7; the original appends four STOPs and drops their states, which causality makes the same.
+    The original appends four STOPs and drops their states, which causality makes the same.
     """
     dims = gpt.dims
     text = [dims.start_text, *text_ids, *([dims.stop_text] if text_stop_input else [])]

@@ -1,6 +1,6 @@
 """Names and shapes of every tensor in XTTS's checkpoint files, from the sizes, and the sizes from a file's shapes. No TensorFlow.
 
-Torch's layout, Coqui's names (spec section 10). The tables are kept apart from the networks on purpose: importing needs no TensorFlow,
+Torch's layout, Coqui's names. The tables are kept apart from the networks on purpose: importing needs no TensorFlow,
 and a test holds the two against each other.
 """
 
@@ -29,7 +29,7 @@ class VocoderDims:
 
 
 def gpt_shapes(d: GptDims) -> Shapes:
-    """The GPT stack, keys below `gpt.` (spec 10.2)."""
+    """The GPT stack, keys below `gpt.`."""
     w, inner, hidden = d.width, d.perceiver_heads * d.perceiver_head_dim, int(d.width * 4 * 2 / 3)
     shapes: Shapes = {**_affine("conditioning_encoder.init", (w, d.num_mels, 1))}
     for i in range(d.cond_blocks):
@@ -53,7 +53,7 @@ def gpt_shapes(d: GptDims) -> Shapes:
 
 
 def dvae_shapes(d: DvaeDims) -> Shapes:
-    """The DVAE (spec 10.4), without the bookkeeping of its loss."""
+    """The DVAE, without the bookkeeping of its loss."""
     h, w, n, book = d.hidden, 2 * d.hidden, d.num_resblocks, d.codebook_dim
     shapes: Shapes = {**_affine("encoder.0.0", (h, d.num_mels, 3)), **_affine("encoder.1.0", (w, h, 3))}
     for part, first in (("encoder", 2), ("decoder", 1)):
@@ -71,7 +71,7 @@ def dvae_shapes(d: DvaeDims) -> Shapes:
 
 
 def hifigan_shapes(d: VocoderDims) -> Shapes:
-    """The vocoder, keys below `hifigan_decoder.waveform_decoder.` (spec 10.3), weight norm as it is stored."""
+    """The vocoder, keys below `hifigan_decoder.waveform_decoder.`, weight norm as it is stored."""
     c = d.channels
     shapes: Shapes = {**_affine("conv_pre", (c, d.in_channels, 7)), "conv_post.weight": (1, c // 16, 7)}
     shapes |= _affine("cond_layer", (c, d.speaker_dim, 1))
@@ -87,7 +87,7 @@ def hifigan_shapes(d: VocoderDims) -> Shapes:
 
 
 def speaker_encoder_shapes() -> Shapes:
-    """The speaker encoder, keys below `hifigan_decoder.speaker_encoder.` (spec 10.3)."""
+    """The speaker encoder, keys below `hifigan_decoder.speaker_encoder.`."""
     shapes: Shapes = {**_affine("conv1", (32, 1, 3, 3)), **_batch_norm("bn1", 32)}
     num_in = 32
     for stage, (depth, size) in enumerate(zip((3, 4, 6, 3), (32, 64, 128, 256), strict=True), start=1):

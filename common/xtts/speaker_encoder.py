@@ -2,7 +2,7 @@
 
 Shapes: B clips, N samples at 16 kHz, T = 1 + N // 160 frames, M = 64 mels; images are [B, M, T, C], channels last.
 Batch norm uses its stored statistics and comes after the ReLU of the first convolution of a block.
-Source: xtts-spec 4, 10.3, 11.2, 11.8.
+Source: coqui-tts, TTS/encoder/models/resnet.py (ResNetSpeakerEncoder).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through the DVAE's decoder and Griffin-Lim
 (22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1] throughout; `clips.load_clip` reads one from a file.
-Source: xtts-spec 9 (inference), 9.1 (latents), 9.4 (vocoding), 9.5 (streaming).
+Source: coqui-tts, TTS/tts/models/xtts.py (Xtts.get_conditioning_latents, inference, inference_stream, handle_chunks).
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Synthesizer:
 class Joiner:
     """Joins ever longer decodings of one sound: emits each up to its last 1024 samples, which the next one is faded into.
 
-    Decoding more codes changes the end of what was there. Source: xtts-spec 9.5, its last part running to the end (as 0.28 does).
+    Decoding more codes changes the end of what was there. Source: Xtts.handle_chunks; the last part runs to the end, as in coqui-tts 0.28.
     """
 
     fade: int = FADE_SAMPLES

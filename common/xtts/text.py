@@ -1,7 +1,8 @@
 """Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one spelling per sound.
 
-`clean` does what XTTS's tokenizer does (spec §6.3), for its 17 languages, and repairs what it loses: digits of other scripts, numbers
-that num2words cannot spell, typographic characters, invisible marks. `parity=True` gives XTTS's own output. Persian is ours.
+`clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for its 17 languages, and repairs what it
+loses: digits of other scripts, numbers that num2words cannot spell, typographic characters, invisible marks. `parity=True` gives XTTS's
+own output. Persian is ours.
 """
 
 from __future__ import annotations

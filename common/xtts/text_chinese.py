@@ -1,7 +1,7 @@
 """Chinese: numbers, dates, amounts and telephone numbers written out in Chinese characters, and pinyin.
 
-Source: the rules of XTTS's Chinese normaliser (spec §6.3), written anew. Each rule finds its matches in the text as it stood before the
-rule and replaces their first occurrence, as there.
+Source: the rules of XTTS's Chinese normaliser (coqui-tts, TTS/tts/layers/xtts/zh_num2words.py), written anew. Each rule finds its matches
+in the text as it stood before the rule and replaces their first occurrence, as there.
 """
 
 from __future__ import annotations

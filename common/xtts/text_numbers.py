@@ -1,4 +1,4 @@
-"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS (spec §6.3), and what num2words lacks."""
+"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS, and what num2words lacks."""
 
 from __future__ import annotations
 

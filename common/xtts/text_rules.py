@@ -1,6 +1,6 @@
 """Tables for cleaning text, one entry per language: what is read out, and which letters belong to it.
 
-Source: the rules that XTTS's tokenizer applies (spec §6.3), plus Persian and the entries marked "ours", which XTTS lacks.
+Source: the rules that XTTS's tokenizer applies, plus Persian and the entries marked "ours", which XTTS lacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text to ids: XTTS's byte-pair vocabulary, read from and written to its vocab.json (spec §6), learnt from nothing, or extended.
+"""Text to ids: XTTS's byte-pair vocabulary, read from and written to its vocab.json, learnt from nothing, or extended.
 
 An encoded text is [language] t1 [SPACE] t2 ...: no START or STOP. Spaces and the tag are placed by id, and words are encoded without
 special tokens, so that a text saying "[STOP]" cannot end the speech.
@@ -83,7 +83,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike, *, parity: bool = False, keep_diacritics: bool = True) -> Tokenizer:
-        """Reads a vocab.json; FileNotFoundError, or VocabularyError naming the file and what is wrong in it."""
+        """Reads a vocab.json; VocabularyError naming the file and what is wrong with it."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             model = document["model"]
@@ -98,6 +98,8 @@ class Tokenizer:
             return cls(vocab, merges, added, model.get("merge_limits"), parity=parity, keep_diacritics=keep_diacritics)
         except VocabularyError as error:
             raise VocabularyError(f"{path}: {error}") from None
+        except OSError as error:
+            raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror}") from error
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             raise VocabularyError(
                 f"{path}: not a vocabulary in the format of XTTS's vocab.json ({type(error).__name__}: {error})"

@@ -1,4 +1,4 @@
-"""Networks to and from Coqui's state dicts: its key names, torch's axis order, NumPy arrays (spec sections 10, 11.1).
+"""Networks to and from Coqui's state dicts: its key names, torch's axis order, NumPy arrays.
 
 Works for every `layers.Block`: the layers themselves declare keys and permutations. Keys carry no prefix of the checkpoint file
 (`gpt.`, `hifigan_decoder.`): the caller adds or strips it with `with_prefix` / `without_prefix`.

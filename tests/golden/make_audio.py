@@ -1,6 +1,6 @@
 """Make audio.npz: mels and resampled clips of torchaudio, as Coqui's XTTS calls it.
 
-Environment (xtts-spec 13): a virtual environment of its own, with the CPU build of torch 2.13.0, torchaudio 2.11.0, transformers 4.55.4,
+Environment: a virtual environment of its own, with the CPU build of torch 2.13.0, torchaudio 2.11.0, transformers 4.55.4,
 coqui-tts 0.28.0, coqui-tts-trainer and einops. Run from anywhere: `python -P tests/golden/make_audio.py` (Coqui installs a package named
 `trainer`, so ours must not be on the path). `coqui_stubs` stands in for packages that the maths does not need.
 """

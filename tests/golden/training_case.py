@@ -50,7 +50,7 @@ def batch(b: int) -> tuple[list[int], list[int]]:
 
 
 def prompt(length: int, seed: int) -> tuple[int, int]:
-    """(start, length) of the conditioning clip within an utterance: xtts-spec 3, with this project's draws in place of `random`."""
+    """(start, length) of the conditioning clip within an utterance: as XTTSDataset cuts it, with this project's draws in place of `random`."""
     clip = COND_MIN + (splitmix(seed, 0) * (COND_MAX - COND_MIN + 1) >> 64)
     if length < clip:
         clip = length // 2
