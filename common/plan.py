@@ -1,6 +1,6 @@
 """The plan: batch number → bucket, utterances, crop and dropout seeds. A pure function, the same in every process.
 
-`plan.batch(g)` needs no history: it costs O(log buckets) and no memory beyond the memory-mapped order of utterances.
+`plan.batch(g)` needs no history: each row costs O(log) of the sizes, and no memory is needed beyond memory-mapped arrays of ids.
 
 Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last, short batch is padded with rows
 of weight 0, so shapes stay static and the loss exact. `balanced`: with replacement, every language equally often (XTTS's own
