@@ -142,6 +142,9 @@ def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
         before, trainer = driver.producers(), driver.pid("trainer")
         driver.replace_trainer()
         driver.wait_for(lambda: driver.pid("trainer") not in (None, trainer), "the new trainer")
+        console = driver.config.parent / "console.log"
+        driver.wait_for(lambda: "has taken over; watching it" in console.read_text(errors="replace"), "its adoption")
+        driver.wait_for(lambda: driver.step() > 0, "its first step")
         taken_over = driver.step()
         driver.wait_for(lambda: driver.step() >= taken_over + 5, "its steps")
         assert driver.producers() == before, driver.story("producers were restarted")
