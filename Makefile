@@ -32,8 +32,9 @@ setup: .venv/installed-$(EXTRA)
 demo: setup
 	$(PY) launch.py --config configs/demo.yaml
 
+# Two at a time, each file's tests in one process: they share what they set up, and most of them keep one core busy.
 test: setup
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: setup
 	$(PY) -m pytest -m 'slow or not slow'
