@@ -122,6 +122,7 @@ def test_everything_killed_in_both_stages(undisturbed, corpus, tmp_path):
     assert_equal(result(finish(driver)), undisturbed[0])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(undisturbed, corpus, tmp_path):
     """The trainer is frozen while the sampler dies and comes back: it is still training then, whatever this machine's speed."""
