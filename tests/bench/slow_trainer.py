@@ -47,8 +47,15 @@ def lead(events: list[dict]) -> int:
 
 
 def watch(run: Path, seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """(time, resident MB) of each process, by name, five times a second."""
+    """(time, resident MB) of each process, by name, five times a second, from when the trainer begins stage 2: what it holds then is
+    itself, all modules loaded, and at most the batches of the first tenths of a second.
+    """
     samples: dict[str, list[tuple[float, float]]] = {}
+    deadline = time.monotonic() + 60
+    while (s := status.read(run, "trainer")) is None or s.stage_name != "gpt":
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the trainer has not begun stage 2 after 60 s; see {run}/logs/trainer.log")
+        time.sleep(0.01)
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         for s in status.read_all(run):
@@ -74,7 +81,6 @@ def measure(folder: Path, seconds: float, step_ms: float, producers: int, batch_
         [sys.executable, str(ROOT / "launch.py"), "--config", str(folder / "config.yaml")], env=env, stdout=subprocess.DEVNULL
     )
     try:
-        time.sleep(5)
         samples = watch(folder / "run", seconds)
         trained = status.read(folder / "run", "trainer")
     finally:
