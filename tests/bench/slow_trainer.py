@@ -30,7 +30,10 @@ from common import status  # noqa: E402
 from tests.arithmetic_runs import settings  # noqa: E402
 from tests.corpora import make_corpus  # noqa: E402
 
-BYTES_PER_ROW = 20  # two int64 and a float32
+BYTES_PER_ROW = 20  # on the wire: two int64 and a float32
+# Beside it, in the trainer: the plan's ids of utterance and prompt, weight and seed of the row. Nothing for a real batch of some 32 rows, but
+# an arithmetic batch of 2 MB has 100 000.
+PLANNED_BYTES_PER_ROW = 28
 
 
 def lead(events: list[dict]) -> int:
@@ -97,6 +100,7 @@ def measure(folder: Path, seconds: float, step_ms: float, producers: int, batch_
         "step_ms": step_ms,
         "producers": producers,
         "batch_mb": rows * BYTES_PER_ROW / 1e6,
+        "held_mb": rows * (BYTES_PER_ROW + PLANNED_BYTES_PER_ROW) / 1e6,
         "window": window,
         "steps": trained.step,
         "largest_lead": lead(events),
@@ -122,7 +126,7 @@ def main() -> int:
         good &= spread <= 0.10
         table.add_row(name, f"{m['first_mb']:.0f}", f"{m['late_min_mb']:.0f}", f"{m['late_max_mb']:.0f}", f"{100 * spread:.1f} %")
     trainer = figures["processes"]["trainer"]
-    allowed = trainer["first_mb"] + (figures["window"] + 2) * figures["batch_mb"]
+    allowed = trainer["first_mb"] + (figures["window"] + 2) * figures["held_mb"]
     good &= trainer["late_max_mb"] <= allowed
     console = Console()
     console.print(table)
