@@ -31,8 +31,8 @@ from tests.arithmetic_runs import settings  # noqa: E402
 from tests.corpora import make_corpus  # noqa: E402
 
 BYTES_PER_ROW = 20  # on the wire: two int64 and a float32
-# Beside it, in the trainer: the plan's ids of utterance and prompt, weight and seed of the row. Nothing for a real batch of some 32 rows, but
-# an arithmetic batch of 2 MB has 100 000.
+# Beside it, in the trainer: the plan's ids of utterance and prompt, weight and seed of the row. Nothing for a real batch of some 32
+# rows, but an arithmetic batch of 2 MB has 100 000.
 PLANNED_BYTES_PER_ROW = 28
 
 
