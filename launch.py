@@ -177,7 +177,7 @@ def status_command(args: argparse.Namespace) -> int:
     run_dir = _run_dir(args)
     if not status.read_all(run_dir):
         raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole(width=None if sys.stdout.isatty() else 160).print(status.table(run_dir))
+    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(status.table(run_dir))
     return OK
 
 
@@ -316,7 +316,8 @@ def _show_summary(run_dir: Path, out: TextIO | None) -> None:
 
         from trainer import summary
 
-        RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110).print(summary.table(json.loads(path.read_text())))
+        view = RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False)
+        view.print(summary.table(json.loads(path.read_text())))
 
 
 def _config(args: argparse.Namespace) -> Config:

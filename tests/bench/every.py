@@ -178,7 +178,7 @@ def main() -> int:
         text = args.out / f"{p.name}.txt"
         lines = text.read_text().strip().splitlines() if text.exists() else []
         table.add_row(p.name, ",".join(map(str, p.on)), f"{p.took:.0f}", p.state, lines[-1][:90] if lines else "")
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
     (args.out / "every.json").write_text(json.dumps({p.name: {"state": p.state, "seconds": round(p.took, 1)} for p in chosen}, indent=1))
     return int(any(p.state != "done" for p in chosen))
 

@@ -260,7 +260,7 @@ def main() -> int:
         threads = [n for n in (1, 2) if n <= len(os.sched_getaffinity(0))]
         results = {f"decode, {n}": pinned(args, "decode", n, folder) for n in threads} | {"mel, 1": pinned(args, "mel", 1, folder)}
         results["gpu"] = pinned(args, "gpu", 1, folder) if _has_gpu() else {}
-    Console(width=None if sys.stdout.isatty() else 150).print(table(results))
+    Console(width=None if sys.stdout.isatty() else 150, markup=False).print(table(results))
     if results["gpu"]:
         Console(width=150).print("on the GPU, ms per batch of 32: " + ", ".join(f"{k} {v:.2f}" for k, v in results["gpu"].items()))
     if args.json:

@@ -137,7 +137,7 @@ def main() -> int:
     if restored is None:
         raise SystemExit(f"{stage.files.checkpoints}: no checkpoint")
     allow_tf32(run.config)
-    out, results = Console(width=None if sys.stdout.isatty() else 160), {}
+    out, results = Console(width=None if sys.stdout.isatty() else 160, markup=False), {}
     out.print(f"weights of {restored.path.name}; the largest: {largest_weights(restored.tensors)}")
     table = Table("kernels", "batch", "loss", "norm of the finite gradients", "tensors not finite")
     for name in names:

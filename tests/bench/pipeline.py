@@ -282,7 +282,7 @@ def main() -> int:
         results, title = measure(args, Path(folder))
     if "ours" in results and "shared" in results:
         results["ours"]["against_one_shared_gpu"] = results["ours"]["utterances_per_s"] / results["shared"]["utterances_per_s"]
-    out = Console(width=None if sys.stdout.isatty() else 150)
+    out = Console(width=None if sys.stdout.isatty() else 150, markup=False)
     out.print(table(results, title))
     for name, r in results.items():
         if "verdict" in r:

@@ -213,7 +213,7 @@ def _report(args: argparse.Namespace, results: dict) -> int:
         worst = max(worst, abs(row.get("last_off", 0.0)))
         figures = (f"{row['first']:.4f}", f"{row['last']:.4f}", *off, str(row["skipped"]), f"{row['ms']:.1f}", row["device"])
         table.add_row(row["way"], *figures)
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    Console(width=None if sys.stdout.isatty() else 150, markup=False).print(table)
     return int(worst > LIMIT)
 
 

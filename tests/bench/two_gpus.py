@@ -94,7 +94,7 @@ def main() -> int:
     before = [pynvml.nvmlDeviceGetMemoryInfo(c).used / 2**20 for c in cards]
     process = subprocess.Popen(command)
     most, busy = watch(process, run, cards)
-    console = Console(width=140)
+    console = Console(width=140, markup=False)
     table = Table("process", "own device", *[f"MB on GPU {i}" for i in range(len(cards))])
     own = {s.name: s.device for s in status.read_all(run)}
     for name, per_card in sorted(most.items()):
