@@ -105,8 +105,8 @@ def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
         *piece.command,
         *(["--max-seconds", f"{piece.seconds - 5:.0f}"] if "--rows" in piece.command and "-m" in piece.command else []),
     ]
-    log = (out / f"{piece.name}.txt").open("a")
-    piece.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    with (out / f"{piece.name}.txt").open("a") as log:
+        piece.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     piece.began, piece.state = time.monotonic(), "runs"
 
 
@@ -172,7 +172,13 @@ def main() -> int:
         if real and p.cards > cards:
             p.state = "needs two cards"
         p.cards = min(p.cards, cards)
-    run(chosen, args, cards, real)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`, as Ctrl-C goes
+    try:
+        run(chosen, args, cards, real)
+    finally:
+        for p in chosen:
+            if p.process is not None and p.process.poll() is None:
+                os.killpg(p.process.pid, signal.SIGKILL)
     table = Table("benchmark", "cards", "seconds", "how it ended", "last line")
     for p in chosen:
         text = args.out / f"{p.name}.txt"
