@@ -1,4 +1,5 @@
-"""Every figure of the README that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are.
+"""Every figure of the README that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are
+(CUDA_VISIBLE_DEVICES chooses among them).
 
     python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step] [--cards 2] [--tiny]
 
@@ -41,8 +42,8 @@ class Piece:
     state: str = "waits"
 
 
-def pieces(args: argparse.Namespace) -> list[Piece]:
-    """All benchmarks, the most important ones first."""
+def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
+    """All benchmarks, the most important ones first; `cards`: how many GPUs there are."""
     size, out, python = ("tiny" if args.tiny else "xtts"), args.out, sys.executable
     few = lambda n, m: str(m if args.tiny else n)  # noqa: E731
 
@@ -52,6 +53,8 @@ def pieces(args: argparse.Namespace) -> list[Piece]:
 
     learn = [python, "-m", "tests.bench.precision", "--data", args.data]
     pipeline = [python, "tests/bench/pipeline.py", "--size", size, "--steps", few(300, 10), "--batch-size", few(32, 4)]
+    two = ["--data-gpu", "cpu", "--model-gpu", "cpu"] if cards == 0 else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
+    real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
     levers = (
         "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
@@ -74,6 +77,9 @@ def pieces(args: argparse.Namespace) -> list[Piece]:
             420,
             [*pipeline, "--make", few(1500, 24), "--rows", "ours,shared", "--json", f"{out}/pipeline.json"],
         ),
+        Piece("check_gpus", 2, 120, [python, "launch.py", "check", *two]),
+        Piece("two_gpus", 2, 300, [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json", f"{out}/two_gpus.json"]),
+        Piece("restart", 2, 300, [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
         Piece("learn_xtts", 1, 420, [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
         step("batches", 420, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48,31,41"),
         step("saving", 240, "ours, saving", "--batch", few(32, 4)),
@@ -160,10 +166,12 @@ def main() -> int:
     args.data = str(Path(args.data).resolve())
     args.out.mkdir(parents=True, exist_ok=True)
     real = [g.uuid for g in list_gpus().gpus]
+    if real and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        real = [entry.strip() for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
     if not real and not args.tiny:
         q.error("no GPU here; --tiny rehearses without one")
     cards = min(args.cards or max(1, len(real)), max(1, len(real)))
-    every = {p.name: p for p in pieces(args)}
+    every = {p.name: p for p in pieces(args, min(cards, len(real)))}
     names = args.only.split(",") if args.only else list(every)
     if unknown := [n for n in names if n not in every]:
         q.error(f"no benchmark {', '.join(unknown)}; there are: {', '.join(every)}")
