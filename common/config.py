@@ -139,7 +139,7 @@ class Train(Section):
     accumulate: Positive = 1
     mean_of_means: bool = False  # a step's batches count alike, instead of its utterances
     decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too
-    precision: Literal["fp32", "tf32", "bf16"] | None = None  # of products; null: tf32 on GPUs, fp32 on the CPU
+    precision: Literal["fp32", "tf32", "bf16"] | None = None  # of products; null: bf16 on GPUs (without jit tf32), fp32 on the CPU
     attention_dropout: float | None = Field(None, ge=0, lt=1)  # null: none with bf16, whose fused attention has none; else the model's
     recompute: bool = False  # blocks computed again in the backward pass: larger batches on small cards, a third more work
     text_loss_weight: float = Field(0.01, ge=0)
@@ -367,16 +367,15 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
         producer_inter=t.producer_inter or 2,
     )
     hwm = config.transport.high_water_mark or max(8, 2 * config.producers.count)
-    train = config.train
-    # Not bf16, though its steps are twice as fast: with its fused kernels a run's gradients became NaN after 450 steps (H100, small).
-    precision = train.precision or ("fp32" if on_cpu else "tf32")
+    train, jit = config.train, (not on_cpu) if config.jit is None else config.jit
+    precision = train.precision or ("fp32" if on_cpu else "bf16" if jit else "tf32")
     rate = train.attention_dropout
     if rate is None:
         rate = 0.0 if precision == "bf16" else config.dims.gpt.dropout
     return config.model_copy(
         update={
             "deterministic": on_cpu if config.deterministic is None else config.deterministic,
-            "jit": (not on_cpu) if config.jit is None else config.jit,
+            "jit": jit,
             "threads": threads,
             "train": train.model_copy(update={"precision": precision, "attention_dropout": rate}),
             "transport": config.transport.model_copy(update={"high_water_mark": hwm}),

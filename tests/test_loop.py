@@ -106,6 +106,31 @@ def test_the_number_of_batches_asked_for_changes_no_bit_and_is_shown(tmp_path):
     assert (last.target, last.window) == (8, 8)
 
 
+def test_each_steps_metrics_are_asked_for_before_the_step_before_has_ended(tmp_path, monkeypatch):
+    """A copy from a GPU waits for all that was begun before the asking. Asked for one after the other, every second step's would wait for
+    the next step, too. Here step k ends only once those of step k + 1 were asked for."""
+    changed, asked, alone = threading.Condition(), set(), []
+    issue, read = ArithmeticStep.apply, ArithmeticStep.read
+
+    def apply(self):
+        return {**issue(self), "number": self.t}
+
+    def asks(self, scalars):
+        number = int(scalars["number"])
+        with changed:
+            asked.add(number)
+            changed.notify_all()
+            if 20 <= number < 30 and not changed.wait_for(lambda: number + 1 in asked, 5):
+                alone.append(number)
+        return read(self, scalars)
+
+    monkeypatch.setattr(ArithmeticStep, "apply", apply)
+    monkeypatch.setattr(ArithmeticStep, "read", asks)
+    off = {"train__eval_every": 0, "train__eval_at_epoch_end": False, "train__save_every": 100}
+    train(arithmetic_run(tmp_path, train__max_steps=40, batching__buckets=1, **off))
+    assert not alone
+
+
 def test_evaluation_changes_no_weight(tmp_path):
     a = arithmetic_run(tmp_path, train__max_steps=24)
     train(a)

@@ -205,7 +205,7 @@ def test_a_snapshot_is_of_its_moment_whatever_follows():
 @pytest.mark.parametrize("room", [True, False])
 def test_held_values_survive_updates_in_place(room, monkeypatch):
     """XLA writes an update into the variable's own memory, unless somebody holds it."""
-    monkeypatch.setattr(snapshot, "room_for", lambda num_bytes: room)
+    monkeypatch.setattr(snapshot.ROOM, "for_bytes", lambda num_bytes: room)
     layer = Linear(3, 2, name="l")
     layer.initialise(1)
     tensors = list(layer.tensors())
@@ -222,6 +222,36 @@ def test_held_values_survive_updates_in_place(room, monkeypatch):
     np.testing.assert_array_equal(np.asarray(held["weight"]), before["weight"].T)  # torch's layout
     np.testing.assert_array_equal(np.asarray(held["bias"]), before["bias"])
     np.testing.assert_allclose(layer.bias.numpy(), before["bias"] + 3)
+
+
+class Card:
+    """A GPU of 1000 MB as TensorFlow tells of it: what its memory came to at most since that was last forgotten."""
+
+    def __init__(self, monkeypatch):
+        self.peak = 0
+        config = snapshot.tf.config
+        monkeypatch.setattr(config, "list_physical_devices", lambda kind=None: ["GPU:0"])
+        monkeypatch.setattr(config, "list_logical_devices", lambda kind=None: ["GPU:0"])
+        monkeypatch.setattr(config, "get_logical_device_configuration", lambda gpu: [config.LogicalDeviceConfiguration(memory_limit=1000)])
+        monkeypatch.setattr(config.experimental, "get_memory_info", lambda device: {"peak": self.peak * 2**20})
+        monkeypatch.setattr(config.experimental, "reset_memory_stats", lambda device: setattr(self, "peak", 0))
+
+
+def test_room_is_what_the_steps_leave(monkeypatch):
+    """Kernels tried while compiling, and the state held for the save before, are not what a step needs."""
+    card, room = Card(monkeypatch), snapshot.Room()
+    card.peak = 990  # tried kernels
+    room.forget()
+    card.peak = 600
+    assert room.for_bytes(300 << 20)  # 600 + 330
+    card.peak = 600 + 300  # steps, while those 300 were held
+    assert room.for_bytes(300 << 20)
+    card.peak = 700 + 300
+    assert not room.for_bytes(300 << 20)  # 700 + 330
+    card.peak = 700  # nothing was held
+    assert not room.for_bytes(300 << 20)
+    card.peak = 640
+    assert room.for_bytes(300 << 20)
 
 
 # -- bfloat16 ----------------------------------------------------------------------------------------------------------------------------
@@ -250,7 +280,9 @@ def resolved(on_cpu, **train):
 
 def test_precision_is_decided_when_the_run_is_created():
     assert (resolved(True).train.precision, resolved(True).train.attention_dropout) == ("fp32", 0.1)
-    assert (resolved(False).train.precision, resolved(False, precision="bf16").train.attention_dropout) == ("tf32", 0.0)
+    assert (resolved(False).train.precision, resolved(False).train.attention_dropout) == ("bf16", 0.0)
+    without = config_module.resolve(config_module.parse({"jit": False}), False, cores=2)
+    assert (without.train.precision, without.train.attention_dropout) == ("tf32", 0.1)
     asked = resolved(False, precision="tf32")
     assert (asked.train.precision, asked.train.attention_dropout) == ("tf32", 0.1)
     assert resolved(False, attention_dropout=0.2).train.attention_dropout == 0.2

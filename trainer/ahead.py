@@ -27,9 +27,12 @@ def prepare(stage: Stage, observer: Observer, should_stop: Callable[[], bool] = 
     """`dry_step`; then, where XLA compiles, every function that the stage will need. Nothing where the step has no dry run."""
     if not hasattr(stage.step, "dry_run"):
         return
+    from trainer.snapshot import ROOM  # TensorFlow, as such a step has
+
     first = dry_step(stage, observer)
     if stage.step.options.jit:
         compile_others(stage, first, should_stop)
+    ROOM.forget()
 
 
 def dry_step(stage: Stage, observer: Observer) -> int:

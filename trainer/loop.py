@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Metrics are read this many steps late, so that the device always has a step before it. A thread asks for them as soon as their step is
-# begun: a copy from the device waits for all that was begun before the asking.
+# Metrics are read this many steps late, so that the device always has a step before it. A copy from the device waits for all that was
+# begun before the asking: each step's is asked for as soon as it is begun, by a thread of its own, else it would wait for the next one too.
 _LAG = 2
 _MAX_FAILED_SAVES = 3
 _SHORT_SAVE_S = 8.0
@@ -110,7 +110,7 @@ class Loop:
         self.max_bad_steps, self.score = max_bad_steps, score
         self._pending: deque = deque()
         self._bad_in_a_row = 0
-        self._reader = ThreadPoolExecutor(1, "metrics")
+        self._reader = ThreadPoolExecutor(_LAG + 1, "metrics")
         self._saver = Saver(checkpoints, saving)
         self._saved = position if position.step else None  # of the newest checkpoint on disk
         self._being_saved = position
@@ -234,6 +234,7 @@ class Loop:
 
     def _evaluate(self) -> bool:
         """Run the evaluation plan; True if it is the best so far."""
+        self._drain(0)  # the steps before it are timed as steps
         began, results = time.perf_counter(), []
         self.observer.evaluating(self.position.step, self.schedule.num_eval_batches)
         for _ in range(self.schedule.num_eval_batches):
@@ -243,7 +244,6 @@ class Loop:
             self._announce("evaluate", fed)
             results.append(self.step.evaluate(fed.planned.bucket, fed.arrays))
             self.server.release()
-        self._drain(0)
         losses = mean_losses(results)
         s, score = self.position.step, losses[self.score]
         better = score == score and (self.position.best_score is None or score < self.position.best_score)

@@ -20,6 +20,7 @@ from common.xtts.weights import to_torch
 
 log = logging.getLogger(__name__)
 
+_GPU = "GPU:0"
 _SPARE = 1.1  # room for fragmentation, as a factor on the state's size
 
 
@@ -41,20 +42,39 @@ def hold(tensors: Iterable[tuple[str, Tensor, tf.Variable]]) -> dict[str, HeldTe
     tensors = list(tensors)
     num_bytes = sum(v.dtype.size * v.shape.num_elements() for _, _, v in tensors)
     values = [tf.convert_to_tensor(v) for _, _, v in tensors]
-    if not room_for(num_bytes):
+    if not ROOM.for_bytes(num_bytes):
         log.info("no room on the device to hold %.1f GB while they are saved: copied to the host, training waits", num_bytes / 1e9)
         values = [v.numpy() for v in values]
     return {name: HeldTensor(t, value) for (name, t, _), value in zip(tensors, values, strict=True)}
 
 
-def room_for(num_bytes: int) -> bool:
-    """Whether this process's GPU can hold so much beside what it has needed at most so far. Always so on the CPU."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if not tf.config.list_logical_devices("GPU"):
-        return True
-    configured = tf.config.get_logical_device_configuration(gpus[0])
-    limit_mb = configured[0].memory_limit if configured and configured[0].memory_limit else _card_mb() - CONTEXT_MB
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"] + _SPARE * num_bytes < limit_mb * 2**20
+class Room:
+    """Whether this process's GPU can hold a state beside what the steps need. Always so on the CPU."""
+
+    def __init__(self):
+        self._held = 0  # bytes of the state that may have been held, and thus counted, since the peak was last taken
+
+    def forget(self) -> None:
+        """What was needed so far says nothing of the steps to come: while it compiles, XLA tries kernels with all memory there is."""
+        if tf.config.list_logical_devices("GPU"):
+            tf.config.experimental.reset_memory_stats(_GPU)
+        self._held = 0
+
+    def for_bytes(self, num_bytes: int) -> bool:
+        """Whether so much can be held now, by what the steps since the last asking needed at most."""
+        gpus = tf.config.list_physical_devices("GPU")
+        if not tf.config.list_logical_devices("GPU"):
+            return True
+        configured = tf.config.get_logical_device_configuration(gpus[0])
+        limit_mb = configured[0].memory_limit if configured and configured[0].memory_limit else _card_mb() - CONTEXT_MB
+        needed = tf.config.experimental.get_memory_info(_GPU)["peak"] - self._held
+        self.forget()
+        fits = needed + _SPARE * num_bytes < limit_mb * 2**20
+        self._held = num_bytes if fits else 0
+        return fits
+
+
+ROOM = Room()
 
 
 def _card_mb() -> int:

@@ -1,6 +1,6 @@
 """What a SIGKILLed trainer costs: killed at a step of stage 2 under live producers, and everything until the next one trains.
 
-    python tests/bench/restart.py --data DIR [--size xtts] [--kill-at 50] [--batch-size 16] [--json FILE] [--data-gpu 0 --model-gpu 1] [key=value …]
+    python tests/bench/restart.py --data DIR [--size xtts] [--kill-at 50] [--batch-size 16] [--json FILE] [key=value …]
 
 Starts launch.py as a user would with two producers and a checkpoint each 20 steps, kills the trainer and lets the supervisor restart it.
 Printed: the producers' process ids before and after, the checkpoint the new trainer took and its first step, from the killing to the
@@ -88,7 +88,8 @@ def main() -> int:
     run = args.run or Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs/ljspeech.yaml"), f"data.train={args.data}"]
     command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(args.kill_at + 30), "--batch-size", str(args.batch_size)]
-    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, "--num-producers", "2", "train.save_every=20", "samples.count=0"]
+    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu]
+    command += ["--num-producers", "2", "train.save_every=20", "samples.count=0"]
     process = subprocess.Popen([*command, *args.settings], env={**os.environ, "XTTS_CHANNEL_LOG": "1"})
     before, at = killed(process, run, args.kill_at)
     after = before
