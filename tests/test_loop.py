@@ -387,6 +387,36 @@ def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):
     assert Checkpoints(stages.files_of(run, "gpt").checkpoints, 1).steps() == [10, 40]
 
 
+def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best(tmp_path, monkeypatch, caplog):
+    """Every evaluation is better than the last one, and the save of the first does not end before step 30 was trained."""
+    caplog.set_level("INFO", "trainer.loop")
+    scores = iter(range(100, 0, -1))
+    monkeypatch.setattr("trainer.loop.mean_losses", lambda results: {"audio": float(next(scores))})
+    monkeypatch.setattr("trainer.loop._BEST_WAIT_S", 0.01)
+    trained, update, save = threading.Event(), ArithmeticStep.apply, Checkpoints.save
+    in_time = []
+
+    def apply(self):
+        if self.t == 30:
+            trained.set()
+        return update(self)
+
+    def slow(self, step, *args, **kwargs):
+        if step == 5:
+            in_time.append(trained.wait(30))
+        save(self, step, *args, **kwargs)
+
+    off = {"train__eval_at_epoch_end": False, "train__save_every": 100, "train__accumulate": 1, "dvae__max_steps": 1, "dvae__eval_every": 0}
+    run = arithmetic_run(tmp_path, train__max_steps=60, train__eval_every=5, **off)
+    monkeypatch.setattr(ArithmeticStep, "apply", apply)
+    monkeypatch.setattr(Checkpoints, "save", slow)
+    train(run)
+    assert in_time == [True]
+    assert caplog.messages.count("the best so far is not kept: the checkpoint of step 5 is still being written") >= 4
+    position = newest(run)["position"]
+    assert (position["step"], position["best_step"], position["best_score"]) == (60, 60, 100.0 - 12)
+
+
 def test_an_evaluation_made_up_for_after_a_stop_is_kept(tmp_path, stop_at):
     run = arithmetic_run(tmp_path, dvae__max_steps=1, train__max_steps=20, train__eval_every=0, train__eval_at_epoch_end=False)
     stop = Stop()

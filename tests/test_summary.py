@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from trainer import summary
+from trainer import finale, summary
 from trainer.summary import History, count_targets, unigram_entropy
 
 
@@ -72,6 +72,20 @@ def test_finish_writes_figures_and_curves(run):
     figures = summary.finish(run, unigram_nats=4.0)
     assert json.loads((run.path / "summary.json").read_text()) == figures
     assert (run.path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypatch, caplog):
+    """The trainer ends as one that is done: begun anew, it would fail at the same place."""
+
+    def speak(run, stage):
+        raise ImportError("No module named 'librosa'")
+
+    monkeypatch.setattr(finale, "_speak", speak)
+    run.config.samples = SimpleNamespace(count=4, texts=[])
+    finale.finish(run, SimpleNamespace(kind="gpt"), {}, SimpleNamespace(update=lambda **what: None))
+    (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
+    assert error == f"no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run {run.path}` speaks later"
+    assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40
 
 
 def test_people_read_the_same_figures(run):

@@ -55,7 +55,10 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
 
     if stage.kind == "gpt" and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
-        _speak(run, stage)
+        try:
+            _speak(run, stage)
+        except Exception as e:  # what was trained is saved: a package that is missing, or a full card, must not begin the trainer anew
+            log.exception("no samples: %s: %s; `launch.py synthesize --run %s` speaks later", type(e).__name__, e, run.path)
     path = run.path / "eval_codes.json"
     nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
     for line in summary.lines(summary.finish(run, nats, retraces)):

@@ -40,6 +40,7 @@ _SHORT_SAVE_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
 _MAX_SAVE_S = 600.0
 _LAST_SAVE_S = 25.0
+_BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a checkpoint that is the best so far
 _IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
 
 
@@ -248,10 +249,18 @@ class Loop:
         s, score = self.position.step, losses[self.score]
         better = score == score and (self.position.best_score is None or score < self.position.best_score)
         self.position = replace(self.position, evaluated=s)
+        self.observer.evaluation(s, losses, better, time.perf_counter() - began)
+        if better and not self.schedule.save_due(s) and not self._disk_is_free():
+            # With epochs of seconds and saves of ten, training would do little but wait for the disk.
+            log.info("the best so far is not kept: the checkpoint of step %d is still being written", self._being_saved.step)
+            return False
         if better:
             self.position = replace(self.position, best_step=s, best_score=score)
-        self.observer.evaluation(s, losses, better, time.perf_counter() - began)
         return better
+
+    def _disk_is_free(self) -> bool:
+        self._take_outcome(wait=False, patience_s=_BEST_WAIT_S)
+        return not self._saver.busy
 
     @property
     def _saved_step(self) -> int:
@@ -271,9 +280,9 @@ class Loop:
             return
         self._saver.begin(self.position.step, self.step.snapshot, self._state())
 
-    def _take_outcome(self, wait: bool) -> None:
-        """Act on how the save in flight ended, if it has."""
-        outcome, waited_s = self._saver.take(_SAY_S if wait else 0.0), _SAY_S
+    def _take_outcome(self, wait: bool, patience_s: float = 0.0) -> None:
+        """Act on how the save in flight ended, if it has, or does within `patience_s`; with `wait`, however long it takes."""
+        outcome, waited_s = self._saver.take(_SAY_S if wait else patience_s), _SAY_S
         while wait and outcome is None and self._saver.busy:
             if waited_s >= _MAX_SAVE_S:
                 raise RunError(f"the checkpoint of step {self._being_saved.step} is not on disk after {waited_s:.0f} s: look at the disk")

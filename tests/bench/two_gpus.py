@@ -88,7 +88,8 @@ def main() -> int:
     run = args.run or Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs/ljspeech.yaml"), f"data.train={args.data}"]
     command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(args.steps), "--batch-size", str(args.batch_size)]
-    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, *args.settings]
+    # Of few clips an epoch is over in a moment: the evaluations after each would be what is timed.
+    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, "train.eval_at_epoch_end=false", *args.settings]
     pynvml.nvmlInit()
     cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     before = [pynvml.nvmlDeviceGetMemoryInfo(c).used / 2**20 for c in cards]
