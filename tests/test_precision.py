@@ -202,10 +202,10 @@ def test_a_snapshot_is_of_its_moment_whatever_follows():
             assert (held[part][key].shape, held[part][key].dtype, held[part][key].nbytes) == (array.shape, array.dtype, array.nbytes)
 
 
-@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize("room", [1000, 25, 0])  # bytes: for both tensors, for the first, for none
 def test_held_values_survive_updates_in_place(room, monkeypatch):
     """XLA writes an update into the variable's own memory, unless somebody holds it."""
-    monkeypatch.setattr(snapshot.ROOM, "for_bytes", lambda num_bytes: room)
+    monkeypatch.setattr(snapshot.ROOM, "take", lambda num_bytes: min(room, num_bytes))
     layer = Linear(3, 2, name="l")
     layer.initialise(1)
     tensors = list(layer.tensors())
@@ -240,18 +240,21 @@ class Card:
 def test_room_is_what_the_steps_leave(monkeypatch):
     """Kernels tried while compiling, and the state held for the save before, are not what a step needs."""
     card, room = Card(monkeypatch), snapshot.Room()
+    mb = lambda n: n << 20  # noqa: E731
     card.peak = 990  # tried kernels
     room.forget()
     card.peak = 600
-    assert room.for_bytes(300 << 20)  # 600 + 330
+    assert room.take(mb(300)) == mb(300)  # 600 + 330
     card.peak = 600 + 300  # steps, while those 300 were held
-    assert room.for_bytes(300 << 20)
+    assert room.take(mb(300)) == mb(300)
     card.peak = 700 + 300
-    assert not room.for_bytes(300 << 20)  # 700 + 330
-    card.peak = 700  # nothing was held
-    assert not room.for_bytes(300 << 20)
-    card.peak = 640
-    assert room.for_bytes(300 << 20)
+    assert room.take(mb(300)) == int(mb(300) / 1.1)
+    card.peak = 700 + 273
+    assert room.take(mb(300)) == pytest.approx(mb(300) / 1.1, rel=2e-3)
+    card.peak = 900 + 273
+    assert room.take(mb(300)) == pytest.approx(mb(100) / 1.1, rel=1e-2)
+    card.peak = 1010
+    assert room.take(mb(300)) == 0
 
 
 # -- bfloat16 ----------------------------------------------------------------------------------------------------------------------------
