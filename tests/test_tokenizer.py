@@ -47,6 +47,22 @@ def test_published_ids(v1):
 
 
 @needs_v1
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        (
+            "This cake is great. It's so delicious and moist.",
+            "259 147 2 183 93 2 54 2 198 18 48 9 2 60 4 32 2 123 2 636 91 1185 142 2 53 2 842 63 9",
+        ),
+        ('Hello... World?!  "ok"', "259 62 84 28 2303 2 179 79 13 3 2 166"),
+    ],
+)
+def test_published_ids_of_the_second_vocabulary_spell_what_is_read_here(v1, text, ids):
+    """Its first ids are v1's; its merges, which are not here, cut the words elsewhere."""
+    assert v1.decode(map(int, ids.split())) == v1.decode(v1.encode(text, "en"))
+
+
+@needs_v1
 def test_ids_are_coquis():
     parity = Tokenizer.load(V1, parity=True)
     compared = 0
