@@ -14,14 +14,14 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from common import claims, flags, gpu, lock, status
+from common import claims, flags, gpu, status
 from common import config as config_module
+from common.bundle import refuse_unpacked
 from common.config import Config
 from common.console import Console
 from common.cores import cores
@@ -30,10 +30,10 @@ from common.gpu import Device, Devices
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
 from common.xla_env import cache_folder, xla_env
+from producer import remote
 from trainer import sampler, synthesize_command
 
 ROOT = Path(__file__).resolve().parent
-STOP_WAIT_S = 45.0
 
 
 # -- the program ----------------------------------------------------------------------------------------------------------------
@@ -114,15 +114,24 @@ def trainer_command(args: argparse.Namespace) -> int:
 
 
 def producer_command(args: argparse.Namespace) -> int:
-    """Add one more producer to a run, at any time."""
-    config, changed = _existing(args)
+    """Add one more producer to a run, at any time; with --bundle on another host."""
+    far = remote.open_bundle(args)
+    config, changed = (far.config, ()) if far else _existing(args)
     if changed:
         raise BadInput(f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}")
-    name, number, held = claims.extra_name(config.run_dir)
+    name, number, held = claims.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
         device = gpu.choose_one(config, args.gpu, number, gpu.list_gpus(), os.environ)
-        spec = replace(producer_spec(name, config.run_dir.resolve(), device), main=True)
-        return _supervise(Program(config.run_dir.resolve(), (spec,)), ())
+        spec = producer_spec(name, config.run_dir.resolve(), device)
+        if far:
+            far.wait_for_trainer(tell)
+            spec = replace(spec, argv=(*spec.argv, *far.argv))
+        return _supervise(Program(config.run_dir.resolve(), (replace(spec, main=True),)), ())
+
+
+def bundle_command(args: argparse.Namespace) -> int:
+    """Write the file that producers on other hosts need (transport.bind=tcp://...)."""
+    return remote.write_bundle(_run_dir(args), args.out, tell)
 
 
 def scan_command(args: argparse.Namespace) -> int:
@@ -183,18 +192,7 @@ def status_command(args: argparse.Namespace) -> int:
 
 def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
-    run_dir = _run_dir(args)
-    by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
-    if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
-        raise BadInput(f"nothing runs in {run_dir} on this machine; --run names the run folder")
-    tell(f"asking {by} to stop")
-    os.kill(by.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_WAIT_S
-    while lock.is_alive(by.pid, by.create_time):
-        if time.monotonic() > deadline:
-            raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
-        time.sleep(0.1)
-    tell("it has left")
+    claims.stop_run(_run_dir(args), tell)
     return OK
 
 
@@ -239,7 +237,8 @@ COMMANDS = {
     "trainer": Command(
         trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from a running one, which saves first")}
     ),
-    "producer": Command(producer_command, ("--run",), {"--gpu": {"metavar": "X", "help": "index, UUID or cpu; default: as the run's own"}}),
+    "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
+    "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
     "scan": Command(
         scan_command,
         ("--train-data", "--val-data"),
@@ -340,6 +339,7 @@ def _existing(args: argparse.Namespace) -> tuple[Config, list[str]]:
     named = [s for s in settings if s.startswith("run=")]
     if named:
         run_dir = config_module.parse(_as_tree(named)).run_dir
+    refuse_unpacked(run_dir)
     if not (run_dir / "identity.json").is_file():
         raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")
     rest = [s for s in settings if not s.startswith("run=")]

@@ -6,15 +6,18 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common import lock
 from common.address import ChannelError, check_address, explain_bind
+from common.bundle import refuse_unpacked
 from common.errors import BadInput, RunError
 from common.lock import Lock
 
 REPLACE_WAIT_S = 60.0
+STOP_WAIT_S = 45.0
 
 
 @contextlib.contextmanager
@@ -22,8 +25,9 @@ def own_run(run_dir: Path) -> Iterator[None]:
     """Be the run's launcher while inside. A folder made for a run that could not be created is removed again.
 
     Raises:
-        BadInput: another launcher or trainer works there; the message names it.
+        BadInput: another launcher or trainer works there; the message names it. Or the folder was made from a bundle.
     """
+    refuse_unpacked(run_dir)
     stop_it = f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its own with run=…"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -69,6 +73,26 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
         raise RunError(f"{still} has not left after {REPLACE_WAIT_S:.0f} s; it is still the run's trainer, nothing was started")
 
 
+def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
+    """Ask the run's launcher, else its trainer, to leave, and wait until it has.
+
+    Raises:
+        BadInput: nothing runs there on this machine.
+        RunError: it did not leave within 45 s.
+    """
+    by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
+    if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
+        raise BadInput(f"nothing runs in {run_dir} on this machine; --run names the run folder")
+    tell(f"asking {by} to stop")
+    os.kill(by.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while lock.is_alive(by.pid, by.create_time):
+        if time.monotonic() > deadline:
+            raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
+        time.sleep(0.1)
+    tell("it has left")
+
+
 def _not_leaving(run_dir: Path) -> lock.Holder | None:
     """The holder of RUN/lock, unless it leaves within 12 s because its supervisor is dead."""
     by = lock.holder(run_dir / "lock")
@@ -103,8 +127,8 @@ def check_bind(address: str) -> None:
             raise BadInput(f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}") from e
 
 
-def extra_name(run_dir: Path) -> tuple[str, int, Lock]:
-    """(name, number, lock that keeps it) for one more producer: producer-extra-0, …
+def extra_name(run_dir: Path, prefix: str = "producer-extra") -> tuple[str, int, Lock]:
+    """(name, number, lock that keeps it) for one more producer: PREFIX-0, …
 
     Raises:
         BadInput: the folder cannot be written.
@@ -112,7 +136,7 @@ def extra_name(run_dir: Path) -> tuple[str, int, Lock]:
     (run_dir / "status").mkdir(exist_ok=True)
     number = 0
     while True:
-        path = run_dir / "status" / f"producer-extra-{number}.lock"
+        path = run_dir / "status" / f"{prefix}-{number}.lock"
         if lock.holder(path) is None:
             with contextlib.suppress(BadInput):
                 return path.stem, number, lock.lock(path, path.stem)

@@ -300,7 +300,10 @@ def choose_one(config: Config, asked: str | None, number: int, listing: Listing,
     """
     if asked is not None and "," in asked:
         raise BadInput(f"--gpu {asked}: one producer uses one device")
-    planned = choose_gpus(config if asked is None else config.model_copy(update={"data_gpu": asked}), without_use(listing), env)
+    try:
+        planned = choose_gpus(config if asked is None else config.model_copy(update={"data_gpu": asked}), without_use(listing), env)
+    except BadInput as e:
+        raise BadInput(str(e).replace(CPU_ADVICE, "ask for the CPU with --gpu cpu")) from e
     device = planned.producers[number % len(planned.producers)]
     if device.kind == "cpu":
         return CPU

@@ -15,6 +15,7 @@ that is lost (trainer restarted, lease expired) is leased again by the trainer.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -38,6 +39,8 @@ HEARTBEAT_S = 1.0
 LOOK_S = 0.5  # how often the endpoint is read again while there is no connection
 POLL_S = 0.2
 SILENT_S = 5.0  # a connected trainer that says nothing for so long may have a successor elsewhere
+
+log = logging.getLogger(__name__)
 
 Event = Welcome | Lease | Stop | Refused
 
@@ -255,7 +258,10 @@ class LeaseClient:
         if change == "refused":
             self._events.append(Refused(self._gen, f"the trainer at {where} does not accept this producer's key"))
         elif change == "misunderstood":
-            self.trouble = f"{where} does not speak to us: another run's trainer (its key differs), or not a trainer at all"
+            trouble = f"{where} does not speak to us: another run's trainer (its key differs), or not a trainer at all"
+            if trouble != self.trouble:  # at every attempt, twice a second
+                log.warning("%s", trouble)
+            self.trouble = trouble
         elif change == "disconnected":
             self.trouble = f"the trainer at {where} went away"
         elif change == "connected":

@@ -224,8 +224,8 @@ class Manifest:
 
         Args:
             path: the SQLite file.
-            data_roots: where the sources lie on this machine, one folder per source in their order. One folder for several
-                sources holds each of them under its old name. None: where they were scanned.
+            data_roots: where the sources lie on this machine, one folder for each folder that was scanned, in their order. One for
+                several holds each of them under its old name. None: where they were scanned.
             check: run SQLite's integrity check (0.1 s for 25 000 utterances) besides the format and count checks.
 
         Raises:
@@ -313,6 +313,11 @@ class Manifest:
         for row in self._db.execute(f"SELECT {_FIELDS} FROM utterances ORDER BY id"):
             yield self._utterance(row)
 
+    def files(self, every: int = 1) -> Iterator[tuple[Path, int]]:
+        """Where a recording lies on this machine, and its size in bytes when it was scanned; of every `every`th utterance."""
+        for source, path, size in self._db.execute("SELECT source, path, size FROM utterances WHERE id % ? = 0 ORDER BY id", (every,)):
+            yield self._roots[source] / path, size
+
     def columns(self) -> dict[str, np.ndarray]:
         """The numbers of all utterances, [len(self)] each: num_samples, num_tokens int32, language int16, speaker int32, split uint8."""
         types = {"num_samples": np.int32, "num_tokens": np.int32, "language": np.int16, "speaker": np.int32, "split": np.uint8}
@@ -345,11 +350,16 @@ def _remap(roots: list[Path], data_roots: Roots) -> list[Path]:
     if data_roots is None:
         return roots
     given = [Path(data_roots)] if isinstance(data_roots, (str, os.PathLike)) else [Path(r) for r in data_roots]
-    if len(given) == 1 and len(roots) > 1:
-        given = [given[0] / root.name for root in roots]
-    if len(given) != len(roots):
-        raise BadInput(f"{len(given)} data roots for {len(roots)} sources: {', '.join(map(str, roots))}; give one each, in this order")
+    old = list(dict.fromkeys(roots))  # two metadata files in one folder are two sources
+    named = ", ".join(map(str, old))
+    if len(given) == 1 and len(old) > 1:
+        given = [given[0] / root.name for root in old]
+        if len(set(given)) < len(old):
+            raise BadInput(f"one data root for folders of the same name ({named}); give one each, in this order")
+    if len(given) != len(old):
+        raise BadInput(f"{len(given)} data roots for {len(old)} sources: {named}; give one each, in this order")
     missing = [str(g) for g in given if not g.is_dir()]
     if missing:
         raise BadInput(f"no such data folder: {', '.join(missing)}")
-    return [Path(os.path.abspath(g)) for g in given]
+    new = dict(zip(old, (Path(os.path.abspath(g)) for g in given), strict=True))
+    return [new[root] for root in roots]

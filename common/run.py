@@ -24,6 +24,7 @@ from common.xtts.dims import ModelDims
 # Part of every feature hash: producers with other feature code than the run began with are refused.
 FEATURE_VERSION = 2
 STAGES = ("dvae", "gpt")
+BUNDLE = "bundle.json"  # in the folder of a producer on another host (common/bundle.py)
 
 
 class RunFolder:
@@ -97,6 +98,11 @@ class RunFolder:
             "threads": [self.config.threads.producer_intra, self.config.threads.producer_inter] if self.config.deterministic else None,
         }
         if stage == "gpt" and not self.arithmetic:
+            if not self.dvae_weights.is_file() and (self.path / BUNDLE).is_file():
+                raise BadInput(
+                    "stage 2 needs the DVAE, and this bundle was made before stage 1 had ended: make it again with `launch.py bundle` on "
+                    "the trainer's host, and start this producer from the new one"
+                )
             if not self.dvae_weights.is_file():
                 raise BadInput(f"{self.dvae_weights} is missing: stage 1 writes it, or model.dvae names it")
             parts["dvae"] = file_digest(self.dvae_weights)

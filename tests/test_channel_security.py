@@ -58,12 +58,13 @@ def test_a_producer_with_another_key_is_refused(curve, closing):
     assert server.stats()["peers"] == []
 
 
-def test_a_producer_that_expects_another_trainer_gets_nowhere_and_says_why(curve, closing):
+def test_a_producer_that_expects_another_trainer_gets_nowhere_and_says_why(curve, closing, caplog):
     server, keys = curve
     client = connect(closing, Endpoint(server.endpoint, KeyPair.new().public), keys)
     cb.wait_until(lambda: "does not speak to us" in client.trouble)
-    assert client.poll(0.1) is None
+    assert client.poll(1.0) is None
     assert server.stats()["peers"] == []
+    assert [r.levelname for r in caplog.records if "does not speak to us" in r.message] == ["WARNING"]  # once, though it tries again
 
 
 def test_a_producer_without_curve_gets_nowhere(curve, tmp_path):

@@ -144,6 +144,25 @@ def test_several_sources_below_one_data_root(tmp_path):
         assert [str(u.path) for u in m] == [f"{tmp_path}/here/a/1.wav", f"{tmp_path}/here/b/1.wav", "/else/2.wav"]
 
 
+def test_a_folder_scanned_twice_is_one_data_root_and_two_of_one_name_are_two(tmp_path):
+    row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(("num_samples", "source_rate"), 1)
+    for name, roots in (("twice", ("/far/a", "/far/a")), ("names", ("/far/a/wavs", "/far/b/wavs"))):
+        with Manifest.create(tmp_path / name) as w:
+            for i, root in enumerate(roots):
+                at = f"{root}/{i}.wav"
+                w.add_utterance(source=w.add_source(root), path=at, tokens=[1], source_frames=1, size=10 + i, **row)
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+    with Manifest.open(tmp_path / "twice", data_roots=tmp_path / "x") as m:
+        assert list(m.files()) == [(tmp_path / "x/0.wav", 10), (tmp_path / "x/1.wav", 11)]
+        assert list(m.files(every=2)) == [(tmp_path / "x/0.wav", 10)]
+        assert m.roots == [tmp_path / "x"] * 2
+    with pytest.raises(BadInput, match=r"one data root for folders of the same name \(/far/a/wavs, /far/b/wavs\); give one each"):
+        Manifest.open(tmp_path / "names", data_roots=tmp_path / "x")
+    with Manifest.open(tmp_path / "names", data_roots=[tmp_path / "x", tmp_path / "y"]) as m:
+        assert [p for p, _ in m.files()] == [tmp_path / "x/0.wav", tmp_path / "y/1.wav"]
+
+
 def test_nothing_is_left_of_a_scan_that_failed(tmp_path):
     path = fill(tmp_path / "m.sqlite", tmp_path)
     before = path.read_bytes()

@@ -158,7 +158,10 @@ class Acceptance:
     def __call__(self, info: dict) -> str | None:
         """None, or why the producer is refused."""
         if info.get("feature_hash") != self.feature_hash:
-            return "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder"
+            return (
+                "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder, "
+                "or a new bundle of it"
+            )
         probe = info.get("probe")
         if self._probe is None:
             self._probe = probe

@@ -1,0 +1,445 @@
+"""Bundles: what is in them, what is refused, the folder they are unpacked into, and what is found before a trainer is asked for."""
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import channel_bench as cb
+import pytest
+
+from common import bundle, claims, gpu, wire
+from common.address import Endpoint
+from common.bundle import Bundle
+from common.channel import LeaseServer
+from common.errors import BadInput
+from common.keys import KeyPair, run_keys
+from common.run import RunFolder
+from producer import remote
+from tests.arithmetic_runs import arithmetic_run
+
+ROOT = Path(__file__).parent.parent
+BIND = "tcp://0.0.0.0:5555"
+AT = "tcp://127.0.0.1:5555"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    """A run whose trainer has listened once."""
+    folder = arithmetic_run(tmp_path_factory.mktemp("run"), 12, transport__bind=BIND)
+    run_keys(folder.path)
+    return folder
+
+
+@pytest.fixture
+def file(run, tmp_path) -> Path:
+    """Its bundle."""
+    bundle.write(run, tmp_path / "a.bundle")
+    return tmp_path / "a.bundle"
+
+
+@pytest.fixture
+def corpus(run, tmp_path) -> Path:
+    """The other host's copy of the corpus."""
+    return Path(shutil.copytree(run.manifest.roots[0], tmp_path / "clips"))
+
+
+def asked(file: Path, corpus: Path | str, *more: str) -> remote.Remote:
+    """What `launch.py producer` finds out before it starts anything."""
+    import launch
+
+    argv = ["--bundle", str(file), "--connect", AT, "--data-root", str(corpus), *more]
+    return remote.open_bundle(launch.flags.parse(launch._parser("producer"), argv))
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    work = Bundle.open(file).unpack(tmp_path / "work").path
+    there = {str(p.relative_to(work)) for p in work.rglob("*") if p.is_file()}
+    plans = {f"plan/{s}/{n}.{part}" for s in ("dvae", "gpt") for n in ("train", "eval") for part in ("json", "order.npy", "offsets.npy")}
+    assert there == plans | {
+        "config.yaml", "identity.json", "manifest.sqlite", "vocab.json", "mel_stats.safetensors", "keys/client.json", "bundle.json"
+    }  # fmt: skip
+    for name in there - {"bundle.json"}:
+        assert (work / name).read_bytes() == (run.path / name).read_bytes(), name
+    assert {stat.S_IMODE((work / name).stat().st_mode) for name in there} == {0o600}
+    assert stat.S_IMODE(work.stat().st_mode) == 0o700
+    for stage in ("dvae", "gpt"):
+        assert RunFolder(work).feature_hash(stage) == run.feature_hash(stage)
+        assert RunFolder(work).plan(stage, "train").batch(3).utterances.tolist() == run.plan(stage, "train").batch(3).utterances.tolist()
+    server = json.loads((run.path / "keys" / "server.json").read_text())
+    assert json.loads((work / "bundle.json").read_text())["server_key"] == server["public"]
+    assert server["secret"].encode() not in file.read_bytes()
+
+
+def test_an_unfinished_bundle_leaves_the_old_one(run, file, monkeypatch):
+    before = file.read_bytes()
+    monkeypatch.setattr(bundle, "_copy", lambda source, to: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BadInput, match=r"cannot write the bundle .*a\.bundle.*No space left on device"):
+        bundle.write(run, file)
+    assert file.read_bytes() == before
+    assert [p.name for p in file.parent.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("bind", "why"), [("ipc", r"bind=ipc: .* from this host alone; .*=tcp://0\.0\.0\.0:5555"), ("tcp://0.0.0.0:*", "port is another one")]
+)
+def test_a_trainer_that_no_other_host_finds_has_no_bundle(tmp_path, bind, why):
+    closed = arithmetic_run(tmp_path, 12, transport__bind=bind)
+    run_keys(closed.path)
+    with pytest.raises(BadInput, match=why):
+        bundle.write(closed, tmp_path / "f")
+
+
+def test_a_run_whose_trainer_never_listened_has_no_keys_to_give(tmp_path):
+    with pytest.raises(BadInput, match=r"keys has no keys yet: .*when it first listens at tcp://0\.0\.0\.0:5555"):
+        bundle.write(arithmetic_run(tmp_path, 12, transport__bind=BIND), tmp_path / "f")
+
+
+def test_the_command_says_what_it_made_and_how_to_use_it(run, tmp_path):
+    lines = []
+    assert remote.write_bundle(run.path, str(tmp_path / "f"), lines.append) == 0
+    text = "\n".join(lines)
+    assert "Whoever holds it can connect" in text
+    assert f"here under {run.manifest.roots[0]}" in text
+    assert f"--bundle f --connect tcp://{socket.gethostname()}:5555 --data-root D" in text
+
+
+def test_a_bundle_needs_keys_that_are_private(run, tmp_path):
+    path = run.path / "keys" / "client.json"
+    path.chmod(0o644)
+    try:
+        with pytest.raises(BadInput, match=r"client\.json: others can read the secret key"):
+            bundle.write(run, tmp_path / "f")
+    finally:
+        path.chmod(0o600)
+
+
+# -- reading what others wrote ------------------------------------------------------------------------------------------------------
+
+
+def rewrite(file: Path, change) -> None:
+    """`change(members, infos)` may alter {name: bytes} and {name: ZipInfo} before the file is written again."""
+    with zipfile.ZipFile(file) as old:
+        infos = {i.filename: i for i in old.infolist()}
+        members = {name: old.read(name) for name in infos}
+    change(members, infos)
+    with zipfile.ZipFile(file, "w") as new:
+        for name, data in members.items():
+            new.writestr(infos.get(name, name), data)
+
+
+def about_with(**changes):
+    def change(members, infos):
+        members["bundle.json"] = json.dumps({**json.loads(members["bundle.json"]), **changes}).encode()
+
+    return change
+
+
+def adds(name):
+    return lambda members, infos: members.update({name: b"x"})
+
+
+def compressed(members, infos):
+    infos["vocab.json"].compress_type = zipfile.ZIP_DEFLATED
+
+
+def linked(members, infos):
+    members["config.yaml"] = b"/etc/hostname"
+    infos["config.yaml"].external_attr = (stat.S_IFLNK | 0o777) << 16
+
+
+STRANGE = {
+    "outside": (adds("../evil"), r"'\.\./evil' is no part of a bundle"),
+    "absolute": (adds("/etc/evil"), "'/etc/evil' is no part of a bundle"),
+    "unknown": (adds("code.py"), "'code.py' is no part of a bundle"),
+    "folder": (adds("plan/"), "'plan/' is no part of a bundle"),
+    "link": (linked, "'config.yaml' is not a plain file"),
+    "bomb": (compressed, "'vocab.json' is compressed"),
+    "large": (lambda members, infos: members.update({"keys/client.json": b" " * 5000}), "5000 bytes, at most 4096 are allowed"),
+    "missing": (lambda members, infos: members.pop("vocab.json"), "vocab.json is missing or not listed"),
+    "unlisted": (adds("dvae/model.safetensors"), "dvae/model.safetensors is missing or not listed"),
+    "headless": (lambda members, infos: members.pop("bundle.json"), "damaged, or not a bundle"),
+    "other protocol": (about_with(protocol=wire.VERSION + 1), rf"another version of this program \(protocol {wire.VERSION + 1}, here"),
+    "no list": (about_with(members=7), "damaged, or not a bundle"),
+    "no id": (about_with(run_id="../../x"), "damaged, or not a bundle"),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_strange_bundle_is_refused_before_anything_is_written(file, what):
+    change, why = STRANGE[what]
+    rewrite(file, change)
+    with pytest.raises(BadInput, match=why):
+        Bundle.open(file)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_twice_is_refused(file):
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("config.yaml", b"run: other")
+    with pytest.raises(BadInput, match="'config.yaml' is there twice"):
+        Bundle.open(file)
+
+
+def test_sizes_beyond_the_file_are_refused(file):
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.comment = b"so that the directory is written again"
+        info = archive.getinfo("manifest.sqlite")
+        info.file_size = info.compress_size = 1 << 31
+    with pytest.raises(BadInput, match="its members are larger than the file"):
+        Bundle.open(file)
+
+
+def test_a_changed_member_leaves_no_folder(file, tmp_path):
+    rewrite(file, lambda members, infos: members.update({"manifest.sqlite": members["manifest.sqlite"][:-1] + b"x"}))
+    with pytest.raises(BadInput, match=r"manifest\.sqlite is not as it was written"):
+        Bundle.open(file).unpack(tmp_path / "work")
+    assert {p.name for p in tmp_path.iterdir()} == {"a.bundle"}
+
+
+def test_a_damaged_file_is_named(file, tmp_path):
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput, match=r"a\.bundle: damaged, or not a bundle"):
+        Bundle.open(file)
+    at = whole.index(b"SQLite format 3") + 5000
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(BadInput, match=r"a\.bundle: damaged, or not a bundle .*manifest"):
+        Bundle.open(file).unpack(tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_bundle_that_others_can_read_is_refused(file):
+    file.chmod(0o640)
+    with pytest.raises(BadInput, match="others can read the secret key in it .mode 0640.; chmod 600"):
+        Bundle.open(file)
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_serves_again_and_takes_a_newer_bundle_of_its_run(run, file, tmp_path):
+    work = tmp_path / "work"
+    Bundle.open(file).unpack(work)
+    (work / "cache").mkdir()
+    before = (work / "manifest.sqlite").stat().st_ino
+    Bundle.open(file).unpack(work)
+    assert (work / "manifest.sqlite").stat().st_ino == before
+    run.dvae_weights.parent.mkdir(exist_ok=True)
+    run.dvae_weights.write_bytes(b"weights")
+    try:
+        assert bundle.write(run, file).has_dvae
+    finally:
+        run.dvae_weights.unlink()
+    assert Bundle.open(file).unpack(work).dvae_weights.read_bytes() == b"weights"
+    assert (work / "cache").is_dir()
+    assert {p.name for p in tmp_path.iterdir()} == {"a.bundle", "work"}
+
+
+def test_the_folder_of_another_run_or_of_the_user_is_left_alone(file, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()  # an empty one will do
+    Bundle.open(file).unpack(work)
+    rewrite(file, about_with(run_id="f" * 32))
+    with pytest.raises(BadInput, match="made from another run's bundle"):
+        Bundle.open(file).unpack(work)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(BadInput, match="mine is not a folder made from a bundle"):
+        Bundle.open(file).unpack(tmp_path / "mine")
+    assert os.listdir(tmp_path / "mine") == ["thesis.tex"]
+
+
+def test_nobody_trains_in_the_folder(file, tmp_path):
+    import launch
+
+    work = Bundle.open(file).unpack(tmp_path / "work")
+    with pytest.raises(BadInput, match="for producers alone"), claims.own_run(work.path):
+        pass
+    for command in ("trainer", "producer"):
+        args = launch.flags.parse(launch._parser(command), ["--run", str(work.path)])
+        with pytest.raises(BadInput, match="for producers alone"):
+            launch.COMMANDS[command].run(args)
+    with pytest.raises(BadInput, match="for producers alone"):
+        remote.write_bundle(work.path, None, lambda text: None)
+
+
+def test_stage_2_needs_a_bundle_made_after_stage_1(tmp_path):
+    """A run with networks: its features depend on the DVAE."""
+    from producer_runs import make_run
+
+    tiny = make_run(tmp_path / "tiny", [1.0] * 8, transport={"bind": BIND})
+    run_keys(tiny.path)
+    (tiny.path / "vocab.json").write_text("{}")
+    bundle.write(tiny, tmp_path / "f")
+    work = Bundle.open(tmp_path / "f").unpack(tmp_path / "work")
+    assert work.feature_hash("dvae") == tiny.feature_hash("dvae")
+    with pytest.raises(BadInput, match="made before stage 1 had ended: make it again with `launch.py bundle`"):
+        work.feature_hash("gpt")
+
+
+# -- before a trainer is asked for --------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_of_a_bundle_gets_the_runs_settings_and_this_hosts_places(run, file, corpus, tmp_path):
+    far = asked(file, corpus)
+    work = tmp_path / f"xtts-{run.run_id[:12]}"
+    assert far.config.run_dir == work
+    assert far.argv == ("--connect", AT, "--data-root", str(corpus))
+    assert far.endpoint == Endpoint(AT, run_keys(run.path)[0].pair.public) == Endpoint.read(work / "endpoint.json")
+    assert far.keys == run_keys(run.path)[1]
+    assert far.config.batching == run.config.batching
+    assert asked(file, corpus, "--work", str(tmp_path / "w")).config.run_dir == tmp_path / "w"
+
+
+def test_a_producer_of_a_bundle_chooses_among_this_hosts_gpus(file, corpus):
+    """The run's own numbers (GPU 5 for data, 7 for the model) mean nothing here; producers on a CPU stay on one."""
+    config = asked(file, corpus).config
+    far = remote.here(config.model_copy(update={"data_gpu": "5", "model_gpu": "7", "devices": "gpu"}), corpus)
+    card = gpu.Gpu(0, "0000:01:00.0", "GPU-a", "H100", 80_000, 79_000)
+    assert gpu.choose_one(far, None, 0, gpu.Listing((card,)), {}).gpu.uuid == "GPU-a"
+    assert gpu.choose_one(far, "cpu", 0, gpu.Listing((card,)), {}) == gpu.CPU
+    with pytest.raises(BadInput, match=r"ask for the CPU with --gpu cpu$"):
+        gpu.choose_one(far, None, 0, gpu.Listing(), {})
+    for own in ({"data_gpu": "cpu"}, {"data_gpu": None, "devices": "auto", "jit": False}):
+        assert gpu.choose_one(remote.here(config.model_copy(update=own), corpus), None, 0, gpu.Listing((card,)), {}) == gpu.CPU
+
+
+def test_flags_that_do_not_go_together():
+    import launch
+
+    def refused(*argv: str) -> str:
+        with pytest.raises(BadInput) as e:
+            remote.open_bundle(launch.flags.parse(launch._parser("producer"), list(argv)))
+        return str(e.value)
+
+    assert "only with --bundle" in refused("--run", "r", "--connect", AT, "--data-root", "d")
+    assert "needs --connect" in refused("--bundle", "f", "--data-root", "d")
+    assert "needs --connect" in refused("--bundle", "f", "--connect", AT)
+    for more in (("--run", "r"), ("--config", "c.yaml"), ("seed=2",)):
+        assert "leave it out" in refused("--bundle", "f", "--connect", AT, "--data-root", "d", *more)
+    for address in ("host:5555", "tcp://host", "tcp://host:99999", "ipc:///tmp/x", "tcp://host:*"):
+        assert "--connect" in refused("--bundle", "f", "--connect", address, "--data-root", "d")
+
+
+def test_missing_clips_are_counted_and_named(file, corpus):
+    for i in (2, 5, 7, 11):
+        (corpus / "wavs" / f"c{i:04d}.wav").unlink()
+    first = ", ".join(str(corpus / "wavs" / f"c{i:04d}.wav") for i in (2, 5, 7))
+    with pytest.raises(BadInput, match=f"4 of 12 audio files are missing or cannot be read: {first}, … .{corpus} stands for .*corpus of"):
+        asked(file, corpus)
+
+
+def test_another_corpus_is_noticed_by_its_sizes(file, corpus):
+    with open(corpus / "wavs" / "c0003.wav", "ab") as clip:
+        clip.write(b"\0\0")
+    with pytest.raises(BadInput, match=r"1 of 12 audio files have another size than in the run's corpus: \S*c0003\.wav \("):
+        asked(file, corpus)
+
+
+def test_a_data_root_that_is_not_there(file, tmp_path):
+    with pytest.raises(BadInput, match="no such data folder"):
+        asked(file, tmp_path / "gone")
+    with pytest.raises(BadInput, match="2 data roots for 1 sources"):
+        asked(file, tmp_path, "--data-root", str(tmp_path))
+
+
+def test_the_command_ends_with_2_and_connects_to_nobody(file, corpus):
+    """Missing files, with a listener that would notice."""
+    (corpus / "wavs" / "c0001.wav").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as trainer:
+        at = f"tcp://127.0.0.1:{trainer.getsockname()[1]}"
+        argv = [sys.executable, str(ROOT / "launch.py"), "producer", "--bundle", str(file), "--connect", at, "--data-root", str(corpus)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=cb.LATER_S)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: 1 of 12 audio files are missing")
+        assert len(done.stderr.splitlines()) == 1
+        trainer.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            trainer.accept()
+
+
+# -- does the trainer let us in? ----------------------------------------------------------------------------------------------------
+
+
+def far(endpoint: Endpoint, keys: KeyPair, wait_s: float) -> remote.Remote:
+    return remote.Remote(None, "p", (), endpoint, keys, wait_s)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """(a trainer's channel on a tcp port, its keys, the producers' pair)"""
+    keys, client = run_keys(tmp_path)
+    server = LeaseServer("tcp://127.0.0.1:*", cb.RUN, 4, keys=keys)
+    yield server, keys, client
+    server.close(stop_producers=False)
+
+
+def test_the_runs_trainer_lets_its_bundle_in_and_hears_nothing_more(server):
+    server, keys, client = server
+    server.open(1, {}, [("train", 0)])
+    assert far(Endpoint(server.endpoint, keys.pair.public), client, cb.LATER_S).wait_for_trainer(print) is None
+    assert server.stats()["peers"] == []
+
+
+def test_why_a_trainer_does_not_let_us_in(server):
+    server, keys, client = server
+    start = time.monotonic()
+    with pytest.raises(BadInput, match="does not let this bundle's key in: the run has other keys now; make the bundle again"):
+        far(Endpoint(server.endpoint, keys.pair.public), KeyPair.new(), cb.LATER_S).wait_for_trainer(print)
+    with pytest.raises(BadInput, match=f"listens at {server.endpoint} is not the trainer of this bundle's run: .*begun anew"):
+        far(Endpoint(server.endpoint, KeyPair.new().public), client, cb.LATER_S).wait_for_trainer(print)
+    assert time.monotonic() - start < cb.LATER_S / 2  # waiting would not help
+
+
+def test_why_nobody_answers():
+    keys = KeyPair.new()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(BadInput, match="something takes connections there and says nothing"):
+            far(Endpoint(f"tcp://127.0.0.1:{port}", keys.public), keys, 0.5).wait_for_trainer(print)
+    with pytest.raises(BadInput, match=rf"no trainer answers at tcp://127\.0\.0\.1:{port} \(Connection refused\): is it running"):
+        far(Endpoint(f"tcp://127.0.0.1:{port}", keys.public), keys, 0.5).wait_for_trainer(print)
+
+
+def test_a_trainer_that_comes_later_is_waited_for(tmp_path):
+    keys, client = run_keys(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        at = f"tcp://127.0.0.1:{s.getsockname()[1]}"
+    said = []
+
+    def tell(text: str) -> None:
+        said.append((text, LeaseServer(at, cb.RUN, 4, keys=keys)))
+
+    far(Endpoint(at, keys.pair.public), client, cb.LATER_S).wait_for_trainer(tell)
+    ((text, server),) = said
+    server.close(stop_producers=False)
+    assert text.startswith(f"waiting for the trainer at {at}")
+
+
+# -- several corpora ----------------------------------------------------------------------------------------------------------------
+
+
+def test_two_metadata_files_of_one_folder_are_one_data_root(tmp_path):
+    from tests.corpora import make_corpus
+
+    corpus = make_corpus(tmp_path / "corpus", 12, 0.6)
+    lines = (corpus / "metadata.csv").read_text().splitlines(keepends=True)
+    (corpus / "a.csv").write_text("".join(lines[:9]))
+    (corpus / "b.csv").write_text("".join(lines[9:]))
+    both = arithmetic_run(tmp_path, data__train=str(corpus / "a.csv"), data__val=str(corpus / "b.csv"), transport__bind=BIND)
+    run_keys(both.path)
+    bundle.write(both, tmp_path / "f")
+    moved = Path(shutil.move(corpus, tmp_path / "moved"))
+    far = asked(tmp_path / "f", moved)
+    assert far.argv[2:] == ("--data-root", str(moved))
