@@ -57,7 +57,7 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
         status.update(phase="speaking samples")
         try:
             _speak(run, stage)
-        except Exception as e:  # what was trained is saved: a package that is missing, or a full card, must not begin the trainer anew
+        except Exception as e:  # the edge of a finished run: what lacks a package, or memory, must not begin the trainer anew
             log.exception("no samples: %s: %s; `launch.py synthesize --run %s` speaks later", type(e).__name__, e, run.path)
     path = run.path / "eval_codes.json"
     nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
