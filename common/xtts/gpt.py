@@ -188,7 +188,7 @@ class Gpt(Block):
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
         if kernels.current().embedding_grad == "matmul":  # over one-hot ids: in the compute dtype, or it costs as much as a block
             tokens, places = tf.cast(tokens, self.compute_dtype), tf.cast(places, self.compute_dtype)
-        return tf.cast(lookup(tokens, ids), self.compute_dtype) + tf.cast(lookup(places, positions), self.compute_dtype)
+        return tf.cast(lookup(tokens, ids) + lookup(places, positions), self.compute_dtype)
 
 
 def recomputed(block: Callable) -> Callable:

@@ -41,6 +41,7 @@ def _fast(**changed) -> dict:
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
+    "ours, long sums": _fast(long_sums=True),
     "ours, joint qkv": _fast(split_qkv=False),
     "fp32 plain": {"precision": "fp32", "kernels": {}},
     "tf32 plain": {"precision": "tf32", "kernels": {}},
