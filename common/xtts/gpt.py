@@ -68,7 +68,7 @@ class GptBlock(Block):
 
     def _qkv(self, x):
         if kernels.current().split_qkv:
-            weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
+            weight, bias = kernels.weight(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
             parts = kernels.affine_parts(
                 self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
             )
