@@ -73,7 +73,7 @@ class AdamW:
 
     def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor, copies: Sequence[tf.Variable | None] = ()) -> tf.Tensor:
         """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
-        moments and t keep every bit, whatever the gradients hold. `copies` of the weights in another dtype, in the order of `tensors`, follow.
+        moments and t keep every bit, whatever the gradients hold. `copies` of the weights in another dtype, in the same order, follow.
         """
         t = self.t + 1
         lr = self.learning_rate(t)

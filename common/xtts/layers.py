@@ -180,7 +180,9 @@ def _affine(x, weight, bias):
     y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
     if bias is not None:
         bias = tf.convert_to_tensor(bias)
-        y = kernels.add_bias(y, bias) if kernels.current().long_sums else tf.nn.bias_add(y, bias)
+        # What does not widen is followed by dropout in the GPT: XLA sums the gradient up where it applies the mask, but not by pieces.
+        by_pieces = kernels.current().long_sums and weight.shape[1] > weight.shape[0]
+        y = kernels.add_bias(y, bias) if by_pieces else tf.nn.bias_add(y, bias)
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
 
 
@@ -319,4 +321,4 @@ def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
     if kernels.current().dropout == "hash":
         return kernels.hash_dropout(x, rate, seed)
     kept = tf.random.stateless_uniform(tf.shape(x), seed, dtype=tf.float32) >= rate
-    return tf.where(kept, kernels.scaled(x, 1 / (1 - rate)), tf.zeros([], x.dtype))
+    return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))
