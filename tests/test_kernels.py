@@ -72,7 +72,7 @@ def test_lean_norms(make, shape):
 
 
 def test_lean_gelu():
-    x = np.linspace(-6, 6, 601, dtype=np.float32)
+    x = np.linspace(-6, 6, 600, dtype=np.float32).reshape(3, 10, 20)
     want = with_gradients(lambda x: tf.nn.gelu(x, approximate=True), [x], PLAIN)
     close(with_gradients(kernels.gelu_tanh, [x], LEAN), want)
     close(with_gradients(kernels.gelu_tanh, [x], Kernels(lean=True, jit=True), jit=True), want)
@@ -115,8 +115,38 @@ def test_products_apart_and_together():
     close(with_gradients(apart, [x, weight, bias], LEAN), with_gradients(together, [x, weight, bias], PLAIN))
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_a_whole_step_of_lean_kernels(split):
+@pytest.mark.parametrize(("rows", "columns"), [(48, 1024), (5000, 3), (12, 4096), (37, 40000), (4099, 8)])
+@pytest.mark.parametrize("jit", [False, True])
+def test_sums_over_rows_by_pieces(rows, columns, jit):
+    """Of small integers: exact in any order, also in pieces of one row (4099 is prime)."""
+    x = np.random.default_rng(4).integers(-8, 9, (rows, columns)).astype(np.float32)
+    with kernels.use(Kernels(long_sums=True, jit=jit)):
+        got = tf.function(kernels.column_sum, jit_compile=jit, autograph=False)(tf.constant(x))
+    np.testing.assert_array_equal(got, x.sum(0))
+
+
+@pytest.mark.parametrize(("rows", "columns", "pieces"), [(12960, 1024, 32), (12960, 3072, 10), (12960, 4096, 8), (12979, 1024, 1)])
+def test_as_many_pieces_as_a_gpu_runs_at_once(rows, columns, pieces):
+    assert kernels._pieces(rows, columns) == pieces
+
+
+@pytest.mark.parametrize("long_sums", [False, True])
+def test_a_bias_gradient_in_bfloat16_is_added_up_wider(long_sums):
+    """512 ones and 1: bfloat16 counts to 256."""
+    d = tf.ones([513, 4], tf.bfloat16)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def gradient(bias):
+        with kernels.use(Kernels(long_sums=long_sums, jit=True)), tf.GradientTape() as tape:
+            tape.watch(bias)
+            y = kernels.add_bias(d, bias)
+        return tape.gradient(y, bias, d)
+
+    np.testing.assert_array_equal(tf.cast(gradient(tf.zeros([4], tf.bfloat16)), tf.float32), 512.0)
+
+
+@pytest.mark.parametrize(("split", "long_sums"), [(False, False), (True, False), (True, True)])
+def test_a_whole_step_of_lean_kernels(split, long_sums):
     """In float32, against the plain ones, on the real network without dropout."""
     step = GptStep(model_dims(MICRO), StepOptions(), [])
     batch = {name: tf.constant(array) for name, array in make_batch(BUCKET).items()}
@@ -126,7 +156,7 @@ def test_a_whole_step_of_lean_kernels(split):
             loss = step.losses(batch, None)["loss"]
         return [loss.numpy(), *(g.numpy() for g in tape.gradient(loss, step.optimizer.parameters))]
 
-    close(gradients(Kernels(lean=True, split_qkv=split, embedding_grad="scatter")), gradients(PLAIN))
+    close(gradients(Kernels(lean=True, split_qkv=split, long_sums=long_sums, embedding_grad="scatter")), gradients(PLAIN))
 
 
 def test_norm_over_all_gradients_is_the_same_however_it_is_packed():

@@ -12,7 +12,7 @@ from tensorflow.python.framework import config as framework_config
 from common import config as config_module
 from common.buckets import Bucket
 from common.errors import Hopeless
-from common.xtts import kernels
+from common.xtts import kernels, weights
 from common.xtts.kernels import FAST, PLAIN, Kernels
 from common.xtts.layers import Linear
 from trainer import ahead, precision, snapshot
@@ -272,6 +272,50 @@ def test_bfloat16_gradients_are_those_of_float32_but_for_rounding():
         assert np.linalg.norm(got[key] - gradient) <= 0.03 * np.linalg.norm(gradient), key
     together = [np.concatenate([g[key].ravel() for key in want]) for g in (got, want)]
     assert np.linalg.norm(together[0] - together[1]) <= 0.01 * np.linalg.norm(together[1])
+
+
+# -- copies of the weights -----------------------------------------------------------------------------------------------------------------
+
+
+def copied_step(kept: bool, **options):
+    chosen = dataclasses.replace(FAST, attention="plain", embedding_grad="matmul", weight_copies=kept)
+    return small_step(BUCKETS[:1], compute_dtype="mixed_bfloat16", kernels=chosen, **options)
+
+
+def copies_are_the_weights(step):
+    assert len(step._copies) == sum(t.decay == "yes" for t in step.optimizer.tensors)
+    for t in step.optimizer.tensors:
+        if id(t.variable) in step._copies:
+            np.testing.assert_array_equal(step._copies[id(t.variable)].numpy(), tf.cast(t.variable.value, tf.bfloat16).numpy(), t.key)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_copies_of_the_weights_change_no_bit_and_follow_every_update():
+    """With blocks recomputed, too, where the copies have to be in force in the backward pass."""
+    steps, batch, broken = [copied_step(kept, recompute=True) for kept in (False, True)], make_batch(BUCKETS[0]), make_batch(BUCKETS[0])
+    broken["cond_mel"][0, 3, 5] = np.nan
+    found = []
+    for step in steps:
+        reports = [step.read(step.update(0, batch, (0, i))) for i in range(2)]
+        reports.append(step.read(step.update(0, broken, (0, 3))))
+        step.micro(0, batch, (0, 4), 1.0)
+        reports.append(step.read(step.apply()))
+        reports.append({k: float(v) for k, v in step.evaluate(0, batch).items()})
+        found.append((reports, bits(step.state_dict())))
+    assert [r.get("finite") for r in found[0][0]] == [True, True, False, True, None]
+    assert repr(found[0][0]) == repr(found[1][0])
+    assert found[0][1] == found[1][1]
+    copies_are_the_weights(steps[1])
+
+
+def test_copies_of_the_weights_follow_what_is_loaded():
+    step, state = copied_step(kept=True), small_step([]).state_dict()
+    changed = {key: array + 1 for key, array in state["model"].items()}
+    step.load_state_dict({**state, "model": changed})
+    copies_are_the_weights(step)
+    weights.load_state_dict(step.model, state["model"])
+    step.weights_changed()
+    copies_are_the_weights(step)
 
 
 # -- what is chosen -----------------------------------------------------------------------------------------------------------------------

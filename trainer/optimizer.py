@@ -6,6 +6,7 @@ computed in float64. State is in tf.Variables; it leaves and enters as NumPy arr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -70,21 +71,25 @@ class AdamW:
         """The variables that `update` changes, in the order in which it takes their gradients."""
         return [t.variable.value for t in self.tensors]
 
-    def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor) -> tf.Tensor:
+    def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor, copies: Sequence[tf.Variable | None] = ()) -> tf.Tensor:
         """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
-        moments and t keep every bit, whatever the gradients hold.
+        moments and t keep every bit, whatever the gradients hold. `copies` of the weights in another dtype, in the same order, follow.
         """
         t = self.t + 1
         lr = self.learning_rate(t)
         scalars = {dtype: self._scalars(t, lr, dtype) for dtype in {p.dtype for p in self.parameters}}
-        for parameter, gradient, decays, m, v in zip(self.parameters, gradients, self.decayed, self.exp_avg, self.exp_avg_sq, strict=True):
+        tensors = zip(self.parameters, gradients, self.decayed, self.exp_avg, self.exp_avg_sq, strict=True)
+        for (parameter, gradient, decays, m, v), copy in itertools.zip_longest(tensors, copies):
             one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = scalars[parameter.dtype]
             new_m = m + (gradient - m) * one_minus_beta1
             new_v = v * beta2 + tf.square(gradient) * one_minus_beta2
             decayed = parameter * kept if decays else parameter
             new = decayed - step_size * (new_m / (tf.sqrt(new_v) / root_correction + eps))
             # Selects rather than a branch: they fuse into the update, and a branch would keep a second copy of everything.
-            parameter.assign(tf.where(enabled, new, parameter))
+            chosen = tf.where(enabled, new, parameter)
+            parameter.assign(chosen)
+            if copy is not None:
+                copy.assign(tf.cast(chosen, copy.dtype))
             m.assign(tf.where(enabled, new_m, m))
             v.assign(tf.where(enabled, new_v, v))
         self.t.assign(tf.where(enabled, t, self.t))

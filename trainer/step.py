@@ -109,6 +109,10 @@ class GptStep:
             weight_decay=options.weight_decay,
             decay_parity=options.decay_latents,
         )
+        self._copies: dict[int, tf.Variable] = {}
+        if self.kernels.weight_copies:
+            matrices = [t.variable for t in self.optimizer.tensors if t.decay == "yes"]
+            self._copies = {id(v): tf.Variable(tf.cast(v.value, self.model.compute_dtype)) for v in matrices}
         # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
@@ -189,8 +193,15 @@ class GptStep:
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""
         weights.load_state_dict(self.model, state["model"])
+        self.weights_changed()
         self.optimizer.load_state_dict(state["optimizer"])
         self._clear()
+
+    def weights_changed(self) -> None:
+        """To be told where the model's weights were set by other means than this step's."""
+        for t in self.optimizer.tensors:
+            if id(t.variable) in self._copies:
+                self._copies[id(t.variable)].assign(tf.cast(t.variable.value, self.model.compute_dtype))
 
     def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
         """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""
@@ -225,12 +236,15 @@ class GptStep:
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
         """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.optimizer.parameters)
-            out = self.losses(batch, seed)
-            scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+        watched = [self._copies.get(id(t.variable), t.variable.value) for t in self.optimizer.tensors]
+        with kernels.use_copies(self._copies):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(watched)
+                out = self.losses(batch, seed)
+                scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+            gradients = tape.gradient(scaled, watched)
         losses = tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
-        return out, losses, tape.gradient(scaled, self.optimizer.parameters)
+        return out, losses, [tf.cast(g, p.dtype) for g, p in zip(gradients, self.optimizer.parameters, strict=True)]
 
     def _traced_micro(self, batch, seed, scale) -> Scalars:
         out, losses, gradients = self._gradients(batch, seed, scale)
@@ -244,7 +258,8 @@ class GptStep:
         return self._updated(gradients, losses, enabled)
 
     def _traced_evaluate(self, batch) -> Scalars:
-        out = self.losses(batch, seed=None)
+        with kernels.use_copies(self._copies):
+            out = self.losses(batch, seed=None)
         return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
 
     def _traced_apply(self) -> Scalars:
@@ -259,7 +274,8 @@ class GptStep:
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
-        lr = self.optimizer.update(gradients, enabled=finite & enabled)
+        copies = [self._copies.get(id(t.variable)) for t in self.optimizer.tensors]
+        lr = self.optimizer.update(gradients, enabled=finite & enabled, copies=copies)
         scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
         scalars |= {"grad_norm": norm, "learning_rate": lr, "finite": finite}
         return packed(scalars)

@@ -68,7 +68,7 @@ class GptBlock(Block):
 
     def _qkv(self, x):
         if kernels.current().split_qkv:
-            weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
+            weight, bias = kernels.weight(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
             parts = kernels.affine_parts(
                 self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
             )
@@ -188,7 +188,7 @@ class Gpt(Block):
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
         if kernels.current().embedding_grad == "matmul":  # over one-hot ids: in the compute dtype, or it costs as much as a block
             tokens, places = tf.cast(tokens, self.compute_dtype), tf.cast(places, self.compute_dtype)
-        return tf.cast(lookup(tokens, ids), self.compute_dtype) + tf.cast(lookup(places, positions), self.compute_dtype)
+        return tf.cast(lookup(tokens, ids) + lookup(places, positions), self.compute_dtype)
 
 
 def recomputed(block: Callable) -> Callable:

@@ -157,7 +157,8 @@ class Linear(Block):
         surplus = -self.weight.shape[1] % pad_to
         if surplus == 0:
             return _affine(x, self.weight, self.bias)
-        return _affine(x, *(tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (self.weight, self.bias)))
+        padded = (tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (kernels.weight(self.weight), self.bias))
+        return _affine(x, *padded)
 
 
 class HFConv1D(Block):
@@ -175,10 +176,13 @@ class HFConv1D(Block):
 
 def _affine(x, weight, bias):
     # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched one (seen as a tiled copy on CPU).
-    weight = tf.convert_to_tensor(weight)
+    weight = kernels.weight(weight)
     y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
     if bias is not None:
-        y = tf.nn.bias_add(y, tf.convert_to_tensor(bias))
+        bias = tf.convert_to_tensor(bias)
+        # What does not widen is followed by dropout in the GPT: XLA sums the gradient up where it applies the mask, but not by pieces.
+        by_pieces = kernels.current().long_sums and weight.shape[1] > weight.shape[0]
+        y = kernels.add_bias(y, bias) if by_pieces else tf.nn.bias_add(y, bias)
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
 
 
@@ -212,7 +216,7 @@ class Conv1d(Block):
 
     def call(self, x):
         """x [B, T, in] -> [B, T', out]."""
-        weight = tf.convert_to_tensor(self.weight)
+        weight = kernels.weight(self.weight)
         if self.kernel == 1 and self.stride == 1 and self.padding == 0:
             return _affine(x, weight[0], self.bias)
         if self.padding:

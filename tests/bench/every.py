@@ -57,9 +57,13 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
     levers = (
-        "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
+        "ours|ours, long sums|ours, weight copies|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout"
+        "|ours, embedding by matmul|ours, no dropout"
     )
-    flags = "ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, cublaslt|ours, triton fusions|ours, autotune level 2"
+    flags = (
+        "ours, cublaslt|ours, cublaslt, all|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions"
+        "|ours, autotune level 2"
+    )
     caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
     return [
         Piece(

@@ -41,6 +41,8 @@ def _fast(**changed) -> dict:
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
+    "ours, long sums": _fast(long_sums=True),
+    "ours, weight copies": _fast(weight_copies=True),
     "ours, joint qkv": _fast(split_qkv=False),
     "fp32 plain": {"precision": "fp32", "kernels": {}},
     "tf32 plain": {"precision": "tf32", "kernels": {}},
@@ -61,6 +63,7 @@ ROWS: dict[str, dict] = {
     "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
     "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
     "ours, cublaslt": {**_fast(), "xla": "--xla_gpu_enable_cublaslt=true"},
+    "ours, cublaslt, all": {**_fast(long_sums=True, weight_copies=True), "xla": "--xla_gpu_enable_cublaslt=true"},
     "ours, triton fusions": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_block_level_rewriter=true"},
     "ours, cudnn gemm fusions": {**_fast(), "xla": "--xla_gpu_cudnn_gemm_fusion_level=2"},
     "ours, dynamic slices": {**_fast(), "xla": "--xla_gpu_enable_dynamic_slice_fusion=true"},
@@ -283,6 +286,7 @@ def build(job: dict, options: dict):
     for i, t in enumerate(step.optimizer.tensors):
         value = tf.random.stateless_normal(t.variable.shape, [i, 7]) * 0.02
         t.variable.assign(value + 1.0 if t.key.endswith(("norm.weight", "ln_f.weight", "ln_1.weight", "ln_2.weight", "gamma")) else value)
+    step.weights_changed()
     return step, {k: tf.identity(tf.convert_to_tensor(v)) for k, v in make_batch(dims, bucket).items()}
 
 
