@@ -56,45 +56,35 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     two = ["--data-gpu", "cpu", "--model-gpu", "cpu"] if cards == 0 else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
+    variants = "ours, cublaslt, all|ours, cublaslt|ours, weight copies|ours, long sums"
     levers = (
-        "ours|ours, long sums|ours, weight copies|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout"
-        "|ours, embedding by matmul|ours, no dropout"
+        "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
     )
-    flags = (
-        "ours, cublaslt|ours, cublaslt, all|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions"
-        "|ours, autotune level 2"
-    )
+    flags = "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions|ours, autotune level 2"
     caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
+    capped = lambda batch, gb: ["--batch", few(batch, 2), "--memory-gb", str(gb)]  # noqa: E731
+    small = ["--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]
     return [
-        Piece(
-            "learn_small",
-            1,
-            280,
-            [*learn, "--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]
-            + ["--batch-size", "8", "--json", f"{out}/learn_small.json"],
-        ),
+        Piece("pipeline", 2, 700, [*pipeline, "--make", few(1500, 24), "--rows", "ours,shared", "--json", f"{out}/pipeline.json"]),
         step("ours", 300, "ours|gemm ceiling", "--batch", few(32, 4), "--profile", f"{out}/kernels"),
+        step("variants", 500, variants, "--batch", few(32, 4)),
         Piece("check", 1, 200, [python, "-m", "tests.bench.step", "--check", "--size", size, "--layers", few(30, 2)]),
-        Piece(
-            "pipeline",
-            2,
-            420,
-            [*pipeline, "--make", few(1500, 24), "--rows", "ours,shared", "--json", f"{out}/pipeline.json"],
-        ),
-        Piece("check_gpus", 2, 120, [python, "launch.py", "check", *two]),
-        Piece("two_gpus", 2, 300, [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json", f"{out}/two_gpus.json"]),
-        Piece("restart", 2, 300, [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
-        Piece("learn_xtts", 1, 420, [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
-        step("batches", 420, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48,31,41"),
+        Piece("check_gpus", 2, 200, [python, "launch.py", "check", *two]),
+        Piece("two_gpus", 2, 400, [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json", f"{out}/two_gpus.json"]),
+        Piece("restart", 2, 500, [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
         step("saving", 240, "ours, saving", "--batch", few(32, 4)),
-        step("card_24gb", 420, "ours, recompute|ours", "--batch", few(16, 2) if args.tiny else "16,12,8,4", "--memory-gb", "22.5"),
+        step("baselines", 600, f"ours|{plain}", "--batch", few(32, 4)),
+        step("batches", 500, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48"),
+        step("card_24gb", 300, "ours, recompute", *capped(112, 22.5)),
+        step("card_24gb_kept", 300, "ours", *capped(32, 22.5)),
+        step("card_16gb", 300, "ours, recompute", *capped(64, 14.5)),
+        step("card_12gb", 300, "ours, recompute", *capped(32, 10.5)),
+        Piece("learn_xtts", 1, 420, [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
+        Piece("learn_small", 1, 280, [*learn, *small, "--batch-size", "8", "--json", f"{out}/learn_small.json"]),
         step("caches", 500, caches, "--batch", few(32, 4)),
-        step("baselines", 500, plain, "--batch", few(32, 4)),
-        step("levers", 500, levers, "--batch", few(32, 4), "--layers", few(4, 2)),
-        step("flags", 500, flags, "--batch", few(32, 4), "--layers", few(4, 2)),
-        Piece(
-            "features", 1, 120, [python, "tests/bench/features.py", "--size", size, "--json", f"{out}/features.json"]
-        ),
+        step("levers", 700, levers, "--batch", few(32, 4), "--layers", few(4, 2)),
+        step("flags", 700, flags, "--batch", few(32, 4), "--layers", few(4, 2)),
+        Piece("features", 1, 120, [python, "tests/bench/features.py", "--size", size, "--json", f"{out}/features.json"]),
     ]  # fmt: skip
 
 
