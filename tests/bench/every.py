@@ -52,7 +52,7 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
         return Piece(name, 1, seconds, [python, "-m", "tests.bench.step", "--rows", rows, *steps, "--json", f"{out}/{name}.json", *more])
 
     learn = [python, "-m", "tests.bench.precision", "--data", args.data]
-    pipeline = [python, "tests/bench/pipeline.py", "--size", size, "--steps", few(300, 10), "--batch-size", few(32, 4)]
+    pipeline = [python, "tests/bench/pipeline.py", "--size", size, "--steps", few(300, 20), "--batch-size", few(32, 4)]
     pipeline += ["--make", few(1500, 24)]
     # Kernels one by one: a CUDA graph is written anew when a buffer lies elsewhere than before, which it never does in `step`.
     launches = ["bash", "-c", 'XLA_FLAGS="$XLA_FLAGS --xla_gpu_enable_command_buffer=" exec "$0" "$@"']
