@@ -6,6 +6,7 @@ F mel frames (of the conditioning clip, or of stage 1's crop), M mel channels.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,7 @@ ARITHMETIC_FIELDS = (
     Field("seed", "int64", "B"),
     Field("weights", "float32", "B"),
 )
+ROW_BYTES = "XTTS_TEST_ROW_BYTES"  # arithmetic batches carry so many bytes more per row, so that few rows can weigh as much as real ones
 FIELDS = {"gpt": GPT_FIELDS, "dvae": DVAE_FIELDS, "arithmetic": ARITHMETIC_FIELDS}
 
 
@@ -51,13 +53,16 @@ def batch_spec(kind: str, bucket: Bucket, dims: ModelDims, mel_dtype: str) -> di
     """Name → (dtype, shape) of every array of one bucket's batch, in wire order. `kind`: "gpt", "dvae" or "arithmetic"."""
     frames = bucket.row_len if kind == "dvae" else dims.audio.cond_frames
     sizes = {"B": bucket.batch_size, "T": bucket.row_len, "L": bucket.text_len, "F": frames, "M": dims.audio.num_mels}
-    return {f.name: (np.dtype(mel_dtype if f.dtype == MEL else f.dtype), tuple(sizes[c] for c in f.letters)) for f in FIELDS[kind]}
+    spec = {f.name: (np.dtype(mel_dtype if f.dtype == MEL else f.dtype), tuple(sizes[c] for c in f.letters)) for f in FIELDS[kind]}
+    if kind == "arithmetic" and os.environ.get(ROW_BYTES):
+        spec["load"] = (np.dtype("uint8"), (bucket.batch_size, int(os.environ[ROW_BYTES])))
+    return spec
 
 
 def empty_batch(kind: str, bucket: Bucket, dims: ModelDims, mel_dtype: str) -> dict[str, np.ndarray]:
     """A batch of padding rows: every weight 0, every value finite."""
     pad = {f.name: f.pad for f in FIELDS[kind]}
-    return {name: np.full(shape, pad[name], dtype) for name, (dtype, shape) in batch_spec(kind, bucket, dims, mel_dtype).items()}
+    return {name: np.full(shape, pad.get(name, 0), dtype) for name, (dtype, shape) in batch_spec(kind, bucket, dims, mel_dtype).items()}
 
 
 def num_bytes(kind: str, bucket: Bucket, dims: ModelDims, mel_dtype: str) -> int:
