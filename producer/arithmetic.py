@@ -4,8 +4,8 @@
     seed int64[B]      the row's seed without its lowest bit; 0 in rows of weight 0
     weights float32[B]
 
-So order, loss and duplication can be told from a sum (`common.batch.ROW_BYTES` adds a load of zeros). For chaos tests the environment variable XTTS_TEST_MAKE_MS gives the
-milliseconds that each batch takes.
+So order, loss and duplication can be told from a sum (`common.batch.ROW_BYTES` adds a load of zeros). For chaos tests
+the environment variable XTTS_TEST_MAKE_MS gives the milliseconds that each batch takes.
 """
 
 from __future__ import annotations
