@@ -59,6 +59,7 @@ def changed(before, after):
     return {k for k in before if before[k].tobytes() != after[k].tobytes()}
 
 
+@pytest.mark.slow
 def test_learns_speech_with_most_of_its_codebook(mels):
     step = make_step()
     for s in range(150):

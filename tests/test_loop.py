@@ -144,7 +144,7 @@ def test_evaluation_changes_no_weight(tmp_path):
         assert outcome(a, stage).steps == outcome(b, stage).steps
 
 
-@pytest.mark.parametrize("update", [1, 5, 6, 7, 13, 26, 33])
+@pytest.mark.parametrize("update", [1, 6, 7, 13, 33])
 @pytest.mark.parametrize("cause", ["stop", "orphan"])
 def test_stop_and_resume_anywhere(tmp_path, stop_at, update, cause):
     run = arithmetic_run(tmp_path, train__max_steps=30)

@@ -116,6 +116,7 @@ def test_ctrl_c_and_sigterm_end_it_as_any_producer(tmp_path):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_real_features_from_the_copied_corpus_until_stage_2_needs_the_dvae(tmp_path):
     make_corpus(tmp_path / "corpus", 12, seconds=lambda i: 1.0 + 0.05 * i, freq=lambda i: 200.0 + 30 * i)
     tree = settings(tmp_path / "run", tmp_path / "corpus", model__size="tiny", transport__bind=free_address())
