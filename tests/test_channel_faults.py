@@ -31,6 +31,7 @@ def test_a_killed_producers_batches_are_made_by_another_at_once(ipc):
     assert server.stats()["lease_ends"]["lost"] == cb.CAPACITY
 
 
+@pytest.mark.slow
 def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
     server = ipc.serve(cb.train_schedule(), dead_after_s=1.0)
     frozen = ipc.process("frozen", delay_s=0.5)
