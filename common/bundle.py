@@ -11,9 +11,11 @@ it tells it from one.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
 import xxhash
 
 from common import wire
@@ -80,7 +83,7 @@ def write(run: RunFolder, out: Path) -> About:
     """
     server_key = _check_reachable(run)
     names = [n for n in (*_NEEDED, *_OPTIONAL) if n in _NEEDED or (run.path / n).is_file()]
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    aside = _aside(out)
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             os.fchmod(file.fileno(), 0o600)
@@ -190,7 +193,7 @@ class Bundle:
 
     def _unpack(self, work: Path) -> None:
         work.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{work.name}-", dir=work.parent))  # 0700
+        aside = Path(tempfile.mkdtemp(prefix=f"{_aside(work).name}-", dir=work.parent))  # 0700
         try:
             with _reading(self.path) as archive:
                 for name, expected in self.about.members.items():
@@ -215,6 +218,20 @@ class Bundle:
     def endpoint(self, address: str) -> Endpoint:
         """Where its trainer listens, as it is called on this host."""
         return Endpoint(address, self.about.server_key)
+
+
+def _aside(beside: Path) -> Path:
+    """The name of what is on its way to `beside`; what killed processes of this host left under such names, the secret key in it, goes."""
+    prefix = f".{beside.name}@{socket.gethostname()}-"
+    for left in beside.parent.glob(f"{glob.escape(prefix)}*"):
+        pid = left.name.removeprefix(prefix).partition("-")[0]
+        if not pid.isdigit() or psutil.pid_exists(int(pid)):
+            continue
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)  # another producer that starts here does the same
+        else:
+            left.unlink(missing_ok=True)
+    return beside.with_name(f"{prefix}{os.getpid()}")
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -246,6 +246,21 @@ def test_the_folder_serves_again_and_takes_a_newer_bundle_of_its_run(run, file, 
     assert {p.name for p in tmp_path.iterdir()} == {"a.bundle", "work"}
 
 
+def test_what_a_killed_process_left_of_the_secret_key_goes(run, file, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = socket.gethostname()
+    names = (f".w@{here}-{ended.pid}-abc", f".again@{here}-{ended.pid}", f".w@{here}-{os.getpid()}-abc", f".w@elsewhere-{ended.pid}-abc")
+    left = [tmp_path / name for name in names]
+    for path in (left[0], *left[2:]):
+        path.mkdir()
+        (path / "client.json").write_text("secret")
+    left[1].write_text("secret")
+    Bundle.open(file).unpack(tmp_path / "w")
+    bundle.write(run, tmp_path / "again")
+    assert [p.exists() for p in left] == [False, False, True, True], "a living process's stays, and another host's"
+
+
 def test_the_folder_of_another_run_or_of_the_user_is_left_alone(file, tmp_path):
     work = tmp_path / "work"
     work.mkdir()  # an empty one will do

@@ -10,13 +10,11 @@ the checkpoint's + 1, the ledger has a step missing or twice, or the first batch
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common import status  # noqa: E402
+from tests.bench.two_gpus import launch_command, parser  # noqa: E402
 from trainer import ledger  # noqa: E402
 
 START_S = 900.0  # until the step at which the trainer is killed
@@ -74,23 +73,11 @@ def report(run: Path, before: dict[str, int], after: dict[str, int], at: float) 
 
 def main() -> int:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--data", required=True)
-    p.add_argument("--size", default="xtts")
+    p = parser(__doc__)
     p.add_argument("--kill-at", type=int, default=50)
-    p.add_argument("--batch-size", type=int, default=16)
-    p.add_argument("--data-gpu", default="0")
-    p.add_argument("--model-gpu", default="1")
-    p.add_argument("--run", type=Path)
-    p.add_argument("--json", type=Path)
-    p.add_argument("settings", nargs="*")
     args = p.parse_args()
-    run = args.run or Path(tempfile.mkdtemp()) / "run"
-    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs/ljspeech.yaml"), f"data.train={args.data}"]
-    command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(args.kill_at + 30), "--batch-size", str(args.batch_size)]
-    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu]
-    command += ["--num-producers", "2", "train.save_every=20", "samples.count=0"]
-    process = subprocess.Popen([*command, *args.settings], env={**os.environ, "XTTS_CHANNEL_LOG": "1"})
+    run, command = launch_command(args, args.kill_at + 30, "--num-producers", "2", "train.save_every=20", "samples.count=0")
+    process = subprocess.Popen(command, env={**os.environ, "XTTS_CHANNEL_LOG": "1"})
     before, at = killed(process, run, args.kill_at)
     after = before
     while process.poll() is None:

@@ -72,24 +72,36 @@ def speed(run: Path) -> dict:
     }
 
 
-def main() -> int:
-    """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(doc: str) -> argparse.ArgumentParser:
+    """The arguments that `launch_command` takes."""
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--data", required=True)
     p.add_argument("--size", default="xtts")
-    p.add_argument("--steps", type=int, default=200)
     p.add_argument("--batch-size", type=int, default=16)
     p.add_argument("--data-gpu", default="0")
     p.add_argument("--model-gpu", default="1")
     p.add_argument("--run", type=Path)
     p.add_argument("--json", type=Path)
     p.add_argument("settings", nargs="*")
-    args = p.parse_args()
+    return p
+
+
+def launch_command(args: argparse.Namespace, steps: int, *more: str) -> tuple[Path, list[str]]:
+    """(run folder, command) of a run of so many steps as a user would start it."""
     run = args.run or Path(tempfile.mkdtemp()) / "run"
     command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs/ljspeech.yaml"), f"data.train={args.data}"]
-    command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(args.steps), "--batch-size", str(args.batch_size)]
+    command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(steps), "--batch-size", str(args.batch_size)]
     # Of few clips an epoch is over in a moment: the evaluations after each would be what is timed.
-    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, "train.eval_at_epoch_end=false", *args.settings]
+    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, "train.eval_at_epoch_end=false", *more, *args.settings]
+    return run, command
+
+
+def main() -> int:
+    """Command line."""
+    p = parser(__doc__)
+    p.add_argument("--steps", type=int, default=200)
+    args = p.parse_args()
+    run, command = launch_command(args, args.steps)
     pynvml.nvmlInit()
     cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     before = [pynvml.nvmlDeviceGetMemoryInfo(c).used / 2**20 for c in cards]
