@@ -3,77 +3,22 @@
 import json
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from common import status as status_module
-from common.channel import LeaseServer
-from common.errors import BadInput, Hopeless, Replaced, RunError, Stopped
-from common.lease_client import LeaseClient
+from common.errors import BadInput, Hopeless, RunError, Stopped
 from common.lifecycle import Stop
-from common.local_channel import LocalHub
 from common.run import RunFolder
-from common.status import StatusFile
 from producer.arithmetic import ArithmeticMaker
-from producer.serve import Service
+from tests import loop_runs
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
-from trainer import ledger, session, stages
+from tests.loop_runs import newest, train
+from trainer import ledger, stages
 from trainer.arithmetic import ArithmeticStep
-from trainer.checkpoint import Checkpoints, SaveFailed
 
-
-@contextmanager
-def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None):
-    """A lease server with producers in threads."""
-    hub = LocalHub()
-    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub, start=start)
-    done = threading.Event()
-    threads, clients = [], []
-    for i in range(num_producers):
-        client = LeaseClient(hub.endpoint, run.run_id, f"producer-{i}", capacity=2, link=hub.link())
-        service = Service(client, lambda stage: make(run, stage), None, done.is_set)
-        threads.append(threading.Thread(target=service.run, daemon=True))
-        clients.append(client)
-        threads[-1].start()
-    try:
-        yield server
-    finally:
-        done.set()
-        for t in threads:
-            t.join(90)
-        server.close(drain_s=0.0, stop_producers=False)
-        for c in clients:
-            c.close()
-
-
-def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None) -> None:
-    status = StatusFile(run.path, "trainer", "trainer")
-    with channel(run, num_producers, make, start) as server:
-        for name in run.stages:
-            if not (name == "dvae" and run.dvae_weights.is_file()):
-                session.train_stage(run, name, server, status, stop or Stop())
-
-
-@pytest.fixture
-def stop_at(monkeypatch):
-    """Ask for a stop while a given update (counted over all calls) is computed."""
-
-    def arm(stop: Stop, update: int, cause: str = "stop"):
-        count = 0
-        apply = ArithmeticStep.apply
-
-        def counting(self):
-            nonlocal count
-            count += 1
-            if count == update:
-                stop.request(cause, "test", 143)
-            return apply(self)
-
-        monkeypatch.setattr(ArithmeticStep, "apply", counting)
-
-    return arm
+stop_at = loop_runs.stop_at
 
 
 def test_both_stages_come_to_what_the_plan_says(tmp_path):
@@ -310,129 +255,3 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
     (run.path / "identity.json").write_text(json.dumps(identity))
     with pytest.raises(RunError, match="another run"):
         train(RunFolder(run.path))
-
-
-def newest(run, stage="gpt"):
-    """State of the newest checkpoint."""
-    return Checkpoints(stages.files_of(run, stage).checkpoints, 9).load_latest(None).state
-
-
-@pytest.mark.parametrize("cause", ["stop", "replace"])
-def test_a_stop_saves_even_where_saves_take_long(tmp_path, stop_at, monkeypatch, cause):
-    """Full size takes 13 s per save; what was trained since the last one must not be dropped."""
-    monkeypatch.setattr("trainer.loop._SHORT_SAVE_S", -1.0)
-    run = arithmetic_run(tmp_path, dvae__max_steps=1, train__save_every=20)
-    stop = Stop(saves=True)
-    stop_at(stop, 1 + 37, cause)
-    with pytest.raises((Stopped, Replaced)):
-        train(run, stop)
-    assert newest(run)["step"] == 37
-
-
-def failing_saves(monkeypatch, steps):
-    """Saves of stage 2's `steps` fail as on a full disk."""
-    save = Checkpoints.save
-
-    def maybe(self, step, *args, **kwargs):
-        if step in steps and self.folder.parent.name != "dvae":
-            raise SaveFailed("No space left on device")
-        return save(self, step, *args, **kwargs)
-
-    monkeypatch.setattr(Checkpoints, "save", maybe)
-
-
-def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
-    failing_saves(monkeypatch, {25})
-    run = arithmetic_run(tmp_path, train__max_steps=25, train__eval_every=0, train__eval_at_epoch_end=False)
-    with pytest.raises(Hopeless, match="step 25, could not be written; on disk is step 20; make room"):
-        train(run)
-    monkeypatch.undo()
-    train(run)
-    assert_exact(run)
-
-
-def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkeypatch):
-    failing_saves(monkeypatch, {15, 20})
-    run = arithmetic_run(tmp_path, train__max_steps=30, data__eval_fraction=0.0)
-    train(run)
-    assert newest(run)["step"] == 30
-    (tmp_path / "b").mkdir()
-    failing_saves(monkeypatch, {15, 20, 25})
-    run = arithmetic_run(tmp_path / "b", train__max_steps=40, data__eval_fraction=0.0)
-    with pytest.raises(Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"):
-        train(run)
-    assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
-
-
-def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):
-    """A better evaluation whose save fails does not cost the best checkpoint that there is."""
-    scores = iter([9.0, 5.0, 7.0, 3.0, 8.0])
-    monkeypatch.setattr("trainer.loop.mean_losses", lambda results: {"audio": next(scores)})
-    failing_saves(monkeypatch, {30})
-    run = arithmetic_run(
-        tmp_path,
-        dvae__max_steps=1,
-        dvae__eval_every=0,
-        train__max_steps=40,
-        train__eval_every=10,
-        train__eval_at_epoch_end=False,
-        train__save_every=10,
-        train__keep=1,
-    )
-    # The first evaluation is stage 1's last.
-    train(run)
-    state = newest(run)
-    assert state["step"] == 40
-    assert (state["position"]["best_step"], state["position"]["best_score"]) == (10, 5.0)
-    assert Checkpoints(stages.files_of(run, "gpt").checkpoints, 1).steps() == [10, 40]
-
-
-def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best(tmp_path, monkeypatch, caplog):
-    """Every evaluation is better than the last one, and the save of the first does not end before step 30 was trained."""
-    caplog.set_level("INFO", "trainer.loop")
-    scores = iter(range(100, 0, -1))
-    monkeypatch.setattr("trainer.loop.mean_losses", lambda results: {"audio": float(next(scores))})
-    monkeypatch.setattr("trainer.loop._BEST_WAIT_S", 0.01)
-    trained, update, save = threading.Event(), ArithmeticStep.apply, Checkpoints.save
-    in_time = []
-
-    def apply(self):
-        if self.t == 30:
-            trained.set()
-        return update(self)
-
-    def slow(self, step, *args, **kwargs):
-        if step == 5:
-            in_time.append(trained.wait(30))
-        save(self, step, *args, **kwargs)
-
-    off = {"train__eval_at_epoch_end": False, "train__save_every": 100, "train__accumulate": 1, "dvae__max_steps": 1, "dvae__eval_every": 0}
-    run = arithmetic_run(tmp_path, train__max_steps=60, train__eval_every=5, **off)
-    monkeypatch.setattr(ArithmeticStep, "apply", apply)
-    monkeypatch.setattr(Checkpoints, "save", slow)
-    train(run)
-    assert in_time == [True]
-    assert caplog.messages.count("the best so far is not kept: the checkpoint of step 5 is still being written") >= 4
-    position = newest(run)["position"]
-    assert (position["step"], position["best_step"], position["best_score"]) == (60, 60, 100.0 - 12)
-
-
-def test_an_evaluation_made_up_for_after_a_stop_is_kept(tmp_path, stop_at):
-    run = arithmetic_run(tmp_path, dvae__max_steps=1, train__max_steps=20, train__eval_every=0, train__eval_at_epoch_end=False)
-    stop = Stop()
-    stop_at(stop, 1 + 20)  # during the last step: its evaluation does not happen
-    with pytest.raises(Stopped):
-        train(run, stop)
-    assert newest(run)["position"]["evaluated"] == 0
-    train(run)
-    position = newest(run)["position"]
-    assert (position["evaluated"], position["best_step"]) == (20, 20)
-
-
-def test_status_says_what_is_saved(tmp_path, stop_at):
-    run = arithmetic_run(tmp_path, dvae__max_steps=6)
-    stop = Stop()
-    stop_at(stop, 6 + 2)
-    with pytest.raises(Stopped):
-        train(run, stop)
-    assert (status_module.read(run.path, "trainer").stage_name, status_module.read(run.path, "trainer").saved_step) == ("gpt", 2)

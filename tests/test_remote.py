@@ -14,7 +14,7 @@ from test_serve import open_stage, take_all, wait_for
 
 from common import bundle, config, status
 from common.channel import LeaseServer
-from common.keys import run_keys
+from common.keys import KeyPair, run_keys
 from common.run import RunFolder
 from producer.prepare import prepare_run
 from tests.arithmetic_runs import arithmetic_run, assert_exact, settings
@@ -82,11 +82,17 @@ def produce(file: Path, at: str, corpus: Path, **options) -> subprocess.Popen:
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
-def test_a_run_begun_anew_refuses_the_bundle_of_the_old_one(tmp_path):
-    """With the same keys: the folder's keys/ outlived the run."""
+def bundled(tmp_path: Path) -> tuple[RunFolder, KeyPair]:
+    """A run on tcp and its trainer's keys; its bundle is `f`."""
     run = arithmetic_run(tmp_path, 12, transport__bind=free_address())
     keys, _ = run_keys(run.path)
     bundle.write(run, tmp_path / "f")
+    return run, keys
+
+
+def test_a_run_begun_anew_refuses_the_bundle_of_the_old_one(tmp_path):
+    """With the same keys: the folder's keys/ outlived the run."""
+    run, keys = bundled(tmp_path)
     server = LeaseServer(run.config.transport.bind, cb.RUN, 4, keys=keys)
     try:
         server.open(1, {"stage": "dvae", "feature_hash": run.feature_hash("dvae")}, [("train", 0)])
@@ -99,9 +105,7 @@ def test_a_run_begun_anew_refuses_the_bundle_of_the_old_one(tmp_path):
 
 
 def test_ctrl_c_and_sigterm_end_it_as_any_producer(tmp_path):
-    run = arithmetic_run(tmp_path, 12, transport__bind=free_address())
-    keys, _ = run_keys(run.path)
-    bundle.write(run, tmp_path / "f")
+    run, keys = bundled(tmp_path)
     server = LeaseServer(run.config.transport.bind, run.run_id, 4, keys=keys)
     try:
         for sig, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
