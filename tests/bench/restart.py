@@ -27,7 +27,7 @@ from common import status  # noqa: E402
 from tests.bench.two_gpus import launch_command, parser  # noqa: E402
 from trainer import ledger  # noqa: E402
 
-START_S = 900.0  # until the step at which the trainer is killed
+START_S = 900.0  # until the step at which the trainer is killed, and from there to the end
 
 
 def producers(run: Path) -> dict[str, int]:
@@ -78,11 +78,18 @@ def main() -> int:
     args = p.parse_args()
     run, command = launch_command(args, args.kill_at + 30, "--num-producers", "2", "train.save_every=20", "samples.count=0")
     process = subprocess.Popen(command, env={**os.environ, "XTTS_CHANNEL_LOG": "1"})
-    before, at = killed(process, run, args.kill_at)
-    after = before
-    while process.poll() is None:
-        after = producers(run) or after  # those that lived to the end
-        time.sleep(0.2)
+    try:
+        before, at = killed(process, run, args.kill_at)
+        after, deadline = before, time.monotonic() + START_S
+        while process.poll() is None:
+            after = producers(run) or after  # those that lived to the end
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the run has not ended {START_S:.0f} s after the kill; see {run}/logs")
+            time.sleep(0.2)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
     figures = {"command": " ".join(command), "exit": process.returncode, **report(run, before, after, at)}
     console = Console(width=140, markup=False)
     for key, value in figures.items():
