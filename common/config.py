@@ -140,7 +140,9 @@ class Train(Section):
     mean_of_means: bool = False  # a step's batches count alike, instead of its utterances
     decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too
     precision: Literal["fp32", "tf32", "bf16"] | None = None  # of products; null: bf16 on GPUs (without jit tf32), fp32 on the CPU
-    attention_dropout: float | None = Field(None, ge=0, lt=1)  # null: none with bf16, whose fused attention has none; else the model's
+    dropout: float | None = Field(None, ge=0, lt=1)  # null: the model's (0.1)
+    attention_dropout: float | None = Field(None, ge=0, lt=1)  # null: none with bf16, whose fused attention has none; else as dropout
+    code_dropout: float = Field(0.0, ge=0, lt=1)  # share of the codes hidden from the GPT as inputs: against overfitting, for few hours
     recompute: bool = False  # blocks computed again in the backward pass: larger batches on small cards, a third more work
     text_loss_weight: float = Field(0.01, ge=0)
     optim: Optim = Field(default_factory=Optim)
@@ -371,7 +373,7 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
     precision = train.precision or ("fp32" if on_cpu else "bf16" if jit else "tf32")
     rate = train.attention_dropout
     if rate is None:
-        rate = 0.0 if precision == "bf16" else config.dims.gpt.dropout
+        rate = 0.0 if precision == "bf16" else config.dims.gpt.dropout if train.dropout is None else train.dropout
     return config.model_copy(
         update={
             "deterministic": on_cpu if config.deterministic is None else config.deterministic,

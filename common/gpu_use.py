@@ -54,10 +54,12 @@ class GpuUse:
         if self._nvml is not None:
             self._thread.start()
 
-    def take(self) -> list[Use]:
-        """Each card since the last call, in order of index; [] without a GPU."""
+    def take(self, keep: bool = False) -> list[Use]:
+        """Each card since the last call, in order of index; [] without a GPU. `keep`: the next call will tell of the same time, too."""
         with self._lock:
-            samples, self._samples = self._samples, {}
+            samples = {uuid: list(values) for uuid, values in self._samples.items()}
+            if not keep:
+                self._samples = {}
             roles, facts = dict(self._roles), dict(self._facts)
         uses = []
         for uuid, values in samples.items():

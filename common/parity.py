@@ -24,6 +24,7 @@ PARITY: dict[str, dict[str, Any]] = {
         "batching.padded_codes": True,  # codes of a clip depend on the longest one in its batch
         "train.mean_of_means": True,  # of a group, whatever the micro-batches hold
         "train.decay_latents": True,  # weight decay on what is no weight
+        "train.code_dropout": 0.0,
         "train.precision": "fp32",
         "train.optim.schedule": "constant",  # the milestones are counted in epochs and never reached
         "train.optim.warmup_steps": 0,

@@ -94,7 +94,7 @@ class RunFolder:
         parts = {
             "version": FEATURE_VERSION,
             "stage": stage,
-            "identity": self.identity,
+            "identity": {k: v for k, v in self.identity.items() if k != "run_id"},
             "threads": [self.config.threads.producer_intra, self.config.threads.producer_inter] if self.config.deterministic else None,
         }
         if stage == "gpt" and not self.arithmetic:

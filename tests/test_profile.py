@@ -253,8 +253,12 @@ def test_too_few_steps_are_refused(tmp_path):
 def test_a_run_folder_that_is_borrowed_shares_no_history(tmp_path):
     run = arithmetic_run(tmp_path)
     (tmp_path / "p").mkdir()
+    codes = run.path / "cache" / f"codes-{run.feature_hash('gpt')[:16]}"
+    codes.mkdir(parents=True)
     borrowed = profile_report.borrow(run, profile_report.settings(run.config, tmp_path / "p", 40))
     assert borrowed.run_id != run.run_id
+    assert borrowed.feature_hash("gpt") == run.feature_hash("gpt"), "or the codes that are linked would not be found"
+    assert (borrowed.path / "cache" / codes.name).resolve() == codes.resolve()
     assert isinstance(borrowed, RunFolder)
     assert borrowed.plan("gpt", "train").batch(3).utterances.tolist() == run.plan("gpt", "train").batch(3).utterances.tolist()
     profile_report.without_evaluation(borrowed)

@@ -232,6 +232,49 @@ def test_the_cards_of_both_roles_are_sampled_and_no_other():
     assert uuid_of("CPU") is None
 
 
+class Metered:
+    """In place of `GpuUse`: a card that is as busy as it is told, sampled when it is told."""
+
+    def __init__(self):
+        self.samples = []
+
+    def take(self, keep=False):
+        mean = [sum(self.samples) / len(self.samples)] if self.samples else []
+        self.samples = self.samples if keep else []
+        return [Use(0, ("trainer",), percent, 1, 2) for percent in mean]
+
+
+def test_steps_that_compile_or_save_say_nothing_of_how_busy_a_card_is():
+    card = Metered()
+    ticks = [(k + 0.1, k + 0.2, k + 1.0) for k in range(12)]
+    watch = Watch(Settings(cores=2), Ticks(*ticks), card, warm_up=3)
+    for k in range(12):
+        if k == 8:
+            watch.interrupted()
+        card.samples.append(0.0 if k < 3 or k == 8 else 90.0)
+        watch.fed(k, fed(k, k + 0.1))
+        watch.step(k, 1)
+    watch.look()
+    assert [u.percent for u in watch._gpus] == [90.0]
+    assert card.samples == []
+    watch.look()
+    assert [u.percent for u in watch._gpus] == [90.0]  # nothing new: what was seen last
+
+
+def test_a_profile_tells_of_its_free_steps_and_of_none_that_was_waited_for():
+    card, clock = Metered(), Clock()
+    watch = Watch(Settings(cores=2), clock, card)
+    clock.sync_from = 4
+    for busy in (90.0, 70.0):  # both looks together
+        card.samples.append(busy)
+        watch.look()
+    assert [u.percent for u in watch._gpus] == [80.0]
+    clock.updates = 4
+    card.samples.append(0.0)
+    watch.look()
+    assert [u.percent for u in watch._gpus] == [80.0]
+
+
 def test_a_card_with_little_to_do_is_mentioned():
     busy, idle = Use(0, ("trainer",), 97.0, 60 << 10, 80 << 10), Use(1, ("producer",), 6.0, 10 << 10, 80 << 10)
     assert spare([busy, idle]).startswith("GPU 1 is 6 % busy making batches: 70 GB are free")

@@ -116,7 +116,7 @@ def fits(changed: list[str]) -> bool:
 
 
 def borrow(run: RunFolder, config: Config) -> RunFolder:
-    """Make `config.run` a run on another run's corpus, plans and DVAE; its checkpoints, ledger and caches stay where they are."""
+    """Make `config.run` a run on another run's corpus, plans, DVAE and cached codes; its checkpoints and ledger stay where they are."""
     folder = config.run_dir
     for name in _LINKED:
         os.symlink((run.path / name).resolve(), folder / name)
@@ -124,6 +124,9 @@ def borrow(run: RunFolder, config: Config) -> RunFolder:
     if run.dvae_weights.is_file():
         (folder / "dvae").mkdir()
         os.symlink(run.dvae_weights.resolve(), folder / "dvae" / run.dvae_weights.name)
+    (folder / "cache").mkdir()
+    for codes in (run.path / "cache").glob("codes-*"):  # as far as it got: what the profile adds is right for both
+        os.symlink(codes.resolve(), folder / "cache" / codes.name)
     config_module.dump(config, folder / "config.yaml")
     write_atomically(folder / "identity.json", json.dumps({**run.identity, "run_id": os.urandom(16).hex()}))
     return RunFolder(folder)

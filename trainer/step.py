@@ -80,7 +80,9 @@ class StepOptions:
     coqui_init: bool = False  # token embeddings born N(0, 1)
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
     kernels: Kernels = PLAIN
-    attention_dropout: float | None = None  # None: the model's dropout
+    dropout: float | None = None  # None: the model's
+    attention_dropout: float | None = None  # None: as dropout
+    code_dropout: float = 0.0  # share of the audio codes that are hidden from the model as inputs
     recompute: bool = False  # blocks again in the backward pass instead of their activations in memory
     mel_dtype: str = "float32"  # of cond_mel on arrival
     jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
@@ -98,7 +100,9 @@ class GptStep:
             dtype=options.compute_dtype,
             seed=options.init_seed,
             parity_init=options.coqui_init,
+            rate=options.dropout,
             attention_dropout=options.attention_dropout,
+            code_dropout=options.code_dropout,
             recompute=options.recompute,
         )
         self.optimizer = AdamW(

@@ -157,6 +157,8 @@ class Watch:
         self._last = tick.finished
         if self._left_out:
             self._left_out -= 1
+            if self._gpu_use is not None:
+                self._gpu_use.take()  # cards that compile, save or evaluate
         elif record is not None:
             self.steps.append(record)
         return record
@@ -195,9 +197,10 @@ class Watch:
         )
 
     def look(self) -> None:
-        """Note the cards' use since the last look."""
-        if self._gpu_use is not None:
-            self._gpus = tuple(self._gpu_use.take())
+        """Note the cards' use since the last look; in a profile, during all steps that run freely, and none that is waited for."""
+        profiled = self.clock is not None and self.clock.sync_from is not None
+        if self._gpu_use is not None and not (profiled and self.clock.sync):
+            self._gpus = tuple(self._gpu_use.take(keep=profiled)) or self._gpus
 
     def warnings(self, speed: Speed) -> list[str]:
         """What deserves a line, each cause once."""

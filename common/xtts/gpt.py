@@ -11,6 +11,7 @@ Shapes: B batch, T row length without the latents, L latents, P = L + T, S cache
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup
+from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup, statistics_dtype
 from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
 
 # Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no other block's.
@@ -35,6 +36,7 @@ class GptBlock(Block):
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None, attention_dropout: float | None = None):
         super().__init__(name, dtype)
         width = dims.width
+        self._convert_input_args = False  # the residual stream may be wider than the compute dtype
         self.heads, self.dropout = dims.heads, dims.dropout
         self.attention_dropout = dims.dropout if attention_dropout is None else attention_dropout
         # GPT-2 shrinks what is added to the residual stream by its number of additions.
@@ -76,10 +78,10 @@ class GptBlock(Block):
         return [split_heads(part, self.heads) for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)]
 
     def _add(self, x, attended, seeds):
-        x = x + dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1])
+        x = x + tf.cast(dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1]), x.dtype)
         hidden = self.c_fc(self.ln_2(x))
         hidden = kernels.gelu_tanh(hidden) if kernels.current().lean else tf.nn.gelu(hidden, approximate=True)
-        return x + dropout(self.mlp_proj(hidden), self.dropout, seeds[2])
+        return x + tf.cast(dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
 
 
 class Gpt(Block):
@@ -88,8 +90,10 @@ class Gpt(Block):
     `seed` initialises the weights (as the original's, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
     standing by accident, and `parity_init` restores it). Without a seed the weights are zeros, to be loaded.
 
-    `attention_dropout`: of the attention probabilities, if other than `dims.dropout`. `recompute`: keep only each block's input for the
-    backward pass and compute the block again there: a third more work, and activations of one block instead of all.
+    `rate`: of dropout, if other than `dims.dropout`; `attention_dropout`: of the attention probabilities, if other than that.
+    `code_dropout`: the share of a row's audio codes that the model does not see as inputs; what a code was, it must then take from the
+    text and from the codes before. `recompute`: keep only each block's input for the backward pass and compute the block again there: a
+    third more work, and activations of one block instead of all.
     """
 
     # Left by inference runs, by v1 and by old transformers releases.
@@ -103,11 +107,15 @@ class Gpt(Block):
         dtype: str | None = None,
         seed: int | None = None,
         parity_init: bool = False,
+        rate: float | None = None,
         attention_dropout: float | None = None,
+        code_dropout: float = 0.0,
         recompute: bool = False,
     ):
         super().__init__(name, dtype)
-        self.dims, self.recompute = dims, recompute
+        if rate is not None:
+            dims = dataclasses.replace(dims, dropout=rate)
+        self.dims, self.code_dropout, self.recompute = dims, code_dropout, recompute
         width, token_std = dims.width, 1.0 if parity_init else 0.02
         self.conditioning_encoder = ConditioningEncoder(dims, dtype=dtype)
         self.conditioning_perceiver = PerceiverResampler(dims, dtype=dtype)
@@ -135,8 +143,11 @@ class Gpt(Block):
         `seed` int32[2]: dropout, a pure function of it; None: no dropout. `attention_mask` [B, L + T] (nonzero = visible key) is only
         needed for layouts with padding in the middle.
         """
-        seeds = DropoutSeeds(seed, 1 + _SITES_PER_BLOCK * self.dims.layers)
-        x = dropout(self._inputs(latents, ids, positions), self.dims.dropout, seeds[0])
+        last = 1 + _SITES_PER_BLOCK * self.dims.layers
+        seeds = DropoutSeeds(seed, last + 1)
+        x = dropout(self._inputs(latents, ids, positions, seeds[last]), self.dims.dropout, seeds[0])
+        if kernels.current().wide_residual:
+            x = tf.cast(x, statistics_dtype(x))
         for i, block in enumerate(self.blocks):
             first = 1 + _SITES_PER_BLOCK * i
             run = recomputed(block) if self.recompute and seed is not None else block
@@ -180,15 +191,21 @@ class Gpt(Block):
             new_cache.append(keys_values)
         return self.final_norm(self.ln_f(x)), tuple(new_cache)
 
-    def _inputs(self, latents, ids, positions):
-        return tf.concat([tf.cast(latents, self.compute_dtype), self._embed(ids, positions)], 1)
+    def _inputs(self, latents, ids, positions, seed=None):
+        return tf.concat([tf.cast(latents, self.compute_dtype), self._embed(ids, positions, seed)], 1)
 
-    def _embed(self, ids, positions):
+    def _embed(self, ids, positions, seed=None):
+        """`seed`: of the dropout of codes; None: none of them is dropped."""
         tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
         if kernels.current().embedding_grad == "matmul":  # over one-hot ids: in the compute dtype, or it costs as much as a block
             tokens, places = tf.cast(tokens, self.compute_dtype), tf.cast(places, self.compute_dtype)
-        return tf.cast(lookup(tokens, ids) + lookup(places, positions), self.compute_dtype)
+        embedded = lookup(tokens, ids)
+        if self.code_dropout and seed is not None:
+            code = ids - self.dims.num_text_tokens
+            hidden = (code >= 0) & (code < self.dims.start_audio) & ~kernels.kept(tuple(ids.shape), self.code_dropout, seed)
+            embedded = tf.where(hidden[..., tf.newaxis], tf.zeros([], embedded.dtype), embedded)
+        return tf.cast(embedded + lookup(places, positions), self.compute_dtype)
 
 
 def recomputed(block: Callable) -> Callable:

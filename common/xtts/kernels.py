@@ -30,6 +30,7 @@ class Kernels:
     embedding_grad: Literal["matmul", "scatter"] = "matmul"  # a scatter's order, and so its bits, vary on GPUs
     long_sums: bool = False  # gradients of biases and norms summed in as many pieces as a GPU runs at once, not in XLA's many short ones
     split_qkv: bool = False  # queries, keys and values by three products forward: fused attention wants them apart in memory
+    wide_residual: bool = False  # the residual stream and its gradient in float32, as PyTorch's autocast leaves them
     weight_copies: bool = False  # matrices in the compute dtype, too, written by the update that changes them instead of cast at each use
     jit: bool = False  # the function is compiled by XLA
 
@@ -90,6 +91,11 @@ def again(x: tf.Tensor) -> tf.Tensor:
     return gen_xla_ops.xla_optimization_barrier([x])[0] if current().jit else x
 
 
+def together(*xs: tf.Tensor) -> list[tf.Tensor]:
+    """`xs`, none of which is there before all are."""
+    return gen_xla_ops.xla_optimization_barrier(list(xs)) if current().jit else list(xs)
+
+
 # -- dropout ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -138,28 +144,34 @@ def hash_dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
 # -- norms, activation ------------------------------------------------------------------------------------------------------------
 
 
-def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float) -> tf.Tensor:
-    """As `layers.LayerNorm`: x [..., C] any float dtype, weight and bias float32 [C]. Keeps x and two numbers per position."""
+def layer_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, eps: float, dtype: tf.DType) -> tf.Tensor:
+    """As `layers.LayerNorm`: x [..., C] any float dtype, weight and bias float32 [C] -> `dtype`. Keeps x and two numbers per position."""
     # A closure: custom_gradient would turn a Python number among its arguments into a tensor. Two axes: over more leading ones, XLA
     # transposes before it sums up the gradients of weight and bias.
     rows = tf.reshape(x, [-1, x.shape[-1]])
-    return tf.reshape(tf.custom_gradient(lambda x, weight, bias: _layer_norm(x, weight, bias, eps))(rows, weight, bias), tf.shape(x))
+    normed = tf.custom_gradient(lambda x, weight, bias: _layer_norm(x, weight, bias, eps, dtype))(rows, weight, bias)
+    return tf.reshape(normed, tf.shape(x))
 
 
-def _layer_norm(x, weight, bias, eps):
+def _layer_norm(x, weight, bias, eps, dtype):
     wide = tf.cast(x, tf.float32)
     # Both sums in one pass over x. What cancels between them is small: the mean over channels is, beside their spread.
     mean, square = tf.reduce_mean(wide, -1, keepdims=True), tf.reduce_mean(tf.square(wide), -1, keepdims=True)
     scale = tf.math.rsqrt(tf.maximum(square - tf.square(mean), 0.0) + eps)
+    y, kept = tf.cast((wide - mean) * scale * weight + bias, dtype), x
+    if dtype.size < x.dtype.size:
+        # Half of a wide residual stream is enough here: what is rounded away does not reach the stream's own gradient. Behind one
+        # barrier, as XLA would keep all of it and round in the backward pass.
+        y, kept = together(y, tf.cast(x, dtype))
 
     def grad(dy):
-        normed = (tf.cast(again(x), tf.float32) - mean) * scale
+        normed = (tf.cast(again(kept), tf.float32) - mean) * scale
         g = tf.cast(dy, tf.float32)
         gw = g * weight
         dx = scale * (gw - tf.reduce_mean(gw, -1, keepdims=True) - normed * tf.reduce_mean(gw * normed, -1, keepdims=True))
         return tf.cast(dx, x.dtype), column_sum(g * normed), column_sum(g)
 
-    return tf.cast((wide - mean) * scale * weight + bias, x.dtype), grad
+    return y, grad
 
 
 def group_norm(x: tf.Tensor, weight: tf.Tensor, bias: tf.Tensor, groups: int, eps: float) -> tf.Tensor:

@@ -231,17 +231,19 @@ class LayerNorm(Block):
     def __init__(self, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
         super().__init__(name, dtype)
         self.eps = eps
+        self._convert_input_args = False  # x may be wider than what comes out
         self.weight = self.tensor("weight", (num_channels,), ones, autocast=False)
         self.bias = self.tensor("bias", (num_channels,), zeros, autocast=False)
 
     def call(self, x):
-        """x [..., C] -> same shape and dtype."""
+        """x [..., C] of any float dtype -> same shape, in the compute dtype."""
         if kernels.current().lean:
-            return kernels.layer_norm(x, tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias), self.eps)
+            weight, bias = tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias)
+            return kernels.layer_norm(x, weight, bias, self.eps, tf.as_dtype(self.compute_dtype))
         wide = tf.cast(x, statistics_dtype(x))
         centred = wide - tf.reduce_mean(wide, -1, keepdims=True)
         scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + self.eps)
-        return tf.cast(centred * scale * self.weight + self.bias, x.dtype)
+        return tf.cast(centred * scale * self.weight + self.bias, self.compute_dtype)
 
 
 class GroupNorm(Block):

@@ -6,6 +6,7 @@
 ours      the real run (`launch.py profile`), producers on the data GPU, codes computed for every batch (as in a first epoch); and its
           ceiling: the same steps in the same process on batches that lie in device memory already
 shared    the same on one GPU: producers and trainer share it
+cached    one GPU, all of it the trainer's: producers on the CPU, the DVAE codes from their cache, as from the second epoch on
 tfdata    one process: the same decoding and features in a tf.data map with prefetch, on the trainer's device
 service   the same map behind a tf.data service whose dispatcher and worker are in this process (a Python map cannot leave it)
 
@@ -194,6 +195,22 @@ def run_inside(run: Path, steps: int, kind: str, device) -> dict:
         return json.loads(Path(out.name).read_text()) if done.returncode == 0 else {"error": f"ended with {done.returncode}"}
 
 
+def fill(run_dir: Path) -> None:
+    """A DVAE for the run, and the place where its codes will be kept for all profiles of it."""
+    from common.run import RunFolder
+    from trainer import profile as profiling
+
+    run = RunFolder(run_dir)
+    if not run.dvae_weights.is_file():
+        profiling.untrained_dvae(run)
+    (run.path / "cache" / f"codes-{run.feature_hash('gpt')[:16]}").mkdir(parents=True, exist_ok=True)
+
+
+def on_the_cpu() -> dict[str, str]:
+    """The environment of a process that is to see no GPU."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+
+
 # -- the table -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -235,12 +252,15 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     plan = run.plan("gpt", "train")
     rows_per_batch = plan.num_utterances / plan.batches_per_epoch
     results: dict[str, dict] = {}
-    one = ["data_gpu=0", "model_gpu=0"]
+    one = {"shared": ["data_gpu=0", "model_gpu=0"], "cached": ["data_gpu=cpu", f"model_gpu={'cpu' if on_cpu else 0}"]}
     for name in args.rows.split(","):
         if name in ("tfdata", "service"):
             results[name] = run_inside(run.path, args.steps, name, devices.trainer)
-        elif name == "ours" or not on_cpu:
-            options = ["producers.cache_codes=false", *(one if name == "shared" else [])]
+        elif name != "shared" or not on_cpu:
+            options = ["producers.cache_codes=" + str(name == "cached").lower(), *one.get(name, [])]
+            if name == "cached":
+                subprocess.run([sys.executable, __file__, "--inside", "fill", "--run", str(run.path)], cwd=ROOT, env=on_the_cpu(), check=True)
+                profile(run.path, max(20, plan.batches_per_epoch), options)
             results[name] = row_of(profile(run.path, args.steps, options), rows_per_batch)
         save(args.json, results)
     where = f"trainer {devices.trainer}, producers {', '.join(map(str, devices.producers))}"
@@ -268,10 +288,13 @@ def main() -> int:
     p.add_argument("--rows", default="ours,tfdata,service")
     p.add_argument("--shared", action="store_true", help="add the row on one GPU")
     p.add_argument("--json", type=Path)
-    p.add_argument("--inside", choices=["tfdata", "service"], help=argparse.SUPPRESS)
+    p.add_argument("--inside", choices=["tfdata", "service", "fill"], help=argparse.SUPPRESS)
     p.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     p.add_argument("settings", nargs="*", metavar="key=value")
     args = p.parse_args()
+    if args.inside == "fill":
+        fill(args.run)
+        return 0
     if args.inside:
         args.json.write_text(json.dumps(inside(args.run, args.steps, args.inside == "service")))
         return 0

@@ -43,6 +43,7 @@ ROWS: dict[str, dict] = {
     "ours": _fast(),
     "ours, long sums": _fast(long_sums=True),
     "ours, weight copies": _fast(weight_copies=True),
+    "ours, wide residual": _fast(wide_residual=True),
     "ours, joint qkv": _fast(split_qkv=False),
     "fp32 plain": {"precision": "fp32", "kernels": {}},
     "tf32 plain": {"precision": "tf32", "kernels": {}},
