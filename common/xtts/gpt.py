@@ -143,6 +143,8 @@ class Gpt(Block):
         `seed` int32[2]: dropout, a pure function of it; None: no dropout. `attention_mask` [B, L + T] (nonzero = visible key) is only
         needed for layouts with padding in the middle.
         """
+        if attention_mask is not None:
+            attention_mask = tf.convert_to_tensor(attention_mask)
         last = 1 + _SITES_PER_BLOCK * self.dims.layers
         seeds = DropoutSeeds(seed, last + 1)
         x = dropout(self._inputs(latents, ids, positions, seeds[last]), self.dims.dropout, seeds[0])

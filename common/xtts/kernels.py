@@ -36,7 +36,7 @@ class Kernels:
 
 
 PLAIN = Kernels()
-FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", split_qkv=True, jit=True)
+FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", split_qkv=True, wide_residual=True, jit=True)
 
 _current: ContextVar[Kernels] = ContextVar("kernels", default=PLAIN)
 

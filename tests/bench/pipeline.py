@@ -196,19 +196,20 @@ def run_inside(run: Path, steps: int, kind: str, device) -> dict:
 
 
 def fill(run_dir: Path) -> None:
-    """A DVAE for the run, and the place where its codes will be kept for all profiles of it."""
+    """A DVAE for the run, and the codes of its clips in the cache that profiles of it share."""
     from common.run import RunFolder
+    from producer.featurize import GptMaker, configure_tensorflow
     from trainer import profile as profiling
 
     run = RunFolder(run_dir)
+    configure_tensorflow(run.config)
     if not run.dvae_weights.is_file():
         profiling.untrained_dvae(run)
-    (run.path / "cache" / f"codes-{run.feature_hash('gpt')[:16]}").mkdir(parents=True, exist_ok=True)
-
-
-def on_the_cpu() -> dict[str, str]:
-    """The environment of a process that is to see no GPU."""
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    maker, pool = GptMaker(run), ThreadPoolExecutor(min(8, cores()))
+    for g in range(run.plan("gpt", "train").batches_per_epoch):
+        planned = maker.plan("train", g)
+        clips = maker.clips(planned)
+        maker.make(planned, clips, list(pool.map(decoded_or_error, clips)))
 
 
 # -- the table -----------------------------------------------------------------------------------------------------------------------
@@ -259,8 +260,8 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
         elif name != "shared" or not on_cpu:
             options = ["producers.cache_codes=" + str(name == "cached").lower(), *one.get(name, [])]
             if name == "cached":
-                subprocess.run([sys.executable, __file__, "--inside", "fill", "--run", str(run.path)], cwd=ROOT, env=on_the_cpu(), check=True)
-                profile(run.path, max(20, plan.batches_per_epoch), options)
+                command = [sys.executable, __file__, "--inside", "fill", "--run", str(run.path)]
+                subprocess.run(command, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, check=True)
             results[name] = row_of(profile(run.path, args.steps, options), rows_per_batch)
         save(args.json, results)
     where = f"trainer {devices.trainer}, producers {', '.join(map(str, devices.producers))}"
