@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,13 +29,15 @@ from trainer.saver import Saver
 from trainer.schedule import Position, Schedule
 
 if TYPE_CHECKING:
-    from trainer.step import Step
+    from trainer.step import Scalars, Step
 
 log = logging.getLogger(__name__)
 
 # Metrics are read this many steps late, so that the device always has a step before it. A copy from the device waits for all that was
-# begun before the asking: each step's is asked for as soon as it is begun, by a thread of its own, else it would wait for the next one too.
+# begun before the asking: each step's is asked for by a thread of its own, and the next step is not begun before. Else several steps'
+# copies would wait for the last one of them, and end together, and the device would have nothing to do until the next several are begun.
 _LAG = 2
+_ASK_S = 0.05  # a thread takes a fraction of a millisecond to ask
 _MAX_FAILED_SAVES = 3
 _SHORT_SAVE_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
@@ -171,7 +174,7 @@ class Loop:
             batches.append(fed)
         if self.schedule.accumulate > 1:
             result = self.step.apply()
-        values = self._reader.submit(self.step.read, result)
+        values = self._ask_for(result)
         line = {
             "step": planned.step,
             "epoch": planned.epoch,
@@ -188,6 +191,18 @@ class Loop:
             b.arrays = None  # the device's memory is the next batch's
         self._drain(_LAG)
         self._take_outcome(wait=False)
+
+    def _ask_for(self, result: Scalars) -> Future[dict[str, float]]:
+        """Have a step's metrics read; on return, the copy has been asked for."""
+        asking = threading.Event()
+
+        def read() -> dict[str, float]:
+            asking.set()
+            return self.step.read(result)
+
+        values = self._reader.submit(read)
+        asking.wait(_ASK_S)
+        return values
 
     def _announce(self, what: str, fed) -> None:
         """The first use of a bucket compiles it unless that was done ahead, and can take a minute: say so."""

@@ -94,7 +94,9 @@ class GptStep:
 
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
         self.dims, self.options, self.buckets = dims, options, tuple(buckets)
-        self.kernels = replace(options.kernels, jit=options.jit)
+        # What a recomputed block keeps is its input: in float32 it would take twice the memory that recomputation is there to save.
+        wide = options.kernels.wide_residual and not options.recompute
+        self.kernels = replace(options.kernels, jit=options.jit, wide_residual=wide)
         self.model = Gpt(
             dims.gpt,
             dtype=options.compute_dtype,

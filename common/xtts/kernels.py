@@ -36,7 +36,16 @@ class Kernels:
 
 
 PLAIN = Kernels()
-FAST = Kernels(attention="cudnn", dropout="hash", lean=True, embedding_grad="scatter", split_qkv=True, wide_residual=True, jit=True)
+FAST = Kernels(
+    attention="cudnn",
+    dropout="hash",
+    lean=True,
+    embedding_grad="scatter",
+    long_sums=True,
+    split_qkv=True,
+    wide_residual=True,
+    jit=True,
+)
 
 _current: ContextVar[Kernels] = ContextVar("kernels", default=PLAIN)
 

@@ -59,7 +59,7 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     two = ["--data-gpu", "cpu", "--model-gpu", "cpu"] if cards == 0 else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
-    variants = "ours, cublaslt, all|ours, cublaslt|ours, weight copies|ours, long sums"
+    variants = "ours|ours, narrow residual|ours, short sums|ours, cublaslt|ours, cublaslt, weight copies"
     levers = (
         "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
     )
@@ -68,7 +68,7 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     capped = lambda batch, gb: ["--batch", few(batch, 2), "--memory-gb", str(gb)]  # noqa: E731
     small = ["--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]
     return [
-        Piece("pipeline", 2, 700, [*pipeline, "--rows", "ours,shared", "--json", f"{out}/pipeline.json"]),
+        Piece("pipeline", 2, 700, [*pipeline, "--rows", "ours,shared,cached", "--json", f"{out}/pipeline.json"]),
         Piece("pipeline_launches", 2, 500, [*launches, *pipeline, "--rows", "ours", "--json", f"{out}/launches.json"]),
         step("ours", 300, "ours|gemm ceiling", "--batch", few(32, 4), "--profile", f"{out}/kernels"),
         step("variants", 500, variants, "--batch", few(32, 4)),
