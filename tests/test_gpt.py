@@ -169,6 +169,38 @@ def test_dropout_is_a_function_of_the_seed(model):
     assert np.abs(a - b).max() > 1e-2
 
 
+def test_dropout_has_the_rate_that_is_asked_for():
+    batch = make_batch(BUCKET)
+    model = grown(Gpt(MICRO, seed=1, rate=0.0))
+    np.testing.assert_array_equal(hidden(model, batch, [1, 2]), hidden(model, batch))
+
+
+def test_dropped_codes_are_not_seen_and_all_else_is():
+    """With every code dropped, rows of other codes come to the same states; text, START, STOP and an evaluation are untouched."""
+    model = grown(Gpt(MICRO, seed=1, rate=0.0, code_dropout=0.9999999))
+    batch = make_batch(BUCKET)
+    code = batch["ids"] - MICRO.num_text_tokens
+    is_code = (code >= 0) & (code < MICRO.start_audio)
+    others = {**batch, "ids": np.where(is_code, MICRO.num_text_tokens + (code + 5) % MICRO.start_audio, batch["ids"])}
+    np.testing.assert_array_equal(hidden(model, batch, [1, 2]), hidden(model, others, [1, 2]))
+    assert np.abs(hidden(model, batch) - hidden(model, others)).max() > 1e-2
+    for changed in (1, batch["ids"][0].tolist().index(MICRO.num_text_tokens + MICRO.start_audio)):
+        ids = batch["ids"].copy()
+        ids[0, changed] = 4 + (ids[0, changed] - 3) % (MICRO.num_text_tokens - 4)
+        assert np.abs(hidden(model, batch, [1, 2]) - hidden(model, {**batch, "ids": ids}, [1, 2]))[0].max() > 1e-2
+
+
+def test_the_share_of_codes_that_is_asked_for_is_dropped():
+    model = Gpt(MICRO, seed=1, code_dropout=0.3)
+    ids = np.full((200, 50), MICRO.num_text_tokens + 7, np.int32)
+    with_place = model._embed(tf.constant(ids), tf.zeros_like(ids), tf.constant([5, 6])).numpy()
+    place = model.text_positions.weight.numpy()[0]
+    dropped = np.all(with_place == place, axis=-1)
+    assert dropped.mean() == pytest.approx(0.3, abs=0.02)
+    assert dropped.any(0).all(), "another mask in every row"
+    np.testing.assert_allclose(with_place[~dropped], np.broadcast_to(place + model.mel_embedding.weight.numpy()[7], (np.sum(~dropped), 16)))
+
+
 def test_dropout_keeps_the_mean():
     x = dropout(tf.ones([200, 1000]), 0.1, tf.constant([3, 4])).numpy()
     assert set(np.unique(x)) == {np.float32(0), np.float32(1 / 0.9)}

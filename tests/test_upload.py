@@ -55,6 +55,16 @@ def test_the_buffer_is_a_copy():
     np.testing.assert_array_equal(upload.to_device(on_host, lambda: None)[0]["mel"].numpy(), before)
 
 
+def test_a_batch_keeps_its_values_while_the_next_is_gathered():
+    upload = Upload("/device:CPU:0")
+    batches = [fields(i) for i in range(3)]
+    on_host = [upload.to_host(batch, (i, i)) for i, batch in enumerate(batches)]
+    for i, batch in enumerate(batches):
+        got, seed = upload.to_device(on_host[i], lambda: None)
+        assert all(got[name].numpy().tobytes() == a.tobytes() for name, a in batch.items())
+        assert np.asarray(seed).tolist() == [i, i]
+
+
 def test_fields_are_aligned_and_do_not_overlap():
     layout = Layout.of(fields(0))
     ends = 0

@@ -4,6 +4,9 @@ TensorFlow lets each copy to a GPU begin only when everything issued to that GPU
 to that work), and blocks the thread that copies. Field by field, each copy would wait for another step. So a batch travels as one buffer,
 copied by the feed's thread, and is cut up on the device; and the feed lets a step be issued only once the copy of the batch after it has
 been (`trainer.feed`): that copy then waits for the step before and runs under this one.
+
+The buffer is one that TensorFlow allocated: such it stages through page-locked memory (GPUUtil::CopyCPUTensorToGPU). What a NumPy array
+became it hands to the driver as it is, and the driver waits inside the call until the copy may begin.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 Spec = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
-_ALIGN = 16
+_ALIGN, _PAGE = 16, 4096
 
 
 class Upload:
@@ -31,6 +34,7 @@ class Upload:
         self.device = device
         self.waits_for_steps = device is not None
         self._cutters: dict[tuple, Callable] = {}
+        self._gathered: dict[tuple, np.ndarray] = {}
 
     def to_host(self, arrays: Mapping[str, np.ndarray], seed: tuple[int, int]) -> Any:
         """The batch in TensorFlow's own host memory; the arrays may be dropped."""
@@ -38,13 +42,15 @@ class Upload:
             return {k: tf.convert_to_tensor(v) for k, v in arrays.items()}, seed
         fields = {**arrays, "seed": np.asarray(seed, np.int32)}
         layout = Layout.of(fields)
-        buffer = np.zeros(layout.num_words, np.float32)
+        if layout.key not in self._gathered:
+            self._gathered[layout.key] = _aligned(layout.num_words)
+        buffer = self._gathered[layout.key]
         for name, array in fields.items():
             at, _, _ = layout.places[name]
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             buffer.view(np.uint8)[4 * at : 4 * at + len(flat)] = flat
         with tf.device("/device:CPU:0"):
-            return layout, tf.convert_to_tensor(buffer)
+            return layout, tf.raw_ops.DeepCopy(x=buffer)
 
     def to_device(self, on_host: Any, issuing: Callable[[], None]) -> tuple[dict[str, tf.Tensor], Any]:
         """({field: tensor}, seed) on the device; `issuing` is called at the moment the copy is."""
@@ -58,6 +64,13 @@ class Upload:
             issuing()
             fields = self._cutters[layout.key](tf.identity(buffer))
         return {k: v for k, v in fields.items() if k != "seed"}, fields["seed"]
+
+
+def _aligned(num_words: int) -> np.ndarray:
+    """Zeros float32[num_words] at an address that TensorFlow takes without a copy of its own."""
+    raw = np.zeros(4 * num_words + _PAGE, np.uint8)
+    first = -raw.ctypes.data % _PAGE
+    return raw[first : first + 4 * num_words].view(np.float32)
 
 
 @dataclass(frozen=True)
