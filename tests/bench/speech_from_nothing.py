@@ -63,7 +63,12 @@ def corpus(args: argparse.Namespace) -> None:
     record(speaker, args.work / "held_out", held_out, "h", args.processes)
     if args.held_out_only:
         return
+    if args.speeds:  # what is evaluated must not be in training at another speed
+        training, dev = training[:-HELD_OUT], training[-HELD_OUT:]
+        record(speaker, args.work / "dev", dev, "d", args.processes)
     seconds = record(speaker, args.work / "corpus", training, "t", args.processes)
+    for speed in args.speeds:
+        at_speed(args.work / "corpus", args.work / f"corpus-{speed:g}", speed)
     words = {word for text in training for word in text.split()}
     document = {"voice": f"flite {args.voice}", "stretch": args.stretch, "sentences": len(training), "hours": seconds / 3600}
     document |= {"vocabulary": len(words), "held_out": len(held_out), "made_in_s": round(time.monotonic() - began, 1)}
@@ -71,10 +76,26 @@ def corpus(args: argparse.Namespace) -> None:
     tell(document)
 
 
+def at_speed(corpus: Path, copy: Path, speed: float) -> None:
+    """The corpus played `speed` times as fast, pitch and all, in a folder of its own: to the trainer, another speaker."""
+    import soundfile
+    import soxr
+
+    (copy / "wavs").mkdir(parents=True, exist_ok=True)
+    for wav, _ in lines_of(corpus):
+        samples, rate = soundfile.read(wav, dtype="float32")
+        if not (copy / "wavs" / wav.name).exists():
+            soundfile.write(copy / "wavs" / wav.name, soxr.resample(samples, round(rate * speed), rate), rate, subtype="PCM_16")
+    (copy / "metadata.csv").write_text((corpus / "metadata.csv").read_text())
+
+
 def train(args: argparse.Namespace) -> None:
     """Both stages through launch.py; after --seconds it is told to save and leave, and the same command goes on later."""
     run = args.work / "run"
-    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(args.config), f"run={run}", f"data.train={args.work / 'corpus'}"]
+    sources = [f"data.{'val' if p.name == 'dev' else 'train'}={p}" for p in (args.work / "corpus", args.work / "dev") if p.is_dir()]
+    if copies := sorted(args.work.glob("corpus-*")):
+        sources[0] = f"data.train=[{', '.join(str(p) for p in (args.work / 'corpus', *copies))}]"
+    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(args.config), f"run={run}", *sources]
     began = time.monotonic()
     process = subprocess.Popen([*command, *args.settings], cwd=ROOT)
     asked = 0.0
@@ -130,13 +151,17 @@ def speak(args: argparse.Namespace) -> None:
         for i, (path, _) in enumerate(lines):
             mel, recon, codes = _through_the_codes(synthesizer, path)
             out[name] |= {f"true/{i}/mel": _half(mel), f"codes/{i}/mel": _half(recon), f"codes/{i}/codes": codes}
-    for step in sorted({best, newest}):
-        weights.load_state_dict(synthesizer.gpt, load_file(checkpoints[step] / "model.safetensors"))
+    spoken = {f"step{step}": [step] for step in sorted({best, newest})}
+    if args.average > 1:
+        spoken[f"mean{args.average}"] = sorted(checkpoints)[-args.average :]
+    for which, steps in spoken.items():
+        files = [load_file(checkpoints[step] / "model.safetensors") for step in steps]
+        weights.load_state_dict(synthesizer.gpt, {k: sum(f[k] for f in files) / np.float32(len(files)) for k in files[0]})
         voice = synthesizer.voice([clip])
         for name, lines in sets.items():
             texts = [text for _, text in lines]
             for temperature in args.temperatures:
-                _say(synthesizer, voice, texts, args, temperature, f"step{step}-t{temperature}", out[name])
+                _say(synthesizer, voice, texts, args, temperature, f"{which}-t{temperature}", out[name])
     for name, arrays in out.items():
         np.savez_compressed(args.work / f"spoken_{name}.npz", **arrays)
     tell(f"spoken_*.npz: checkpoints {best} (best) and {newest} (newest), {time.monotonic() - began:.0f} s")
@@ -310,7 +335,7 @@ def score(args: argparse.Namespace) -> None:
     tell(f"{'':40s}{'WER':>8s}{'shuffled transcripts':>24s}")
     for name, d in document.items():
         tell(f"{name:40s}{d['wer']:8.1%}{d['wer_shuffled']:24.1%}")
-    spoken = [name.removeprefix("dev/") for name in document if name.startswith("dev/step")]
+    spoken = [name.removeprefix("dev/") for name in document if name.startswith(("dev/step", "dev/mean"))]
     if spoken:
         chosen = min(spoken, key=lambda name: document[f"dev/{name}"]["wer"])
         ours, own = document[f"held_out/{chosen}"], document["held_out/recordings"]["wer"]
@@ -342,6 +367,7 @@ def parse() -> argparse.Namespace:
     p.add_argument("--voice", default="slt", choices=("slt", "rms", "awb", "kal16"))
     p.add_argument("--stretch", type=float, default=1.3, help="1.3: about 150 words a minute")
     p.add_argument("--libraries", default="", help="folder with libflite*.so.1; default: the system's")
+    p.add_argument("--speeds", type=float, nargs="+", default=[], help="train on copies at these speeds besides, e.g. 0.9 1.1")
     p.add_argument("--held-out-only", action="store_true", help="for `score` on another host: the same recordings")
     p.add_argument("--processes", type=int, default=os.cpu_count())
     p = all_phases["train"]
@@ -350,6 +376,7 @@ def parse() -> argparse.Namespace:
     p.add_argument("settings", nargs="*", help="as launch.py takes them")
     p = all_phases["speak"]
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8])
+    p.add_argument("--average", type=int, default=0, help="speak the mean of the newest so many checkpoints, too (train.keep)")
     p.add_argument("--top-k", type=int, default=50)
     p.add_argument("--top-p", type=float, default=0.85)
     p.add_argument("--seed", type=int, default=1)
