@@ -78,8 +78,8 @@ def test_each_steps_metrics_are_asked_for_before_the_step_before_has_ended(tmp_p
 
 
 def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tmp_path, monkeypatch):
-    """Else three steps' copies, asked for together, end together with the last of the three, and the device stands still until the next
-    three are begun: step times of 220, 0 and 0 ms instead of 67, seen on H200. Threads that are slow to start must change nothing."""
+    """Else several steps' copies, asked for together, end together, and the device stands still until the next several are begun. Threads
+    that are slow to start must change nothing."""
     asked, early = set(), []
     issue, read = ArithmeticStep.apply, ArithmeticStep.read
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Metrics are read this many steps late, so that the device always has a step before it. A copy from the device waits for all that was
-# begun before the asking: each step's is asked for by a thread of its own, and the next step is not begun before. Else several steps'
-# copies would wait for the last one of them, and end together, and the device would have nothing to do until the next several are begun.
+# begun before the asking: each step's is asked for by a thread of its own, and the next step is not begun before. Else the copies of
+# several steps would end together, with the last of these steps, and the device stand still until the next several are begun.
 _LAG = 2
 _ASK_S = 0.05  # a thread takes a fraction of a millisecond to ask
 _MAX_FAILED_SAVES = 3
