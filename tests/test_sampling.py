@@ -12,7 +12,18 @@ from gpt_cases import MICRO
 from common.xtts import weights
 from common.xtts.dims import GptDims
 from common.xtts.gpt import Gpt
-from common.xtts.sampling import Controls, Sampler, SamplingOptions, latents_pass, max_codes, pack_prefixes, processed_scores
+from common.xtts.sampling import (
+    Controls,
+    Generated,
+    Sampler,
+    SamplingOptions,
+    latents_pass,
+    likeliest,
+    log_likelihood,
+    max_codes,
+    pack_prefixes,
+    processed_scores,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "sampling.npz"
 CASES = ("greedy", "greedy_plain", "published", "narrow", "free")
@@ -202,6 +213,32 @@ def test_the_seed_decides(sampler, latents):
     a, b, c, d = (sampler.generate(latents[:1], text(5), options, seed).codes.tolist() for seed in (1, 1, 2, (1, 1)))
     assert a == b
     assert len({tuple(a), tuple(c), tuple(d)}) == 3
+
+
+def test_likelihood_is_that_of_a_full_pass_without_temperature_or_penalty(model, sampler, latents):
+    options = SamplingOptions(max_codes=12, temperature=1.7, repetition_penalty=3.0)
+    made = sampler.generate(latents[:1], text(5), options, seed=2)
+    head, audio = [DIMS.start_text, *text(5)], [DIMS.start_audio, *made.codes]
+    row = tf.constant([[*head, *(DIMS.num_text_tokens + c for c in audio)]], tf.int32)
+    places = tf.constant([[*range(len(head)), *(DIMS.num_text_positions + i for i in range(len(audio)))]], tf.int32)
+    logits = model.audio_logits(model.hidden(latents[:1], row, places)).numpy()[0, DIMS.num_latents + len(head) :]
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    targets = [*made.codes, DIMS.stop_audio][: len(made.codes) + made.stopped]
+    expected = np.mean([log_p[i, c] for i, c in enumerate(targets)])
+    assert log_likelihood(model, made) == pytest.approx(expected, abs=1e-4)
+    nothing = Generated(np.zeros(0, np.int32), False, np.zeros((0, DIMS.width), np.float32))
+    assert log_likelihood(model, nothing) == -np.inf
+
+
+def test_the_best_of_several_draws_ended_by_itself_and_is_the_likeliest_of_those(model, sampler, latents):
+    options, seeds = SamplingOptions(max_codes=20, temperature=1.5, top_k=0, top_p=1.0, repetition_penalty=1.0), [(4, k) for k in range(6)]
+    drawn = [sampler.generate(latents[:1], text(5), options, seed) for seed in seeds]
+    best = sampler.generate_best(latents[:1], text(5), options, seeds)
+    assert best.codes.tolist() == max(drawn, key=lambda g: log_likelihood(model, g)).codes.tolist()
+    # One that was cut off is only taken where all were.
+    unlikely = int(np.argmin([log_likelihood(model, g) for g in drawn]))
+    ended = [dataclasses.replace(g, stopped=i == unlikely, states=np.concatenate([g.states, g.states[-1:]])) for i, g in enumerate(drawn)]
+    assert likeliest(model, ended) is ended[unlikely]
 
 
 def test_draws_follow_the_probabilities(sampler):

@@ -15,7 +15,7 @@ from common.xtts.dims import AudioDims, DvaeDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims
-from common.xtts.sampling import SamplingOptions
+from common.xtts.sampling import SamplingOptions, log_likelihood
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.split import split_text
 from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
@@ -200,6 +200,15 @@ def test_speech_without_a_vocoder(synthesizer):
     np.testing.assert_array_equal(again.wav, speech.wav)
     other = synthesizer.speak("red house", "en", voice, options, seed=4)
     assert other.generated[0].codes.tolist() != speech.generated[0].codes.tolist()
+
+
+def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=1.5, top_k=0, top_p=1.0)
+    first = synthesizer.speak("red house", "en", voice, options, seed=3).generated[0]
+    chosen = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
+    assert log_likelihood(synthesizer.gpt, chosen) > log_likelihood(synthesizer.gpt, first)
+    again = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
+    assert chosen.codes.tolist() == again.codes.tolist()
 
 
 def test_pieces_are_joined_without_gaps(synthesizer):

@@ -119,6 +119,8 @@ def test_sampling_follows_where_the_weights_come_from(folder):
         (["--run", "r", "--out", "a.wav", "--stream"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "no/such/a.wav"], "does not exist"),
         (["--run", "r", "--stream", "--speed", "0"], "--speed must be positive"),
+        (["--run", "r", "--out", "a.wav", "--candidates", "0"], "--candidates must be at least 1"),
+        (["--run", "r", "--stream", "--candidates", "2"], "leave one out"),
         (["--run", "r", "--stream", "--text", " "], "nothing to say"),
         (["--run", "r", "--stream", "--text", "-"], "nothing to say"),
         (["--run", "r", "--stream", "--device", "0,1"], "one device speaks"),

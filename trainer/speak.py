@@ -157,7 +157,10 @@ def main(stop: Stop) -> None:
         raise BadInput(str(e)) from e
     log.info("voice of %d clips: %.2f s", len(options["reference"]), time.perf_counter() - began)
     arguments = (options["text"], options["language"], voice, chosen, options["seed"], options["speed"])
-    _stream(synthesizer, arguments, stop) if options["stream"] else _write(synthesizer, arguments, Path(options["out"]))
+    if options["stream"]:
+        _stream(synthesizer, arguments, stop)
+    else:
+        _write(synthesizer, (*arguments, options["candidates"]), Path(options["out"]))
 
 
 def _write(synthesizer, arguments: tuple, out: Path) -> None:

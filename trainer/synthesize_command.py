@@ -30,6 +30,7 @@ FLAGS: dict[str, dict] = {
     "--top-k": {"metavar": "K", "type": int, "help": "draw from the K likeliest codes; 0: all"},
     "--top-p": {"metavar": "P", "type": float, "help": "draw from the likeliest codes of this probability together"},
     "--repetition-penalty": {"metavar": "X", "type": float, "help": "1: none"},
+    "--candidates": {"metavar": "N", "type": int, "default": 1, "help": "say each sentence N times and keep the likeliest (1)"},
     "--speed": {"metavar": "X", "type": float, "default": 1.0, "help": "2: twice as fast (1)"},
 }
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
@@ -71,7 +72,11 @@ def _options(args: argparse.Namespace) -> dict:
         raise BadInput("--text is empty: nothing to say")
     if not args.speed > 0:
         raise BadInput(f"--speed must be positive, not {args.speed}")
-    names = ("run", "weights", "language", "reference", "out", "stream", "step", "seed", "speed", *SAMPLING)
+    if args.candidates < 1:
+        raise BadInput(f"--candidates must be at least 1, not {args.candidates}")
+    if args.candidates > 1 and args.stream:
+        raise BadInput("--candidates compares whole sentences, and --stream plays them while they are made: leave one out")
+    names = ("run", "weights", "language", "reference", "out", "stream", "step", "seed", "speed", "candidates", *SAMPLING)
     return {"text": text, **{name: getattr(args, name) for name in names}}
 
 

@@ -185,6 +185,17 @@ class Sampler:
         noise = None if noise is None else tf.constant(noise[:most], tf.float32)
         return self._results(self._advance(state, controls, tf.constant(most), options.greedy, noise))
 
+    def generate_best(
+        self, latents, text_ids: Sequence[int], options: SamplingOptions, seeds: Sequence[int | tuple[int, int]]
+    ) -> Generated:
+        """Codes of one text, drawn once per seed, all at once: of the draws that ended by themselves (of all, if none did) the one that
+        the model finds likeliest (`log_likelihood`). One seed: as `generate`.
+        """
+        if len(seeds) == 1:
+            return self.generate(latents, text_ids, options, seeds[0])
+        drawn = self.generate_batch(tf.repeat(latents, len(seeds), axis=0), [text_ids] * len(seeds), options, seeds)
+        return likeliest(self.gpt, drawn)
+
     def stream(
         self, latents, text_ids: Sequence[int], options: SamplingOptions, seed: int | tuple[int, int] = 0, every: int = 20
     ) -> Iterator[Generated]:
@@ -296,6 +307,20 @@ class Sampler:
             stopped = bool(n and codes[row, n - 1] == self.dims.stop_audio)
             out.append(Generated(codes[row, : n - stopped].copy(), stopped, states[row, :n].copy()))
         return out
+
+
+def log_likelihood(gpt: Gpt, generated: Generated) -> float:
+    """Mean of log p over the codes and STOP, in nats: as the model itself sees them, without temperature, penalty or cuts; -inf of none."""
+    ids = np.append(generated.codes, gpt.dims.stop_audio)[: len(generated.states)]
+    if not len(ids):
+        return float("-inf")
+    logits = tf.cast(gpt.audio_logits(tf.constant(generated.states)), tf.float32)
+    return -float(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(ids.astype(np.int32), logits)))
+
+
+def likeliest(gpt: Gpt, drawn: Sequence[Generated]) -> Generated:
+    """Of several draws of one text the likeliest of those that ended by themselves; of all, if none did."""
+    return max([g for g in drawn if g.stopped and len(g.codes)] or drawn, key=lambda g: log_likelihood(gpt, g))
 
 
 def pack_prefixes(

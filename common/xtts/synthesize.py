@@ -32,6 +32,7 @@ from common.xtts.vocode import MIN_FRAMES, griffin_lim
 
 FADE_SAMPLES = 1024
 MIN_SPEED = 0.05
+_OTHER_DRAW = 1 << 16  # between the seeds of a piece's candidates: more than a text has pieces
 
 
 @dataclass(frozen=True)
@@ -199,15 +200,18 @@ class Synthesizer:
         options: SamplingOptions | None = None,
         seed: int = 0,
         speed: float = 1.0,
+        candidates: int = 1,
     ) -> Speech:
         """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
 
-        `speed` 2 is twice as fast, by interpolation in time. Errors as in `pieces` and of `SamplingOptions`.
+        `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so often, and the likeliest is taken
+        (`Sampler.generate_best`); the first draw is the one without. Errors as in `pieces` and of `SamplingOptions`.
         """
         pieces = self.pieces(text, language)
         began = time.perf_counter()
         options = options or SamplingOptions()
-        generated = [self.sampler.generate(voice.latents, piece.ids, options, (seed, i)) for i, piece in enumerate(pieces)]
+        seeds = [[(seed, i + _OTHER_DRAW * k) for k in range(candidates)] for i in range(len(pieces))]
+        generated = [self.sampler.generate_best(voice.latents, p.ids, options, s) for p, s in zip(pieces, seeds, strict=True)]
         sampled = time.perf_counter()
         sounds = [self.sound(g, voice, speed) for g in generated]
         wav = np.concatenate([wav for wav, _ in sounds])

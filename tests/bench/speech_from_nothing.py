@@ -172,16 +172,18 @@ def _half(mel: np.ndarray) -> np.ndarray:
 
 
 def _say(synthesizer, voice, texts: list[str], args: argparse.Namespace, temperature: float, name: str, out: dict) -> None:
-    from common.xtts.sampling import SamplingOptions
+    from common.xtts.sampling import SamplingOptions, likeliest
 
     options = SamplingOptions(repetition_penalty=1.0, temperature=temperature, top_k=args.top_k, top_p=args.top_p, fake_history=False)
     began, stopped, codes = time.monotonic(), 0, 0
     ids = [synthesizer.tokenizer.encode(text, "en") for text in texts]
     for first in range(0, len(ids), ROWS):
-        some = ids[first : first + ROWS]
+        some = [text for text in ids[first : first + ROWS] for _ in range(args.candidates)]
         latents, limits = np.repeat(voice.latents, len(some), axis=0), [CODES_PER_TOKEN * len(text) for text in some]
-        seeds = [(args.seed, first + i) for i in range(len(some))]
-        for i, generated in enumerate(synthesizer.sampler.generate_batch(latents, some, options, seeds, limits), first):
+        seeds = [(args.seed + i % args.candidates, first + i // args.candidates) for i in range(len(some))]
+        drawn = synthesizer.sampler.generate_batch(latents, some, options, seeds, limits)
+        for i, at in enumerate(range(0, len(drawn), args.candidates), first):
+            generated = likeliest(synthesizer.gpt, drawn[at : at + args.candidates])
             out |= {f"{name}/{i}/codes": generated.codes, f"{name}/{i}/mel": _half(_mel_of(synthesizer, generated.codes))}
             stopped += generated.stopped
             codes += len(generated.codes)
@@ -377,6 +379,7 @@ def parse() -> argparse.Namespace:
     p = all_phases["speak"]
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8])
     p.add_argument("--average", type=int, default=0, help="speak the mean of the newest so many checkpoints, too (train.keep)")
+    p.add_argument("--candidates", type=int, default=1, help="say each sentence so often, keep the likeliest")
     p.add_argument("--top-k", type=int, default=50)
     p.add_argument("--top-p", type=float, default=0.85)
     p.add_argument("--seed", type=int, default=1)
