@@ -220,8 +220,10 @@ def test_the_cards_of_both_roles_are_sampled_and_no_other():
         found = []
         for _ in range(900):
             threading.Event().wait(0.1)
-            if len(found := use.take()) == 2:
+            if len(found := use.take(keep=True)) == 2:
                 break
+        again = use.take()
+        assert [u.index for u in again] == [0, 1], "what was kept is told again"
         assert [(u.index, u.roles, u.percent) for u in found] == [(0, ("producer",), 10.0), (1, ("trainer",), 20.0)]
         assert found[1].memory_mb > 2 << 10
         assert found[1].total_mb == 80 << 10
