@@ -140,7 +140,8 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
         precision = choose(c)
         own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
         own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
-        own |= {k: getattr(c.train, k) for k in ("dropout", "attention_dropout", "code_dropout", "recompute")}
+        own |= {"dropout": c.train.dropout, "attention_dropout": c.train.attention_dropout, "code_dropout": c.train.code_dropout}
+        own |= {"recompute": c.train.recompute}
         options = _options(c.train.optim, schedule, **own, **common)
         step = GptStep(run.dims, options, schedule.train.buckets)
     log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
