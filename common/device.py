@@ -10,10 +10,11 @@ import glob
 import logging
 import os
 import site
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import BadInput
+from common.errors import BadInput, is_out_of_memory
 from common.gpu import DEVICE, MEMORY_LIMIT, list_gpus
 from common.xla_env import CACHE
 
@@ -99,13 +100,20 @@ def _prove_gpu(tf, memory_limit_mb: int | None) -> DeviceInfo:
     try:
         _compute(tf, "/device:GPU:0")
     except tf.errors.OpError as e:
-        raise BadInput(f"the GPU {visible} cannot compute: {str(e).splitlines()[0]}; {diagnose(tf)}") from e
+        raise BadInput(_refusal(visible, e, lambda: diagnose(tf))) from e
     uuid, bus_id = _identify(visible)
     name = details.get("device_name", "GPU")
     label = f"GPU {uuid or visible} ({bus_id or 'bus id unknown'}, {name}" + (
         f", at most {memory_limit_mb} MB)" if memory_limit_mb else ")"
     )
     return DeviceInfo("gpu", "/device:GPU:0", label, uuid, bus_id, memory_limit_mb, details.get("compute_capability"))
+
+
+def _refusal(visible: str | None, error: Exception, diagnosis: Callable[[], str]) -> str:
+    said = str(error).splitlines()[0]
+    if is_out_of_memory(error):
+        return f"the GPU {visible} is full: {said}; `nvidia-smi` lists what holds its memory: end that, or choose another GPU"
+    return f"the GPU {visible} cannot compute: {said}; {diagnosis()}"
 
 
 def _compute(tf, device: str) -> None:

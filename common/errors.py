@@ -42,5 +42,7 @@ class Stopped(RunError):
 
 
 def is_out_of_memory(e: BaseException) -> bool:
-    """Whether an error of Python or TensorFlow says that memory ran out, on the host or a GPU. XLA's come under several names."""
-    return isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError" or "RESOURCE_EXHAUSTED" in str(e)
+    """Whether an error of Python, TensorFlow, XLA or CUDA says that memory ran out, on the host or a GPU."""
+    if isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError":
+        return True
+    return "RESOURCE_EXHAUSTED" in str(e) or "out of memory" in str(e).lower()

@@ -102,6 +102,14 @@ def test_the_one_missing_library_is_told_from_those_that_load(monkeypatch):
     assert device.diagnose(Tf).startswith("cannot load libcufft.so.11 (nvidia-cufft-cu12);")
 
 
+def test_a_full_card_is_told_from_a_broken_one():
+    full = RuntimeError("cudaSetDevice() on GPU:0 failed. Status: out of memory\n[Op:MatMul]")  # as TensorFlow 2.21 words it
+    said = device._refusal("GPU-1", full, never)
+    assert said.startswith("the GPU GPU-1 is full: cudaSetDevice() on GPU:0 failed. Status: out of memory; `nvidia-smi`")
+    broken = device._refusal("GPU-1", RuntimeError("DNN library initialization failed"), lambda: "cuDNN found none")
+    assert broken == "the GPU GPU-1 cannot compute: DNN library initialization failed; cuDNN found none"
+
+
 def test_a_child_that_crashes_fails_with_its_last_words(tmp_path):
     env = fake_tensorflow(tmp_path, "import os, sys; sys.stderr.write('CUDA error 719\\n'); sys.stderr.flush(); os.abort()")
     (finding,) = check.device_findings("model", Device("gpu", "GPU-1", 1), env)
