@@ -16,7 +16,7 @@ from producer.arithmetic import ArithmeticMaker
 from tests import loop_runs
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
 from tests.loop_runs import newest, train
-from trainer import ledger, loop, stages
+from trainer import ledger, loop, session, stages
 from trainer.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
@@ -226,6 +226,24 @@ def test_a_row_whose_lent_clip_cannot_be_made_is_made_again_with_its_own(tmp_pat
     assert got.weights == want.weights
     entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
     assert [(e["id"], e["reason"]) for e in entries] == [(7, "no audio in it")]
+
+
+def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monkeypatch):
+    """The feed works ahead: batch 2 may be there before the loop is."""
+    once = {"train__eval_every": 0, "train__eval_at_epoch_end": False, "train__save_every": 100}
+    run = arithmetic_run(tmp_path, batching__prompt="speaker", train__max_steps=10, dvae__max_steps=1, **once)
+    made = session._feed
+
+    def feed(run, stage, *args, quarantine, **more):
+        begun = made(run, stage, *args, quarantine=quarantine, **more)
+        while stage.kind == "gpt" and not len(quarantine):
+            time.sleep(0.01)
+        return begun
+
+    monkeypatch.setattr(session, "_feed", feed)
+    train(run, make=BadVoice)
+    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [e["id"] for e in entries] == [7]
 
 
 class SlowNan(ArithmeticStep):
