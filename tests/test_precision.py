@@ -290,6 +290,7 @@ def copies_are_the_weights(step):
 
 
 @pytest.mark.usefixtures("deterministic")
+@pytest.mark.slow
 def test_copies_of_the_weights_change_no_bit_and_follow_every_update():
     """With blocks recomputed, too, where the copies have to be in force in the backward pass."""
     steps, batch, broken = [copied_step(kept, recompute=True) for kept in (False, True)], make_batch(BUCKETS[0]), make_batch(BUCKETS[0])
