@@ -242,8 +242,19 @@ def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monk
 
     monkeypatch.setattr(session, "_feed", feed)
     train(run, make=BadVoice)
-    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
-    assert [e["id"] for e in entries] == [7]
+    file = run.path / "quarantine.jsonl"
+    assert [json.loads(x)["id"] for x in file.read_text().splitlines()] == [7]
+
+
+def test_a_list_that_was_lost_between_a_checkpoint_and_itself_is_written_again(tmp_path, stop_at):
+    run = arithmetic_run(tmp_path, batching__prompt="speaker", train__max_steps=20, dvae__max_steps=1)
+    stop, file = Stop(), run.path / "quarantine.jsonl"
+    stop_at(stop, 1 + 12)
+    with pytest.raises(Stopped):
+        train(run, stop, make=BadVoice)
+    file.unlink()
+    train(run, make=BadVoice)
+    assert [json.loads(x)["id"] for x in file.read_text().splitlines()] == [7]
 
 
 class SlowNan(ArithmeticStep):

@@ -121,7 +121,8 @@ class Loop:
         self._save_s = 0.0
         self._failed_saves = 0
         self._announced: set[str] = set()
-        self._known_bad = len(position.quarantine)  # as written; the feed may have set aside more already
+        # As written: the feed may have set aside more already, or the process before have died between its checkpoint and the file.
+        self._known_bad = len(quarantine_file.read_text().splitlines()) if quarantine_file.is_file() else 0
 
     def run(self) -> Position:
         """Train to the end; returns the final position. A stop, a failure or a replacement raises, after saving what is whole."""

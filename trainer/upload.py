@@ -6,7 +6,7 @@ copied by the feed's thread, and is cut up on the device; and the feed lets a st
 been (`trainer.feed`): that copy then waits for the step before and runs under this one.
 
 The buffer is one that TensorFlow allocated: such it stages through page-locked memory (GPUUtil::CopyCPUTensorToGPU). What a NumPy array
-became it hands to the driver as it is, and the driver waits inside the call until the copy may begin.
+became it hands to the driver as it is, and the driver may wait inside the call until the copy can begin.
 """
 
 from __future__ import annotations
