@@ -170,6 +170,7 @@ class GptStep:
             self._clear()
         else:
             out = self._update[bucket](batch, seed, self._resident(False, tf.bool))
+            self.read(out)  # its first time takes memory, too
         out["loss"].numpy()  # wait for it
 
     def dry_evaluate(self, bucket: int) -> None:

@@ -17,7 +17,7 @@ from trainer.clock import Clock, Tick
 from trainer.verdict import Measured, ProducerLoad, Settings, Verdict, verdict
 
 RECENT_STEPS = 50
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 5  # the loop runs two steps behind the device, the feed two batches ahead of it: until then ends are noticed in pairs
 ENOUGH = 10  # steps, before anything is said of them
 NEARLY_IDLE = 30.0  # per cent
 MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean: one warning
