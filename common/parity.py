@@ -21,6 +21,7 @@ PARITY: dict[str, dict[str, Any]] = {
         "batching.mask_prompt": "last_row",  # of a batch the last row alone, mel frames taken for codes
         "batching.text_stop_input": False,  # hidden in training, though seen at synthesis
         "batching.stop_labels": 4,  # STOP is asked for four times
+        "batching.code_phases": 1,
         "batching.padded_codes": True,  # codes of a clip depend on the longest one in its batch
         "train.mean_of_means": True,  # of a group, whatever the micro-batches hold
         "train.decay_latents": True,  # weight decay on what is no weight

@@ -33,7 +33,7 @@ def stamp_of(path: str | os.PathLike) -> str:
 
 
 class CodesCache:
-    """Codes by utterance.
+    """Codes by utterance: by its id, or by one number for each set of codes that it has.
 
     Args:
         folder: made if missing.

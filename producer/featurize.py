@@ -21,7 +21,7 @@ from common.manifest import Utterance
 from common.plan import PlannedBatch
 from common.run import RunFolder
 from common.stopwatch import Stopwatch
-from common.xtts.audio import CondMel, DvaeMel, counter_hash, prompt_slice
+from common.xtts.audio import CondMel, DvaeMel, counter_hash, lead_samples, prompt_slice
 from common.xtts.dims import AudioDims
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.filterbank import num_frames
@@ -204,7 +204,7 @@ class GptMaker(_StageMaker):
         for row, u in self._utterances(planned.utterances):
             codes = None
             if self._cache is not None:
-                codes = self._cache.get(u.id, num_codes(u.num_samples, self.dims.audio.samples_per_code), stamp_of(u.path))
+                codes = self._cache.get(*self._slot(planned, row, u), stamp_of(u.path))
             if codes is None:
                 clips.append(Clip(row, u))
             if row in lenders:
@@ -218,6 +218,16 @@ class GptMaker(_StageMaker):
         """Where the row's conditioning clip lies in the utterance that it is cut from, of `num_samples`: (start, length) in samples."""
         audio, training, lent = self.dims.audio, planned.plan == "train", planned.prompts[row] != planned.utterances[row]
         return prompt_slice(num_samples, int(planned.row_seeds[row]), audio, training, whole=bool(lent))
+
+    def _lead(self, planned: PlannedBatch, row: int) -> int:
+        """Samples of silence before the row's utterance in its codes."""
+        return lead_samples(int(planned.row_seeds[row]), self._batching.code_phases, self.dims.audio, planned.plan == "train")
+
+    def _slot(self, planned: PlannedBatch, row: int, utterance: Utterance) -> tuple[int, int]:
+        """(where the cache keeps the row's codes, how many there are): an utterance has one set for each phase."""
+        lead, audio = self._lead(planned, row), self.dims.audio
+        slot = utterance.id * self._batching.code_phases + lead // audio.hop_samples
+        return slot, num_codes(lead + utterance.num_samples, audio.samples_per_code)
 
     def _codes(self, wav):
         """[B, S + 8192] -> int32 [B, S / 1024]."""
@@ -266,29 +276,34 @@ class GptMaker(_StageMaker):
         """Row → int32[n] of the clips whose codes are not known yet; known from now on."""
         bucket, audio = self._bucket(planned), self.dims.audio
         wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
+        longest = 0
         for row, samples in wholes.items():
-            if len(samples) > bucket.num_samples:
-                raise BatchError(f"utterance {rows[row].id}: {len(samples)} samples, its bucket has {bucket.num_samples}")
-            wav[row, : len(samples)] = samples
+            lead = self._lead(planned, row)
+            end = lead + len(samples)
+            if end > bucket.num_samples:
+                raise BatchError(f"utterance {rows[row].id}: {end} samples, its bucket has {bucket.num_samples}")
+            wav[row, lead:end] = samples
+            longest = max(longest, end)
         if self._batching.padded_codes:
-            longest = max(map(len, wholes.values()))
             all_codes = self._of_any_length(tf.constant(wav[:, :longest])).numpy()
         else:
             all_codes = self._call(self._shape(planned), self._codes, wav)
-        codes = {row: all_codes[row, : num_codes(len(samples), audio.samples_per_code)] for row, samples in wholes.items()}
+        slots = {row: self._slot(planned, row, rows[row]) for row in wholes}
+        codes = {row: all_codes[row, :n] for row, (_, n) in slots.items()}
         if self._cache is not None:
             for row, c in codes.items():
-                self._cache.put(rows[row].id, c, stamp_of(rows[row].path))
+                self._cache.put(slots[row][0], c, stamp_of(rows[row].path))
         return codes
 
     def _pack(self, made: Made, planned: PlannedBatch, row: int, utterance: Utterance, codes: np.ndarray, is_last: bool) -> None:
         hidden, own_prompt = None, planned.prompts[row] == planned.utterances[row]
         if planned.plan == "train" and self._batching.mask_prompt and own_prompt:
-            prompt = self._prompt(planned, row, utterance.num_samples)
+            at, length = self._prompt(planned, row, utterance.num_samples)
+            at += self._lead(planned, row)
             if self._batching.mask_prompt != "last_row":
-                hidden = prompt_codes(*prompt, len(codes), self.dims.audio.samples_per_code)
+                hidden = prompt_codes(at, length, len(codes), self.dims.audio.samples_per_code)
             elif is_last:
-                hidden = prompt_targets_of_coqui(*prompt)
+                hidden = prompt_targets_of_coqui(at, length)
         pack_row(made.arrays, row, utterance.tokens, codes, hidden, self.dims.gpt, self._layout)
         made.arrays["weights"][row] = planned.weights[row]
 

@@ -36,7 +36,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
-from producer.rows import hidden_share, layout_of
+from producer.rows import hidden_share, layout_of, most_codes
 from producer.sample_texts import check_samples
 from producer.scan import ScanResult, scan
 
@@ -285,7 +285,7 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
     else:
         buckets, of = make_buckets(
             columns["num_tokens"],
-            _num_codes(columns, dims),
+            _num_codes(config, columns, dims),
             num_buckets=config.batching.buckets,
             batch_size=config.batching.batch_size,
             positions_per_batch=config.batching.positions_per_batch,
@@ -334,7 +334,7 @@ def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
     shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
     columns, ids = manifest.columns(), np.asarray(plan.order)
-    lengths = row_lengths(columns["num_tokens"], _num_codes(columns, dims), layout_of(config))[columns["split"] == TRAIN]
+    lengths = row_lengths(columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config))[columns["split"] == TRAIN]
     padding = padded_share(lengths, [b.row_len for b in plan.buckets])
     lines = [
         f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch; "
@@ -349,8 +349,8 @@ def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims
     return lines
 
 
-def _num_codes(columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:
-    return -(-columns["num_samples"].astype(np.int64) // dims.audio.samples_per_code)
+def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:
+    return most_codes(columns["num_samples"], config.batching.code_phases, dims.audio)
 
 
 # -- same run? ---------------------------------------------------------------------------------------------------------------------

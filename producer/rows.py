@@ -30,8 +30,14 @@ def num_codes(num_samples: int, samples_per_code: int = 1024) -> int:
     return -(-num_samples // samples_per_code)
 
 
+def most_codes(num_samples: np.ndarray, phases: int, audio: AudioDims) -> np.ndarray:
+    """Codes of utterances of int[N] samples where they begin latest (`batching.code_phases`): what a bucket must have room for."""
+    return num_codes(num_samples.astype(np.int64) + (phases - 1) * audio.hop_samples, audio.samples_per_code)
+
+
 def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) -> tuple[int, int]:
-    """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start + length)` shows them.
+    """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start + length)` shows them; samples count from
+    where the codes begin.
 
     Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code target would teach STOP alone.
     GPT.forward means to do the same; what it does is `prompt_targets_of_coqui`.

@@ -75,7 +75,7 @@ class _Limits:
         """BadInput: the settings allow more than the model has positions for."""
         data, gpt, audio = config.data, config.dims.gpt, config.dims.audio
         limits = cls(round(data.min_audio_s * SAMPLE_RATE), round(data.max_audio_s * SAMPLE_RATE), data.max_text_tokens)
-        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code
+        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code - (config.batching.code_phases - 1) * audio.hop_samples
         if limits.max_tokens > gpt.max_text_tokens:
             raise BadInput(f"data.max_text_tokens={limits.max_tokens}, but the model has positions for {gpt.max_text_tokens}")
         if limits.max_samples > longest:

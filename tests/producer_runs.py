@@ -96,8 +96,8 @@ def make_run(
 
 def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
     columns = Manifest.open(folder / "manifest.sqlite").columns()
-    codes = -(-columns["num_samples"] // 1024)
     b = config.batching
+    codes = -(-(columns["num_samples"] + 256 * (b.code_phases - 1)) // 1024)
     # Cut as if for batches of 1: so few clips would get one bucket.
     buckets, of = make_buckets(
         columns["num_tokens"], codes, num_buckets=b.buckets, batch_size=1, positions_per_batch=None, num_latents=dims.gpt.num_latents

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from common.channel import BatchFailed, LeaseServer, NoData
 from common.channel import Stopped as ChannelStopped
@@ -70,7 +73,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             saving=stop.saving,
         )
         try:
-            loop.run()
+            with _out_of_the_collectors_sight():
+                loop.run()
         finally:
             observer.traces(stage.step.trace_counts)
             remember_entropy(run, counter)
@@ -84,6 +88,19 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             feed.close()
         book.close()
         observer.close()
+
+
+@contextmanager
+def _out_of_the_collectors_sight() -> Iterator[None]:
+    """Networks and traced programs are some hundred thousand objects that stay while a stage runs: a full garbage collection that looks at
+    all of them holds every thread, and the end of a step is noticed late. Afterwards they are garbage like any other.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _feed(run: RunFolder, stage: Stage, server: LeaseServer, stop: Stop, **more) -> Feed:

@@ -128,6 +128,14 @@ def _uniform(seed: int, counter: int, low: int, high: int) -> int:
     return low + ((counter_hash(seed, counter) * (high - low + 1)) >> 64)
 
 
+def lead_samples(row_seed: int, phases: int, audio: AudioDims, training: bool) -> int:
+    """Samples of silence before an utterance, so that the same sounds fall into other codes: a pure function of its arguments.
+
+    Training: 0 to `phases` - 1 mel frames, each as likely (hash counter 2); a code spans four. Evaluation: none.
+    """
+    return _uniform(row_seed, 2, 0, phases - 1) * audio.hop_samples if training else 0
+
+
 def prompt_slice(num_samples: int, row_seed: int, audio: AudioDims, training: bool, whole: bool = False) -> tuple[int, int]:
     """Where the conditioning clip lies in its utterance: (start, length) in samples; a pure function of its arguments.
 

@@ -1,6 +1,6 @@
 """Speech from nothing: a synthetic voice recorded, both stages trained on it, and a recogniser asked what the result says.
 
-    python tests/bench/speech_from_nothing.py corpus --work W      some 9 h of speech by one voice of Flite, 50 sentences held out
+    python tests/bench/speech_from_nothing.py corpus --work W      2.3 h of speech by one voice of Flite, 50 sentences held out
     python tests/bench/speech_from_nothing.py train  --work W      launch.py with configs/speech.yaml; again resumes
     python tests/bench/speech_from_nothing.py speak  --work W      the held-out sentences as codes and mels, spoken_*.npz
     python tests/bench/speech_from_nothing.py vocode --work W      Griffin-Lim; pictures of three
@@ -374,13 +374,13 @@ def parse() -> argparse.Namespace:
     for phase in all_phases.values():
         phase.add_argument("--work", type=Path, required=True)
     p = all_phases["corpus"]
-    p.add_argument("--sentences", type=int, default=10000)
+    p.add_argument("--sentences", type=int, default=2500)
     p.add_argument("--voice", default="slt", choices=("slt", "rms", "awb", "kal16"))
     p.add_argument("--stretch", type=float, default=1.3, help="1.3: about 150 words a minute")
     p.add_argument("--libraries", default="", help="folder with libflite*.so.1; default: the system's")
-    p.add_argument("--speeds", type=float, nargs="+", default=[], help="train on copies at these speeds besides, e.g. 0.9 1.1")
+    p.add_argument("--speeds", type=float, nargs="*", default=[], help="train on copies at these speeds besides, e.g. 0.9 1.1")
     shifts = "train on copies that begin with so many ms of silence besides: codes, of 46 ms, cut the same sounds elsewhere in them"
-    p.add_argument("--shifts", type=int, nargs="+", default=[], help=shifts)
+    p.add_argument("--shifts", type=int, nargs="*", default=[12, 23, 35], help=shifts)
     p.add_argument("--held-out-only", action="store_true", help="for `score` on another host: the same recordings")
     p.add_argument("--processes", type=int, default=os.cpu_count())
     p = all_phases["train"]
@@ -390,7 +390,7 @@ def parse() -> argparse.Namespace:
     p = all_phases["speak"]
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.5, 0.8])
     p.add_argument("--average", type=int, default=0, help="speak the mean of the newest so many checkpoints, too (train.keep)")
-    p.add_argument("--candidates", type=int, default=1, help="say each sentence so often, keep the likeliest")
+    p.add_argument("--candidates", type=int, default=4, help="say each sentence so often, keep the likeliest")
     p.add_argument("--top-k", type=int, default=50)
     p.add_argument("--top-p", type=float, default=0.85)
     p.add_argument("--seed", type=int, default=1)
