@@ -20,7 +20,7 @@ import xxhash
 from common.batch import empty_batch
 from common.plan import PlannedBatch
 from common.run import RunFolder
-from producer.maker import Clip, Made
+from producer.maker import Clip, Made, Work
 
 SLEEP_MS = "XTTS_TEST_MAKE_MS"
 
@@ -52,6 +52,10 @@ class ArithmeticMaker:
     def compiles(self, planned: PlannedBatch) -> bool:
         """Nothing to compile."""
         return False
+
+    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+        """All of it counts as the device's."""
+        return Work(lambda: self.make(planned, clips, decoded), lambda made: made)
 
     def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
         """The batch's numbers (module docstring)."""

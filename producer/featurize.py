@@ -21,13 +21,12 @@ from common.manifest import Utterance
 from common.plan import PlannedBatch
 from common.run import RunFolder
 from common.stopwatch import Stopwatch
-from common.xtts.audio import CondMel, DvaeMel, counter_hash, lead_samples, prompt_slice
-from common.xtts.dims import AudioDims
+from common.xtts.audio import CondMel, DvaeMel, lead_samples, prompt_slice
 from common.xtts.dvae import Dvae, clip_codes
-from common.xtts.filterbank import num_frames
 from common.xtts.weights import WeightsError, load_state_dict
 from producer.cache import CodesCache, stamp_of
-from producer.maker import BatchError, Clip, Made
+from producer.crops import crop_frames, crop_samples, crop_span
+from producer.maker import BatchError, Clip, Made, Work
 from producer.rows import layout_of, num_codes, pack_row, prompt_codes, prompt_targets_of_coqui
 
 
@@ -56,38 +55,6 @@ def load_dvae(run: RunFolder) -> Dvae:
     return dvae
 
 
-def crop_frames(num_samples: int, row_seed: int, frames: int, audio: AudioDims, training: bool) -> tuple[int, int]:
-    """Stage 1's crop of an utterance: (first frame, number of frames <= `frames`).
-
-    Training: uniform (hash counter 0 of the row's seed); evaluation: the middle. A shorter utterance is taken whole.
-    """
-    total = num_frames(num_samples, audio.hop_samples)
-    n = min(frames, total)
-    first = (counter_hash(row_seed, 0) * (total - n + 1)) >> 64 if training else (total - n) // 2
-    return first, n
-
-
-def crop_span(first: int, n: int, num_samples: int, audio: AudioDims) -> tuple[int, int]:
-    """Samples [start, end) of the clip that frames first .. first + n - 1 are computed from, borders' reflections included."""
-    half = audio.win_samples // 2
-    start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half
-    # np.pad reflects at most all but one of the samples it has.
-    return max(0, min(start, num_samples - half - 1)), min(num_samples, max(end, half + 1))
-
-
-def crop_samples(part: np.ndarray, span: tuple[int, int], first: int, n: int, audio: AudioDims) -> np.ndarray:
-    """float32[(n + 3) · hop]: what the windows of frames first .. first + n - 1 see, from `part` = the clip's samples of `span`.
-
-    Beyond the clip's ends it is reflected, as the centred STFT of the whole clip does.
-    """
-    half = audio.win_samples // 2
-    start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half
-    left, right = max(0, -start), max(0, end - span[1])
-    padded = np.pad(part, (left, right), mode="reflect")
-    offset = start - (span[0] - left)
-    return padded[offset : offset + end - start]
-
-
 class _StageMaker:
     """What both stages share: plans, manifest, compiled functions by shape."""
 
@@ -106,6 +73,14 @@ class _StageMaker:
     def plan(self, name: str, g: int) -> PlannedBatch:
         """Batch `g` of plan `name`. IndexError: there is none; KeyError: no such plan."""
         return self._plans[name].batch(g)
+
+    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+        """See `producer.maker.Maker`."""
+        raise NotImplementedError
+
+    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+        """The whole work, at once."""
+        return self.begin(planned, clips, decoded).at_once()
 
     def _bucket(self, planned: PlannedBatch):
         return self._plans[planned.plan].buckets[planned.bucket]
@@ -241,8 +216,8 @@ class GptMaker(_StageMaker):
         """[B, cond_max] -> conditioning mel [B, F, M] in the wire's dtype."""
         return tf.cast(self._cond_mel(cond), self.mel_dtype)
 
-    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
-        """The arrays of `common.batch.GPT_FIELDS`. BatchError: a row does not fit its bucket."""
+    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+        """Towards the arrays of `common.batch.GPT_FIELDS`. BatchError: a row does not fit its bucket."""
         watch, made = Stopwatch(), Made(self._empty(planned))
         bucket, audio = self._bucket(planned), self.dims.audio
         with watch.part("pack"):
@@ -259,21 +234,33 @@ class GptMaker(_StageMaker):
                 else:
                     at, length = self._prompt(planned, row, utterance.num_samples)
                     cond[row, :length] = wholes[row][at : at + length]
-        if wholes:
-            with watch.part("codes"):
-                codes.update(self._new_codes(planned, wholes, rows))
-        with watch.part("mel"):
-            cond_mel = self._call(("cond", bucket.batch_size), self._cond, cond)
-        with watch.part("pack"):
-            for row, utterance in rows.items():
-                self._pack(made, planned, row, utterance, codes[row], is_last=row == max(rows))
-                made.arrays["cond_mel"][row] = cond_mel[row]
-        self._made.add(self._shape(planned))
-        made.spent_s = watch.take()
-        return made
+            wav = self._waveforms(planned, wholes, rows) if wholes else None
 
-    def _new_codes(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Utterance]) -> dict[int, np.ndarray]:
-        """Row → int32[n] of the clips whose codes are not known yet; known from now on."""
+        def compute() -> tuple[np.ndarray | None, np.ndarray]:
+            all_codes = None
+            if wav is not None:
+                with watch.part("codes"):
+                    all_codes = self._all_codes(planned, wav)
+            with watch.part("mel"):
+                cond_mel = self._call(("cond", bucket.batch_size), self._cond, cond)
+            self._made.add(self._shape(planned))
+            return all_codes, cond_mel
+
+        def finish(features: tuple[np.ndarray | None, np.ndarray]) -> Made:
+            all_codes, cond_mel = features
+            with watch.part("pack"):
+                for row in wholes:
+                    codes[row] = self._known_from_now_on(planned, row, rows[row], all_codes)
+                for row, utterance in rows.items():
+                    self._pack(made, planned, row, utterance, codes[row], is_last=row == max(rows))
+                    made.arrays["cond_mel"][row] = cond_mel[row]
+            made.spent_s = watch.take()
+            return made
+
+        return Work(compute, finish)
+
+    def _waveforms(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Utterance]) -> np.ndarray:
+        """float32[B, S + 8192] of the clips whose codes are not known yet, as long as the longest with `padded_codes`."""
         bucket, audio = self._bucket(planned), self.dims.audio
         wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
         longest = 0
@@ -284,15 +271,20 @@ class GptMaker(_StageMaker):
                 raise BatchError(f"utterance {rows[row].id}: {end} samples, its bucket has {bucket.num_samples}")
             wav[row, lead:end] = samples
             longest = max(longest, end)
+        return wav[:, :longest] if self._batching.padded_codes else wav
+
+    def _all_codes(self, planned: PlannedBatch, wav: np.ndarray) -> np.ndarray:
+        """int32[B, …], a row's codes first."""
         if self._batching.padded_codes:
-            all_codes = self._of_any_length(tf.constant(wav[:, :longest])).numpy()
-        else:
-            all_codes = self._call(self._shape(planned), self._codes, wav)
-        slots = {row: self._slot(planned, row, rows[row]) for row in wholes}
-        codes = {row: all_codes[row, :n] for row, (_, n) in slots.items()}
+            return self._of_any_length(tf.constant(wav)).numpy()
+        return self._call(self._shape(planned), self._codes, wav)
+
+    def _known_from_now_on(self, planned: PlannedBatch, row: int, utterance: Utterance, all_codes: np.ndarray) -> np.ndarray:
+        """int32[n] of a row whose codes were computed."""
+        slot, n = self._slot(planned, row, utterance)
+        codes = all_codes[row, :n]
         if self._cache is not None:
-            for row, c in codes.items():
-                self._cache.put(slots[row][0], c, stamp_of(rows[row].path))
+            self._cache.put(slot, codes, stamp_of(utterance.path))
         return codes
 
     def _pack(self, made: Made, planned: PlannedBatch, row: int, utterance: Utterance, codes: np.ndarray, is_last: bool) -> None:
@@ -348,19 +340,25 @@ class DvaeMaker(_StageMaker):
         edge = self.dims.audio.win_samples // 2 // self.dims.audio.hop_samples
         return tf.cast(mel[:, edge : mel.shape[1] - edge], self.mel_dtype)
 
-    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
-        """The arrays of `common.batch.DVAE_FIELDS`."""
+    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+        """Towards the arrays of `common.batch.DVAE_FIELDS`."""
         watch, made = Stopwatch(), Made(self._empty(planned))
         with watch.part("pack"):
             windows = self._windows(planned, clips, decoded, made)
-        with watch.part("mel"):
-            mel = self._call(self._shape(planned), self._features, windows)
-        with watch.part("pack"):
-            for row in np.flatnonzero(made.arrays["weights"]):
-                n = made.arrays["num_frames"][row]
-                made.arrays["mel"][row, :n] = mel[row, :n]
-        made.spent_s = watch.take()
-        return made
+
+        def compute() -> np.ndarray:
+            with watch.part("mel"):
+                return self._call(self._shape(planned), self._features, windows)
+
+        def finish(mel: np.ndarray) -> Made:
+            with watch.part("pack"):
+                for row in np.flatnonzero(made.arrays["weights"]):
+                    n = made.arrays["num_frames"][row]
+                    made.arrays["mel"][row, :n] = mel[row, :n]
+            made.spent_s = watch.take()
+            return made
+
+        return Work(compute, finish)
 
     def _windows(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> np.ndarray:
         """The samples under every crop, float32[B, (F - 1) · hop + win]; fills in the rows' lengths and weights."""

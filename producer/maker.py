@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,6 +39,20 @@ class Made:
     num_cached: int = 0  # rows whose codes were known already
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is left of a batch whose clips are packed: `compute` on the device, in a thread of its own, while the next batch is packed and
+    the one before is sent; then `finish`, of what `compute` returned.
+    """
+
+    compute: Callable[[], Any]
+    finish: Callable[[Any], Made]
+
+    def at_once(self) -> Made:
+        """Both."""
+        return self.finish(self.compute())
+
+
 class BatchError(ValueError):
     """A batch cannot be made at all; the trainer is told why (NACK)."""
 
@@ -55,10 +69,10 @@ class Maker(Protocol):
     def clips(self, planned: PlannedBatch) -> list[Clip]:
         """What must be decoded, in order of rows. BatchError: the manifest does not know an utterance."""
 
-    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
-        """The arrays that `common.batch` specifies. An exception in place of a clip's samples makes its row weight 0.
+    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+        """Work towards the arrays that `common.batch` specifies. An exception in place of a clip's samples makes its row weight 0.
 
-        BatchError: a row does not fit its bucket.
+        BatchError, here or when the work is done: a row does not fit its bucket.
         """
 
     def compiles(self, planned: PlannedBatch) -> bool:

@@ -1,4 +1,5 @@
-"""The producer's event loop: leases in, batches out; decoding of the next batches goes on while one is on the device.
+"""The producer's event loop: leases in, batches out. Three things go on at once: threads decode the clips of the next batches, this one
+packs and sends, and a thread of the device's computes one batch after the other.
 
 Nothing here is remembered between leases but the open stage: a lease that is revoked or dropped costs only the work in hand. Clips of
 at most `leases` batches are in memory. Without a trainer the loop waits, warm, for as long as it takes.
@@ -11,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,12 +23,14 @@ from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
 from common.plan import PlannedBatch
 from common.stopwatch import Stopwatch
 from producer.decode import DecodeError, DecodePool
-from producer.maker import BatchError, Clip, Made, Maker, without
+from producer.maker import BatchError, Clip, Made, Maker, Work, without
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2  # how late a stop may be noticed
-DECODE_SLICE_S = 0.05  # how late an event may be noticed while clips are being decoded
+WAIT_SLICE_S = 0.05  # how late an event may be noticed while there is work in hand
+ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
+DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
 TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
 REASON_CHARS = 500
 
@@ -40,6 +43,9 @@ class Job:
     planned: PlannedBatch
     clips: list[Clip]
     futures: list[Future]
+    work: Work | None = None
+    compiles: bool = False
+    computed: Future | None = None  # from when it is packed
 
     def decoded(self) -> list[np.ndarray | DecodeError]:
         """The clips' samples; whatever is not the file's fault is raised."""
@@ -55,6 +61,8 @@ class Job:
         """Nobody needs it any more."""
         for future in self.futures:
             future.cancel()
+        if self.computed is not None:
+            self.computed.cancel()
 
 
 class Meter:
@@ -127,7 +135,9 @@ class Service:
         self._info, self._data_roots, self._report = info or {}, data_roots, report
         self.meter = Meter(log_every_s)
         self.stage, self.maker, self._probe = "", None, ""
-        self._jobs: list[Job] = []
+        self._jobs: list[Job] = []  # in the order in which they are needed
+        self._on_device: list[Job] = []  # in the order in which they were given to its thread
+        self._device = ThreadPoolExecutor(1, "device")
         self._watch = Stopwatch()  # of this thread, since the last batch left
         self._cpu_s = time.process_time()
 
@@ -151,17 +161,17 @@ class Service:
                 self._open(event)
             elif isinstance(event, Lease):
                 self._take(event)
-            elif self._jobs:
+            elif self._jobs or self._on_device:
                 self._advance()
             else:
                 self._waited()
-        for job in self._jobs:
-            job.drop()
+        self._drop_all()
         self._client.bye()
+        self._device.shutdown(wait=False)
         return reason
 
     def _poll(self):
-        if self._jobs:
+        if self._jobs or self._on_device:
             return self._client.poll(0.0)
         start = time.perf_counter()
         event = self._client.poll(POLL_S)
@@ -189,12 +199,12 @@ class Service:
 
     def _open(self, welcome: Welcome) -> None:
         """Answer a generation; the maker stays, with what it has compiled, where stage and features are the same."""
-        for job in self._jobs:
-            job.drop()
-        self._jobs.clear()
+        running = self._drop_all()
         stage = str(welcome.info.get("stage"))
         if self.maker is None or stage != self.stage or self.maker.feature_hash != welcome.info.get("feature_hash"):
             self._status(f"opening stage {stage}")
+            if wait(running, DEVICE_S).not_done:
+                raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
             self.maker = None  # before the next one is built: both would not fit into a small device
             self.stage, self.maker = stage, self._make_stage(stage)
             self._probe = self.maker.probe()
@@ -217,29 +227,71 @@ class Service:
         self._jobs.append(Job(lease, planned, clips, futures))
         self._jobs.sort(key=lambda job: job.lease.position)
 
+    def _drop_all(self) -> list[Future]:
+        """Nobody needs what is in hand; returns what the device's thread cannot be kept from ending."""
+        jobs = [*self._jobs, *self._on_device]
+        self._jobs.clear()
+        self._on_device.clear()
+        for job in jobs:
+            job.drop()
+        return [job.computed for job in jobs if job.computed is not None and not job.computed.done()]
+
     def _advance(self) -> None:
-        """Bring the job that is needed soonest a little further: its clips, then the batch."""
-        job = self._jobs[0]
-        if not self._client.is_current(job.lease):
+        """Whatever can be done at once: pack the next batch for the device, or send the one that it is done with; else wait for either."""
+        if self._jobs and not self._client.is_current(self._jobs[0].lease):
             self._jobs.pop(0).drop()
-            return
-        if not all(f.done() for f in job.futures):
+        elif self._jobs and len(self._on_device) < ON_DEVICE and all(f.done() for f in self._jobs[0].futures):
+            self._pack(self._jobs.pop(0))
+        elif self._on_device and self._on_device[0].computed.done():
+            self._send(self._on_device.pop(0))
+        elif self._on_device:
+            self._status(self._phase())
+            ahead = self._jobs[0].futures if self._jobs and len(self._on_device) < ON_DEVICE else ()
+            with self._part("device_wait"):
+                wait([self._on_device[0].computed, *(f for f in ahead if not f.done())], WAIT_SLICE_S, FIRST_COMPLETED)
+        else:
             self._status("working")
             with self._part("decode_wait"):
-                wait(job.futures, DECODE_SLICE_S)
-            return
-        self._jobs.pop(0)
+                wait(self._jobs[0].futures, WAIT_SLICE_S)
+
+    def _phase(self) -> str:
+        """What the trainer is told: while a function is compiled, leases do not expire."""
+        compiling = [job.planned.bucket for job in self._on_device if job.compiles and not job.computed.done()]
+        return f"compiling(bucket {compiling[0]})" if compiling else "working"
+
+    def _pack(self, job: Job) -> None:
+        decoded = job.decoded()
         try:
-            made = self._make(job)
+            if any(isinstance(d, DecodeError) for d in decoded):
+                gone = [root for root in self._data_roots if not os.path.isdir(root)]
+                if gone:
+                    raise BatchError(f"the data folder {gone[0]} is not there")
+            job.work = self.maker.begin(job.planned, job.clips, decoded)
         except BatchError as e:
             self._refuse(job.lease, str(e))
             return
+        job.compiles = self.maker.compiles(job.planned)
+        if job.compiles:
+            self._status(f"compiling(bucket {job.planned.bucket})")
+        job.computed = self._device.submit(job.work.compute)
+        self._on_device.append(job)
+
+    def _send(self, job: Job) -> None:
+        try:
+            made = job.work.finish(job.computed.result())
+        except BatchError as e:
+            self._refuse(job.lease, str(e))
+            return
+        if not self._client.is_current(job.lease):
+            return
+        for utterance, reason in made.bad:
+            log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
         bad = [[u, reason[:REASON_CHARS]] for u, reason in made.bad]
         meta = {"bad": bad, "without": list(job.lease.extra.get("quarantined", ())), **self._timings(job, made)}
         with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, meta)
         self.meter.batch(made)
-        self._status("working")  # not "compiling" any more: that would keep leases from expiring
+        self._status(self._phase())
 
     @contextmanager
     def _part(self, name: str) -> Iterator[None]:
@@ -263,18 +315,6 @@ class Service:
             "cpu_ms": round(1e3 * cpu_s, 3),
             "sent": time.time(),
         }
-
-    def _make(self, job: Job) -> Made:
-        decoded = job.decoded()
-        if any(isinstance(d, DecodeError) for d in decoded):
-            gone = [root for root in self._data_roots if not os.path.isdir(root)]
-            if gone:
-                raise BatchError(f"the data folder {gone[0]} is not there")
-        self._status(f"compiling(bucket {job.planned.bucket})" if self.maker.compiles(job.planned) else "working")
-        made = self.maker.make(job.planned, job.clips, decoded)
-        for utterance, reason in made.bad:
-            log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
-        return made
 
     def _refuse(self, lease: Lease, why: str) -> None:
         log.warning("%s %d cannot be made: %s", lease.plan, lease.g, why)

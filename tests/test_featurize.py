@@ -13,8 +13,9 @@ from common.batch import batch_spec, check_batch
 from common.wire import digest
 from common.xtts.audio import DvaeMel, prompt_slice
 from common.xtts.filterbank import log_mel_numpy
+from producer.crops import crop_frames, crop_samples, crop_span
 from producer.decode import DecodeError, decode
-from producer.featurize import DvaeMaker, GptMaker, crop_frames, crop_samples, crop_span
+from producer.featurize import DvaeMaker, GptMaker
 from producer.maker import BatchError, without
 from producer.rows import prompt_codes
 

@@ -16,7 +16,7 @@ from common.local_channel import LocalHub
 from common.wire import digest
 from producer.arithmetic import ArithmeticMaker, value_of
 from producer.decode import DecodePool
-from producer.maker import BatchError, Clip, without
+from producer.maker import BatchError, Clip, Work, without
 from producer.serve import Service
 
 LATER_S = 200.0  # longer than anything takes that still happens
@@ -241,10 +241,38 @@ def test_revoked_work_is_skipped(world):
     p = start(make_stage=lambda s: Slow(run, s))
     wait_for(lambda: made)
     open_stage(server, run, 2, [("train", 7)])
-    wait_for(lambda: p.client.generation == 2)
+    wait_for(lambda: p.phases.count("ready") == 2)
     gate.set()
     assert [(p, g) for p, g, _, _ in take_all(server)] == [("train", 7)]
     assert made == [("train", 0), ("train", 7)]
+
+
+def test_the_next_batch_is_packed_and_the_one_before_sent_while_the_device_computes(world):
+    """The device is held in each batch until the batch behind it is packed and the one before has arrived: in one thread, nobody could."""
+    run, server, start = world
+    packed, in_time, at_once = [threading.Event() for _ in range(6)], [], []
+
+    class Held(ArithmeticMaker):
+        def begin(self, planned, clips, decoded):
+            packed[planned.g].set()
+            at_once.append(sum(e.is_set() for e in packed) - len(taken))
+
+            def compute():
+                in_time.append(packed[min(planned.g + 1, 5)].wait(LATER_S))
+                wait_for(lambda: len(taken) >= planned.g)
+                return self.make(planned, clips, decoded)
+
+            return Work(compute, lambda made: made)
+
+    taken = []
+    open_stage(server, run, 1, [("train", g) for g in range(6)])
+    start(make_stage=lambda s: Held(run, s))
+    while (d := server.next(LATER_S)) is not None:
+        taken.append(d.g)
+        server.release()
+    assert taken == list(range(6))
+    assert in_time == [True] * 6
+    assert max(at_once) <= 3, "no more than two on the device, and one on its way"
 
 
 def test_other_features_are_refused_and_the_producer_says_why(world):

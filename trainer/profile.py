@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ASKED = "XTTS_PROFILE"
 FILE = "profile.json"
 CEILING_STEPS, REPEATS = 100, 5
-BATCH_PARTS = ("read", "decode", "resample", *(p for p in OWN_PARTS if p != "read"), "decode_wait", "lease_wait")
+BATCH_PARTS = ("read", "decode", "resample", *(p for p in OWN_PARTS if p != "read"), "decode_wait", "device_wait", "lease_wait")
 
 
 def waited_steps(free: int) -> int:

@@ -50,6 +50,7 @@ _BATCH_ROWS = {
     "serialise": "serialise",
     "make": "make",
     "decode_wait": "wait for decode threads",
+    "device_wait": "wait for mels and codes",
     "lease_wait": "wait for leases",
 }
 

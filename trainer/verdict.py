@@ -1,8 +1,9 @@
 """Which part of the pipeline is the slowest, and which setting changes that. A pure function of measured numbers.
 
-The pipeline is a row of things that work at the same time: decode threads → each producer's own thread (read, codes, mel, pack, serialise)
-→ the wire → the trainer's feed (check, transfer) → the step. At its pace, the slowest is busy all the time and the others wait: for leases
-before it, for data behind it. If nobody is busy all the time, the wire is slow, or too few batches are under way to keep them at work.
+The pipeline is a row of things that work at the same time: decode threads → each producer's own thread (read, pack, serialise) and its
+device (codes, mel) → the wire → the trainer's feed (check, transfer) → the step. At its pace, the slowest is busy all the time and the
+others wait: for leases before it, for data behind it. If nobody is busy all the time, the wire is slow, or too few batches are under way
+to keep them at work.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ AHEAD = 1.25  # unless it is that much busier than the next one: then what is mi
 DECODE_WAIT = 0.08  # a producer that waits for its decode threads for more than this share of its time
 LEASE_WAIT = 0.05  # a producer that waits for leases for less than this share of its time has them
 HEADROOM = 1.05  # producers are counted with so much to spare
-OWN_PARTS = ("read", "codes", "mel", "pack", "serialise", "make")  # of a producer's own thread
+HOST_PARTS = ("read", "pack", "serialise")  # of a producer's own thread
+DEVICE_PARTS = ("codes", "mel", "make")  # of the thread that has its device
+OWN_PARTS = ("read", "codes", "mel", "pack", "serialise", "make")
 CAUSES = ("trainer", "transfer", "transport", "window", "leases", "decode", "features", "read", "serialise", "producers")
 _CAUSE_OF = {"read": "read", "codes": "features", "mel": "features", "make": "features", "pack": "serialise", "serialise": "serialise"}
 
@@ -26,8 +29,8 @@ _CAUSE_OF = {"read": "read", "codes": "features", "mel": "features", "make": "fe
 class ProducerLoad:
     """One producer over a stretch of batches, in seconds per batch.
 
-    `parts_s`: OWN_PARTS, `decode_wait` (its thread waits for its decode threads), `lease_wait`, `idle` (no trainer); and `decode` and
-    `resample`, which are summed over the decode threads.
+    `parts_s`: OWN_PARTS; `decode_wait`, `device_wait`, `lease_wait` (its own thread waits for its decode threads, its device, a lease),
+    `idle` (no trainer); and `decode` and `resample`, which are summed over the decode threads.
     """
 
     name: str
@@ -43,8 +46,8 @@ class ProducerLoad:
 
     @property
     def own_s(self) -> float:
-        """Work of the producer's own thread."""
-        return self.part(*OWN_PARTS)
+        """Pace of its own thread and its device, which work at the same time."""
+        return max(self.part(*HOST_PARTS), self.part(*DEVICE_PARTS))
 
     def decode_s(self, leases: int) -> float:
         """Pace of its decode threads: as many work at once as there are clips in hand."""
@@ -53,7 +56,7 @@ class ProducerLoad:
     @property
     def cycle_s(self) -> float:
         """From batch to batch."""
-        return self.own_s + self.part("decode_wait", "lease_wait", "idle")
+        return self.part(*HOST_PARTS, "decode_wait", "device_wait", "lease_wait", "idle")
 
     def pace_s(self, leases: int) -> float:
         """Seconds per batch if it never waited for a lease."""
@@ -147,7 +150,7 @@ def _cause(m: Measured) -> tuple[str, str]:
     if not m.producers:
         return "producers", ""
     total = max(1e-9, sum(p.batches * p.cycle_s for p in m.producers))
-    # Not what is left without the wait for leases: a producer with one batch in hand waits for its clips though it could do more.
+    # Not what is left without the waits for leases: a producer with one batch in hand waits for its clips though it could do more.
     producer = sum(p.batches * p.pace_s(m.settings.leases) for p in m.producers) / total
     busy = {"trainer": 1 - m.wait, "transfer": m.feed_s / m.batch_s, "producer": producer}
     most = max(busy, key=lambda k: (min(1.0, busy[k]), k == "producer"))
@@ -173,15 +176,17 @@ def _slow_wire(m: Measured) -> bool:
 
 
 def _within_producers(m: Measured) -> tuple[str, str]:
-    """Decoding, or the largest part of the producers' own threads."""
+    """Decoding, or the largest part of the producers' own threads or their devices, whichever are slower."""
     count = sum(p.batches for p in m.producers)
-    mean = {n: sum(p.batches * p.part(n) for p in m.producers) / count for n in (*OWN_PARTS, "decode", "resample", "decode_wait")}
-    own = sum(mean[n] for n in OWN_PARTS)
+    parts = (*OWN_PARTS, "decode", "resample", "decode_wait", "device_wait")
+    mean = {n: sum(p.batches * p.part(n) for p in m.producers) / count for n in parts}
+    host, device = (sum(mean[n] for n in of) for of in (HOST_PARTS, DEVICE_PARTS))
+    own = max(host, device)
     decode = sum(p.batches * p.decode_s(m.settings.leases) for p in m.producers) / count
-    waits = mean["decode_wait"] / max(1e-9, own + mean["decode_wait"])
+    waits = mean["decode_wait"] / max(1e-9, host + mean["device_wait"] + mean["decode_wait"])
     if decode > own or (waits > DECODE_WAIT and decode > 0.8 * own):
         return "decode", "resample" if mean["resample"] > mean["decode"] else "decode"
-    part = _largest({n: mean[n] for n in OWN_PARTS})
+    part = _largest({n: mean[n] for n in (HOST_PARTS if host > device else DEVICE_PARTS)})
     return _CAUSE_OF.get(part, "features"), part
 
 
