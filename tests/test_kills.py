@@ -30,7 +30,7 @@ SCHEDULES: dict[str, list[tuple[float, str]]] = {
     "a frozen trainer": [(0.4, "stop-trainer")],
     "replaced under a live launch.py": [(0.5, "replace")],
     "replaced, then killed": [(0.5, "replace"), (1.2, "trainer")],
-    **{f"random {seed}": random_schedule(seed, 4) for seed in range(5)},
+    **{f"random {seed}": random_schedule(seed, 4) for seed in range(7)},
 }
 
 
