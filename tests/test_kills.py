@@ -72,7 +72,7 @@ def test_nothing_lost_nothing_twice(outcomes, name):
 def test_the_schedules_did_hurt(outcomes):
     """A suite whose kills all came too late would pass in silence."""
     resumed = {name: chaos.resumes(f.result().path) for name, f in outcomes.items()}
-    assert sum(bool(r) for r in resumed.values()) >= 10, resumed
+    assert sum(bool(r) for r in resumed.values()) >= 8, resumed
     assert len({step for r in resumed.values() for step in r}) >= 5, resumed
 
 
