@@ -116,7 +116,7 @@ class Batching(Section):
     text_stop_input: bool = False  # STOP after the text is an input, as at synthesis; XTTS hides it in training
     stop_labels: int = Field(4, ge=1, le=4)  # how often STOP is asked for after the last code; XTTS: 4
     padded_codes: bool = False  # codes of a clip as its batch pads it, instead of the clip's alone
-    code_phases: int = Field(1, ge=1, le=4)  # in each epoch a clip begins 0 to so many mel frames into its first code: for few hours
+    code_phases: int = Field(1, ge=1, le=4)  # above 1: each epoch begins a clip 0 to code_phases - 1 mel frames (of 4) into its first code
 
 
 class Optim(Section):

@@ -7,6 +7,7 @@ Source: coqui-tts, TTS/tts/layers/xtts/trainer/gpt_trainer.py (GPTTrainer.format
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,7 +56,7 @@ def load_dvae(run: RunFolder) -> Dvae:
     return dvae
 
 
-class _StageMaker:
+class _StageMaker(ABC):
     """What both stages share: plans, manifest, compiled functions by shape."""
 
     stage: str
@@ -74,9 +75,9 @@ class _StageMaker:
         """Batch `g` of plan `name`. IndexError: there is none; KeyError: no such plan."""
         return self._plans[name].batch(g)
 
+    @abstractmethod
     def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
         """See `producer.maker.Maker`."""
-        raise NotImplementedError
 
     def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
         """The whole work, at once."""
@@ -85,9 +86,9 @@ class _StageMaker:
     def _bucket(self, planned: PlannedBatch):
         return self._plans[planned.plan].buckets[planned.bucket]
 
+    @abstractmethod
     def _shape(self, planned: PlannedBatch) -> tuple[int, ...]:
         """What the compiled function depends on."""
-        raise NotImplementedError
 
     def compiles(self, planned: PlannedBatch) -> bool:
         """True if making this batch will first compile a function."""

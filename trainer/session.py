@@ -92,8 +92,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
 
 @contextmanager
 def _out_of_the_collectors_sight() -> Iterator[None]:
-    """Networks and traced programs are some hundred thousand objects that stay while a stage runs: a full garbage collection that looks at
-    all of them holds every thread, and the end of a step is noticed late. Afterwards they are garbage like any other.
+    """Networks and traced programs stay while a stage runs, and a full garbage collection that looks at all of them holds every thread: so
+    the end of a step could be noticed late. Afterwards they are garbage like any other.
     """
     gc.collect()
     gc.freeze()
