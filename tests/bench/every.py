@@ -58,12 +58,16 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     launches = ["bash", "-c", 'XLA_FLAGS="$XLA_FLAGS --xla_gpu_enable_command_buffer=" exec "$0" "$@"']
     two = ["--data-gpu", "cpu", "--model-gpu", "cpu"] if cards == 0 else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
-    plain = "torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused"
-    variants = "ours|ours, narrow residual|ours, short sums|ours, cublaslt|ours, cublaslt, weight copies"
+    plain = "torch|bf16 fused|bf16 plain|tf32 plain|fp32 plain"
+    variants = "ours|ours, cublaslt outside graphs|ours, cublaslt outside graphs, weight copies|ours, cublaslt|ours, narrow residual"
     levers = (
         "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
+        "|ours, 408 positions|ours, 416 positions|ours, 448 positions"
     )
-    flags = "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions|ours, autotune level 2"
+    flags = (
+        "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions|ours, triton fusions of several outputs"
+        "|ours, wide loads|ours, autotune level 2|fp32 plain|fp32 plain, cublaslt outside graphs|tf32 plain, cublaslt outside graphs"
+    )
     caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
     capped = lambda batch, gb: ["--batch", few(batch, 2), "--memory-gb", str(gb)]  # noqa: E731
     small = ["--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]

@@ -29,63 +29,11 @@ sys.path.insert(0, str(ROOT))
 
 from common.gpu import Device
 from common.xla_env import xla_env
+from tests.bench.step_rows import ROWS
 
-# Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), torch (another program).
-_BF16 = {"precision": "bf16", "kernels": {}}
-
-
-def _fast(**changed) -> dict:
-    kernels = {"attention": "cudnn", "dropout": "hash", "lean": True, "embedding_grad": "scatter", "split_qkv": True}
-    kernels |= {"long_sums": True, "wide_residual": True}
-    return {"precision": "bf16", "kernels": {**kernels, **changed}, "attention_dropout": 0.0}
-
-
-ROWS: dict[str, dict] = {
-    "ours": _fast(),
-    "ours, short sums": _fast(long_sums=False),
-    "ours, weight copies": _fast(weight_copies=True),
-    "ours, narrow residual": _fast(wide_residual=False),
-    "ours, joint qkv": _fast(split_qkv=False),
-    "fp32 plain": {"precision": "fp32", "kernels": {}},
-    "tf32 plain": {"precision": "tf32", "kernels": {}},
-    "bf16 plain": _BF16,
-    "bf16 plain, no attention dropout": {**_BF16, "attention_dropout": 0.0},
-    "bf16 plain, hash dropout": {**_BF16, "kernels": {"dropout": "hash"}},
-    "bf16 fused": {**_BF16, "kernels": {"attention": "cudnn"}, "attention_dropout": 0.0},
-    "ours, stateless dropout": _fast(dropout="stateless"),
-    "ours, no dropout": {**_fast(), "dropout": 0.0},
-    "ours, plain attention": _fast(attention="plain"),
-    "ours, attention dropout": {**_fast(), "attention_dropout": None},
-    "ours, not lean": _fast(lean=False),
-    "ours, embedding by matmul": _fast(embedding_grad="matmul"),
-    "ours, micro and apply": {**_fast(), "grouped": True},
-    "ours, recompute": {**_fast(), "recompute": True},
-    "ours, triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=true"},
-    "ours, parallel llvm": {**_fast(), "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true"},
-    "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
-    "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
-    "ours, cublaslt": {**_fast(), "xla": "--xla_gpu_enable_cublaslt=true"},
-    "ours, cublaslt, weight copies": {**_fast(weight_copies=True), "xla": "--xla_gpu_enable_cublaslt=true"},
-    "ours, triton fusions": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_block_level_rewriter=true"},
-    "ours, cudnn gemm fusions": {**_fast(), "xla": "--xla_gpu_cudnn_gemm_fusion_level=2"},
-    "ours, dynamic slices": {**_fast(), "xla": "--xla_gpu_enable_dynamic_slice_fusion=true"},
-    "ours, cold cache": {**_fast(), "cache": "cold"},
-    "ours, warm cache": {**_fast(), "cache": "warm"},
-    "ours, warm autotuning": {**_fast(), "cache": "autotuning"},
-    "ours, saving": {**_fast(), "save": True},
-    "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
-    "ours, fusions not autotuned": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_autotuner=false"},
-    "ours, parallel compilation": {
-        **_fast(),
-        "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true --xla_gpu_force_compilation_parallelism=8",
-    },
-    "torch": {"torch": {"compile": True}},
-    "torch eager": {"torch": {"compile": False}},
-    "torch, attention dropout": {"torch": {"compile": True, "attention_dropout": 0.1}},
-    "gemm ceiling": {"ceiling": True},
-}
 DEFAULT_ROWS = "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention dropout|ours, stateless dropout"
-TEXT_TOKENS, CODES, SPARE = 150, 216, 2  # 10 s; SPARE positions of padding, for 405 with the 32 latents
+TEXT_TOKENS, CODES = 150, 216  # 10 s
+POSITIONS = 405  # of a row, latents and two of padding included
 
 
 def main() -> int:
@@ -104,7 +52,7 @@ def main() -> int:
     for row in _names(args.rows):
         for batch in (int(b) for b in args.batch.split(",")):
             job = {"row": row, "batch": batch, "size": args.size, "layers": args.layers, "steps": args.steps, "profile": args.profile}
-            job["memory_gb"] = args.memory_gb
+            job |= {"memory_gb": args.memory_gb, "python": args.coqui}
             left = args.max_seconds - (time.monotonic() - began)
             if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers", "memory_gb")) for r in results):
                 continue
@@ -130,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     p.add_argument("--max-seconds", type=float, default=86400.0)
     p.add_argument("--profile", help="a folder for the kernels' times and XLA's optimised program")
     p.add_argument("--memory-gb", type=float, help="as on a smaller card: the most that TensorFlow may take")
+    p.add_argument("--coqui", default=sys.executable, help="for the rows named coqui: a Python that has coqui-tts")
     p.add_argument("--check", nargs="?", const="fast", choices=("fast", "both"))
     p.add_argument("--worker", help=argparse.SUPPRESS)
     return p.parse_args()
@@ -162,7 +111,9 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
     if job["profile"]:
         Path(job["profile"]).mkdir(parents=True, exist_ok=True)
         flags += f" --xla_dump_to={job['profile']}/xla --xla_dump_hlo_as_text"
-    command = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)]
+    command, folder = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)], ROOT
+    if "coqui" in options:
+        command, folder = _coqui(job, options), tempfile.gettempdir()  # not ROOT: Coqui's package has a module `trainer`, as this project
     began = time.monotonic()
     try:
         programs = f"--tf_xla_persistent_cache_directory={cache}" if options.get("cache") in ("cold", "warm") else ""
@@ -172,7 +123,7 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
             "XLA_FLAGS": flags.strip(),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
         result = _last_json(done.stdout) or {"error": _why(done)}
     except subprocess.TimeoutExpired:
         result = {"error": f"not done within {seconds:.0f} s"}
@@ -181,6 +132,13 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
         with open(path, "a") as file:
             file.write(json.dumps(result) + "\n")
     return result
+
+
+def _coqui(job: dict, options: dict) -> list[str]:
+    dims = _dims(job, options)
+    gpt = {**dataclasses.asdict(dims.gpt), "start_audio": dims.gpt.start_audio, "stop_audio": dims.gpt.stop_audio}
+    asked = {"batch": job["batch"], "steps": job["steps"], "way": options["coqui"], "cond_frames": dims.audio.cond_frames, "gpt": gpt}
+    return [job["python"], str(ROOT / "tests" / "bench" / "coqui_step.py"), json.dumps(asked)]
 
 
 def _last_json(text: str) -> dict | None:
@@ -204,7 +162,8 @@ def _worker(job: dict) -> dict:
     if "torch" in options:
         from tests.bench.torch_step import measure as measure_torch
 
-        return measure_torch(_dims(job, options), job["batch"], _bucket(job["batch"]), job["steps"], **options["torch"])
+        dims = _dims(job, options)
+        return measure_torch(dims, job["batch"], _bucket(job, options, dims), job["steps"], **options["torch"])
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -230,10 +189,10 @@ def _dims(job: dict, options: dict):
     return dataclasses.replace(dims, gpt=dataclasses.replace(dims.gpt, dropout=options.get("dropout", dims.gpt.dropout)))
 
 
-def _bucket(batch: int):
+def _bucket(job: dict, options: dict, dims):
     from common.buckets import Bucket
 
-    return Bucket(batch, TEXT_TOKENS + 1 + CODES + 4 + SPARE, TEXT_TOKENS + 1, CODES)
+    return Bucket(job["batch"], options.get("positions", POSITIONS) - dims.gpt.num_latents, TEXT_TOKENS + 1, CODES)
 
 
 def make_batch(dims, bucket, seed: int = 0) -> dict:
@@ -270,7 +229,8 @@ def build(job: dict, options: dict):
     from trainer.step import GptStep, StepOptions
 
     tf.config.experimental.enable_tensor_float_32_execution(options["precision"] != "fp32")
-    dims, bucket = _dims(job, options), _bucket(job["batch"])
+    dims = _dims(job, options)
+    bucket = _bucket(job, options, dims)
     gpu = bool(tf.config.list_physical_devices("GPU"))
     jit = gpu or job.get("jit", False)
     if not gpu:  # a rehearsal

@@ -1,0 +1,93 @@
+"""Coqui's own GPT class taking the same training step, where coqui-tts is installed: a baseline for `tests.bench.step`, which starts it.
+
+    COQUI/bin/python tests/bench/coqui_step.py '{"batch": 32, "steps": 30, "way": "fp32", "gpt": {…}}'
+
+As its XTTS recipe trains it: rows padded as its collator pads them, its own forward pass and losses, torch's AdamW with the recipe's
+settings, float32 products (`fp32`); the same with TF32 (`tf32`) and under bfloat16 autocast (`bf16`). Not in it, as it is not in our
+step: the mels and DVAE codes, which its trainer computes inside the step. Coqui's package has a module `trainer`, so that this file never
+runs with the project on its path. Prints one line of JSON with the keys of a row.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
+import coqui_stubs  # noqa: F401
+import torch
+from TTS.tts.layers.xtts.gpt import GPT
+
+TEXT_TOKENS, CODES, SAMPLES_PER_CODE = 150, 216, 1024
+
+
+def model_of(gpt: dict) -> torch.nn.Module:
+    """`GPT` of these sizes (names as in common/xtts/dims.py), as Coqui's `Xtts` makes it."""
+    return GPT(
+        layers=gpt["layers"],
+        model_dim=gpt["width"],
+        heads=gpt["heads"],
+        start_text_token=gpt["start_text"],
+        stop_text_token=gpt["stop_text"],
+        max_text_tokens=gpt["max_text_tokens"],
+        max_mel_tokens=gpt["max_audio_tokens"],
+        max_prompt_tokens=70,
+        number_text_tokens=gpt["num_text_tokens"],
+        num_audio_tokens=gpt["num_audio_tokens"],
+        start_audio_token=gpt["start_audio"],
+        stop_audio_token=gpt["stop_audio"],
+        use_perceiver_resampler=True,
+        code_stride_len=SAMPLES_PER_CODE,
+    )
+
+
+def measure(job: dict) -> dict:
+    """Milliseconds per step, medians of five blocks of steps."""
+    device, gpt, rows = "cuda" if torch.cuda.is_available() else "cpu", job["gpt"], job["batch"]
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["way"] != "fp32"
+    model = model_of(gpt).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-6, betas=(0.9, 0.96), eps=1e-8, weight_decay=1e-2)
+    text = torch.randint(1, gpt["num_text_tokens"], (rows, TEXT_TOKENS), device=device)
+    codes = torch.randint(0, gpt["num_audio_tokens"] - 2, (rows, CODES), device=device)
+    mels = torch.randn(rows, 1, gpt["num_mels"], job["cond_frames"], device=device)
+    text_lengths = torch.full((rows,), TEXT_TOKENS, device=device)
+    wav_lengths = torch.full((rows,), CODES * SAMPLES_PER_CODE, device=device)
+
+    def once() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=job["way"] == "bf16"):
+            # Clones: it writes its padding into what it is given.
+            text_loss, audio_loss, _ = model(text.clone(), text_lengths, codes.clone(), wav_lengths, cond_mels=mels)
+            loss = 0.01 * text_loss + audio_loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    first = once().item()
+    for _ in range(3):
+        once().item()
+    blocks, size = [], max(1, job["steps"] // 5)
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(size):
+            last = once()
+        last.item()
+        blocks.append(1e3 * (time.perf_counter() - start) / size)
+    ms = statistics.median(blocks)
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "torch": torch.__version__,
+        "ms": round(ms, 2),
+        "ms_range": [round(min(blocks), 2), round(max(blocks), 2)],
+        "utterances_per_s": round(1e3 * rows / ms, 1),
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device == "cuda" else 0.0,
+        "compile_s": 0.0,
+        "loss": [round(first, 4), round(last.item(), 4)],
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)  # noqa: T201
