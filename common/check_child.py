@@ -20,9 +20,9 @@ def main(role: str) -> int:
     """Versions, then the device; returns the exit code."""
     expected = os.environ.get(DEVICE, "cpu")
     try:
-        import tensorflow as tf
+        from common.device import import_tensorflow, prove_device, versions
 
-        from common.device import prove_device, versions
+        tf = import_tensorflow()
     except ImportError as e:
         say(False, f"{role} versions", f"TensorFlow cannot be imported: {e}", "pip install 'tensorflow[and-cuda]' (GPU) or tensorflow-cpu")
         return BAD_INPUT

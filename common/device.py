@@ -10,7 +10,9 @@ import glob
 import logging
 import os
 import site
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,10 @@ _LIBRARIES = {
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
 
+# Keras imports these where they are installed, for wrappers and plots that nothing here uses: a third of the time that TensorFlow takes
+# to be imported.
+_NOT_NEEDED = ("sklearn", "pandas", "matplotlib")
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -47,6 +53,25 @@ class DeviceInfo:
 
     def __str__(self) -> str:
         return self.label
+
+
+def import_tensorflow():
+    """TensorFlow, without what Keras would load besides; for a process's first import of it. ImportError as from `import tensorflow`."""
+    with absent(_NOT_NEEDED):
+        import tensorflow as tf
+    return tf
+
+
+@contextmanager
+def absent(names: tuple[str, ...]) -> Iterator[None]:
+    """Top-level packages that are as if not installed meanwhile; those already loaded stay."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
 
 
 def prove_device(
@@ -68,7 +93,7 @@ def prove_device(
     if expected == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     try:
-        import tensorflow as tf
+        tf = import_tensorflow()
     except ImportError as e:
         raise BadInput(f"TensorFlow cannot be imported: {e}; install it with pip install 'tensorflow[and-cuda]' or tensorflow-cpu") from e
     if intra_threads:
