@@ -74,6 +74,7 @@ def loaders() -> dict[str, Callable[[Path], object]]:
     with contextlib.suppress(ImportError):
         import torch
         import torchaudio
+        import torchcodec  # noqa: F401 - what torchaudio loads files through, from 2.9 on
 
         torch.set_num_threads(1)
 

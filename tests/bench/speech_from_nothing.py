@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,14 +64,7 @@ def corpus(args: argparse.Namespace) -> None:
     record(speaker, args.work / "held_out", held_out, "h", args.processes)
     if args.held_out_only:
         return
-    if args.speeds or args.shifts:  # what is evaluated must not be in training as a copy
-        training, dev = training[:-HELD_OUT], training[-HELD_OUT:]
-        record(speaker, args.work / "dev", dev, "d", args.processes)
     seconds = record(speaker, args.work / "corpus", training, "t", args.processes)
-    for speed in args.speeds:
-        _copy(args.work / "corpus", args.work / f"corpus-{speed:g}", lambda wav, rate, speed=speed: _faster(wav, rate, speed))
-    for shift in args.shifts:
-        _copy(args.work / "corpus", args.work / f"corpus+{shift}", lambda wav, rate, ms=shift: np.pad(wav, (rate * ms // 1000, 0)))
     words = {word for text in training for word in text.split()}
     document = {"voice": f"flite {args.voice}", "stretch": args.stretch, "sentences": len(training), "hours": seconds / 3600}
     document |= {"vocabulary": len(words), "held_out": len(held_out), "made_in_s": round(time.monotonic() - began, 1)}
@@ -80,32 +72,10 @@ def corpus(args: argparse.Namespace) -> None:
     tell(document)
 
 
-def _copy(corpus: Path, copy: Path, change: Callable[[np.ndarray, int], np.ndarray]) -> None:
-    """The corpus with every recording changed, in a folder of its own: to the trainer, another speaker."""
-    import soundfile
-
-    (copy / "wavs").mkdir(parents=True, exist_ok=True)
-    for wav, _ in lines_of(corpus):
-        samples, rate = soundfile.read(wav, dtype="float32")
-        if not (copy / "wavs" / wav.name).exists():
-            soundfile.write(copy / "wavs" / wav.name, change(samples, rate), rate, subtype="PCM_16")
-    (copy / "metadata.csv").write_text((corpus / "metadata.csv").read_text())
-
-
-def _faster(samples: np.ndarray, rate: int, speed: float) -> np.ndarray:
-    """Played `speed` times as fast, pitch and all."""
-    import soxr
-
-    return soxr.resample(samples, round(rate * speed), rate)
-
-
 def train(args: argparse.Namespace) -> None:
     """Both stages through launch.py; after --seconds it is told to save and leave, and the same command goes on later."""
     run = args.work / "run"
-    sources = [f"data.{'val' if p.name == 'dev' else 'train'}={p}" for p in (args.work / "corpus", args.work / "dev") if p.is_dir()]
-    if copies := sorted(args.work.glob("corpus[-+]*")):
-        sources[0] = f"data.train=[{', '.join(str(p) for p in (args.work / 'corpus', *copies))}]"
-    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(args.config), f"run={run}", *sources]
+    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(args.config), f"run={run}", f"data.train={args.work / 'corpus'}"]
     began = time.monotonic()
     process = subprocess.Popen([*command, *args.settings], cwd=ROOT)
     asked = 0.0
@@ -343,9 +313,6 @@ def parse() -> argparse.Namespace:
     p.add_argument("--voice", default="slt", choices=("slt", "rms", "awb", "kal16"))
     p.add_argument("--stretch", type=float, default=1.3, help="1.3: about 150 words a minute")
     p.add_argument("--libraries", default="", help="folder with libflite*.so.1; default: the system's")
-    p.add_argument("--speeds", type=float, nargs="*", default=[], help="train on copies at these speeds besides, e.g. 0.9 1.1")
-    shifts = "train on copies that begin with so many ms of silence besides: codes, of 46 ms, cut the same sounds elsewhere in them"
-    p.add_argument("--shifts", type=int, nargs="*", default=[12, 23, 35], help=shifts)
     p.add_argument("--held-out-only", action="store_true", help="for `score` on another host: the same recordings")
     p.add_argument("--processes", type=int, default=os.cpu_count())
     p = all_phases["train"]
