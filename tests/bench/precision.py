@@ -158,7 +158,7 @@ def main() -> int:
     p.add_argument("--layers", type=int)
     p.add_argument("--steps", type=int, default=300)
     p.add_argument("--batch-size", type=int, default=8)
-    p.add_argument("--learning-rate", type=float, default=2e-5)
+    p.add_argument("--learning-rate", type=float, default=5e-6)
     p.add_argument("--ways", default="bf16,fp32")
     p.add_argument("--json", type=Path)
     p.add_argument("--way", help=argparse.SUPPRESS)
