@@ -9,14 +9,13 @@ runs with the project on its path. Prints one line of JSON with the keys of a ro
 """
 
 import json
-import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
 import coqui_stubs  # noqa: F401
 import torch
+from torch_timing import timed
 from TTS.tts.layers.xtts.gpt import GPT
 
 TEXT_TOKENS, CODES, SAMPLES_PER_CODE = 150, 216, 1024
@@ -43,7 +42,7 @@ def model_of(gpt: dict) -> torch.nn.Module:
 
 
 def measure(job: dict) -> dict:
-    """Milliseconds per step, medians of five blocks of steps."""
+    """A row of `tests.bench.step`; nothing is compiled, so its compile_s is the first step's."""
     device, gpt, rows = "cuda" if torch.cuda.is_available() else "cpu", job["gpt"], job["batch"]
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["way"] != "fp32"
@@ -65,28 +64,7 @@ def measure(job: dict) -> dict:
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    first = once().item()
-    for _ in range(3):
-        once().item()
-    blocks, size = [], max(1, job["steps"] // 5)
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(size):
-            last = once()
-        last.item()
-        blocks.append(1e3 * (time.perf_counter() - start) / size)
-    ms = statistics.median(blocks)
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "ms": round(ms, 2),
-        "ms_range": [round(min(blocks), 2), round(max(blocks), 2)],
-        "utterances_per_s": round(1e3 * rows / ms, 1),
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device == "cuda" else 0.0,
-        "compile_s": 0.0,
-        "loss": [round(first, 4), round(last.item(), 4)],
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    return timed(once, job["steps"], rows, model)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ that plain causal attention serves. Its numbers are timings; nothing else is com
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -105,6 +102,7 @@ class Gpt(nn.Module):
 def measure(dims, batch: int, bucket, steps: int, *, compile: bool, attention_dropout: float = 0.0) -> dict:
     """The same keys as a row of ours."""
     from tests.bench.step import make_batch
+    from tests.bench.torch_timing import timed
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -125,27 +123,4 @@ def measure(dims, batch: int, bucket, steps: int, *, compile: bool, attention_dr
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    began = time.perf_counter()
-    loss = float(once())
-    compile_s = time.perf_counter() - began
-    for _ in range(4):
-        once().item()
-    blocks, size = [], max(1, steps // 5)
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(size):
-            out = once()
-        out.item()
-        blocks.append(1e3 * (time.perf_counter() - start) / size)
-    ms = statistics.median(blocks)
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "ms": round(ms, 2),
-        "ms_range": [round(min(blocks), 2), round(max(blocks), 2)],
-        "utterances_per_s": round(1e3 * batch / ms, 1),
-        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device == "cuda" else 0.0,
-        "compile_s": round(compile_s, 1),
-        "loss": [round(loss, 4), round(out.item(), 4)],
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+    return timed(once, steps, batch, model)
