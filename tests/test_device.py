@@ -1,6 +1,7 @@
 """What importing TensorFlow leaves out."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -41,3 +42,13 @@ def test_it_ends_with_an_error_too(package):
     with pytest.raises(RuntimeError), absent((package,)):
         raise RuntimeError
     importlib.import_module(package)
+
+
+def test_a_process_that_computes_has_none_of_them_and_may_still_import_them():
+    code = (
+        "import sys\nfrom common.device import _NOT_NEEDED, prove_device\nprint(prove_device('cpu'))\n"
+        "assert 'keras' in sys.modules\nassert not set(_NOT_NEEDED) & set(sys.modules)\nimport matplotlib.pyplot, sklearn.base\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "CPU\n"

@@ -93,7 +93,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
 @contextmanager
 def _out_of_the_collectors_sight() -> Iterator[None]:
     """Networks and traced programs stay while a stage runs, and a full garbage collection that looks at all of them holds every thread: so
-    the end of a step could be noticed late. Afterwards they are garbage like any other.
+    the end of a step would be noticed late (0.3 s with 340 000 objects, of the smallest size; nothing measurable without them). Afterwards
+    they are garbage like any other.
     """
     gc.collect()
     gc.freeze()

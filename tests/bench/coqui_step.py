@@ -1,6 +1,6 @@
 """Coqui's own GPT class taking the same training step, where coqui-tts is installed: a baseline for `tests.bench.step`, which starts it.
 
-    COQUI/bin/python tests/bench/coqui_step.py '{"batch": 32, "steps": 30, "way": "fp32", "gpt": {…}}'
+    COQUI/bin/python tests/bench/coqui_step.py '{"batch": 32, "steps": 30, "way": "fp32", "text_tokens": 150, "codes": 216, …}'
 
 As its XTTS recipe trains it: rows padded as its collator pads them, its own forward pass and losses, torch's AdamW with the recipe's
 settings, float32 products (`fp32`); the same with TF32 (`tf32`) and under bfloat16 autocast (`bf16`). Not in it, as it is not in our
@@ -18,10 +18,10 @@ import torch
 from torch_timing import timed
 from TTS.tts.layers.xtts.gpt import GPT
 
-TEXT_TOKENS, CODES, SAMPLES_PER_CODE = 150, 216, 1024
+WAYS = {"fp32": (False, False), "tf32": (True, False), "bf16": (True, True)}  # TF32 for float32 products, bfloat16 autocast
 
 
-def model_of(gpt: dict) -> torch.nn.Module:
+def model_of(gpt: dict, samples_per_code: int) -> torch.nn.Module:
     """`GPT` of these sizes (names as in common/xtts/dims.py), as Coqui's `Xtts` makes it."""
     return GPT(
         layers=gpt["layers"],
@@ -37,7 +37,7 @@ def model_of(gpt: dict) -> torch.nn.Module:
         start_audio_token=gpt["start_audio"],
         stop_audio_token=gpt["stop_audio"],
         use_perceiver_resampler=True,
-        code_stride_len=SAMPLES_PER_CODE,
+        code_stride_len=samples_per_code,
     )
 
 
@@ -45,17 +45,18 @@ def measure(job: dict) -> dict:
     """A row of `tests.bench.step`; nothing is compiled, so its compile_s is the first step's."""
     device, gpt, rows = "cuda" if torch.cuda.is_available() else "cpu", job["gpt"], job["batch"]
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job["way"] != "fp32"
-    model = model_of(gpt).to(device).train()
+    tf32, bf16 = WAYS[job["way"]]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    model = model_of(gpt, job["samples_per_code"]).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-6, betas=(0.9, 0.96), eps=1e-8, weight_decay=1e-2)
-    text = torch.randint(1, gpt["num_text_tokens"], (rows, TEXT_TOKENS), device=device)
-    codes = torch.randint(0, gpt["num_audio_tokens"] - 2, (rows, CODES), device=device)
+    text = torch.randint(1, gpt["num_text_tokens"], (rows, job["text_tokens"]), device=device)
+    codes = torch.randint(0, gpt["num_audio_tokens"] - 2, (rows, job["codes"]), device=device)
     mels = torch.randn(rows, 1, gpt["num_mels"], job["cond_frames"], device=device)
-    text_lengths = torch.full((rows,), TEXT_TOKENS, device=device)
-    wav_lengths = torch.full((rows,), CODES * SAMPLES_PER_CODE, device=device)
+    text_lengths = torch.full((rows,), job["text_tokens"], device=device)
+    wav_lengths = torch.full((rows,), job["codes"] * job["samples_per_code"], device=device)
 
     def once() -> torch.Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=job["way"] == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             # Clones: it writes its padding into what it is given.
             text_loss, audio_loss, _ = model(text.clone(), text_lengths, codes.clone(), wav_lengths, cond_mels=mels)
             loss = 0.01 * text_loss + audio_loss
@@ -68,4 +69,4 @@ def measure(job: dict) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))), flush=True)  # noqa: T201
+    sys.stdout.write(json.dumps(measure(json.loads(sys.argv[1]))) + "\n")

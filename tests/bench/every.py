@@ -24,6 +24,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.owned import dies_with_me
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,7 +68,7 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     )
     flags = (
         "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions|ours, triton fusions of several outputs"
-        "|ours, wide loads|ours, autotune level 2|fp32 plain|fp32 plain, cublaslt outside graphs|tf32 plain, cublaslt outside graphs"
+        "|ours, wide loads|ours, autotune level 2"
     )
     caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
     capped = lambda batch, gb: ["--batch", few(batch, 2), "--memory-gb", str(gb)]  # noqa: E731
@@ -81,7 +83,8 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
         Piece("two_gpus", 2, 400, [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json", f"{out}/two_gpus.json"]),
         Piece("restart", 2, 500, [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
         step("saving", 240, "ours, saving", "--batch", few(32, 4)),
-        step("baselines", 600, f"ours|{plain}", "--batch", few(32, 4)),
+        step("baselines", 1000, f"ours|{plain}", "--batch", few(32, 4)),
+        *([step("coqui", 300, "coqui fp32|coqui tf32|coqui bf16", "--batch", "32", "--coqui", args.coqui)] if args.coqui else []),
         step("batches", 500, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48"),
         step("card_24gb", 300, "ours, recompute", *capped(112, 22.5)),
         step("card_24gb_kept", 300, "ours", *capped(32, 22.5)),
@@ -114,7 +117,9 @@ def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
         *(["--max-seconds", f"{piece.seconds - 5:.0f}"] if "--rows" in piece.command and "-m" in piece.command else []),
     ]
     with (out / f"{piece.name}.txt").open("a") as log:
-        piece.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        piece.process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=dies_with_me()
+        )
     piece.began, piece.state = time.monotonic(), "runs"
 
 
@@ -159,6 +164,7 @@ def main() -> int:
     q.add_argument("--out", type=Path, required=True)
     q.add_argument("--seconds", type=float, default=86400)
     q.add_argument("--only", help="names, separated by commas, in the order in which they run")
+    q.add_argument("--coqui", metavar="PYTHON", help="one that has coqui-tts, for its rows")
     q.add_argument("--cards", type=int, help="use so many of them")
     q.add_argument("--tiny", action="store_true")
     args = q.parse_args()

@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.gpu import Device
 from common.xla_env import xla_env
+from tests.bench.owned import dies_with_me
 from tests.bench.step_rows import ROWS
 
 DEFAULT_ROWS = "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention dropout|ours, stateless dropout"
@@ -52,14 +53,14 @@ def main() -> int:
     for row in _names(args.rows):
         for batch in (int(b) for b in args.batch.split(",")):
             job = {"row": row, "batch": batch, "size": args.size, "layers": args.layers, "steps": args.steps, "profile": args.profile}
-            job |= {"memory_gb": args.memory_gb, "python": args.coqui}
+            job["memory_gb"] = args.memory_gb
             left = args.max_seconds - (time.monotonic() - began)
             if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers", "memory_gb")) for r in results):
                 continue
             if left < 30:
                 print(f"no time left for {row} at batch {batch}", flush=True)  # noqa: T201
                 continue
-            results.append(_measure(job, left, args.json))
+            results.append(_measure(job, left, args.json, args.coqui))
             print(_line(results[-1]), flush=True)  # noqa: T201
     print(table(results))  # noqa: T201
     # A batch that is too large is a result.
@@ -78,10 +79,17 @@ def _arguments() -> argparse.Namespace:
     p.add_argument("--max-seconds", type=float, default=86400.0)
     p.add_argument("--profile", help="a folder for the kernels' times and XLA's optimised program")
     p.add_argument("--memory-gb", type=float, help="as on a smaller card: the most that TensorFlow may take")
-    p.add_argument("--coqui", default=sys.executable, help="for the rows named coqui: a Python that has coqui-tts")
+    p.add_argument("--coqui", type=_program, default=sys.executable, help="for the rows named coqui: a Python that has coqui-tts")
     p.add_argument("--check", nargs="?", const="fast", choices=("fast", "both"))
     p.add_argument("--worker", help=argparse.SUPPRESS)
     return p.parse_args()
+
+
+def _program(name: str) -> str:
+    """Its whole path, as it is started in another folder; a link stays one, or it would leave its virtual environment."""
+    if (found := shutil.which(name)) is None:
+        raise argparse.ArgumentTypeError(f"no program {name}")
+    return os.path.abspath(found)
 
 
 def _names(text: str) -> list[str]:
@@ -98,7 +106,7 @@ def _read(path: Path | None) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
 
 
-def _measure(job: dict, seconds: float, path: Path | None) -> dict:
+def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
     """One row in its own process: flags are read once, memory is counted from nothing, and a crash costs one row."""
     options = ROWS[job["row"]]
     flags = xla_env({"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"}, Device("gpu"))["XLA_FLAGS"]
@@ -113,7 +121,10 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
         flags += f" --xla_dump_to={job['profile']}/xla --xla_dump_hlo_as_text"
     command, folder = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)], ROOT
     if "coqui" in options:
-        command, folder = _coqui(job, options), tempfile.gettempdir()  # not ROOT: Coqui's package has a module `trainer`, as this project
+        command, folder = (
+            [coqui, *_coqui(job, options)],
+            tempfile.gettempdir(),
+        )  # not ROOT: Coqui's package has a module `trainer`, as this project
     began = time.monotonic()
     try:
         programs = f"--tf_xla_persistent_cache_directory={cache}" if options.get("cache") in ("cold", "warm") else ""
@@ -123,7 +134,9 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
             "XLA_FLAGS": flags.strip(),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds, preexec_fn=dies_with_me()
+        )  # fmt: skip
         result = _last_json(done.stdout) or {"error": _why(done)}
     except subprocess.TimeoutExpired:
         result = {"error": f"not done within {seconds:.0f} s"}
@@ -137,8 +150,9 @@ def _measure(job: dict, seconds: float, path: Path | None) -> dict:
 def _coqui(job: dict, options: dict) -> list[str]:
     dims = _dims(job, options)
     gpt = {**dataclasses.asdict(dims.gpt), "start_audio": dims.gpt.start_audio, "stop_audio": dims.gpt.stop_audio}
-    asked = {"batch": job["batch"], "steps": job["steps"], "way": options["coqui"], "cond_frames": dims.audio.cond_frames, "gpt": gpt}
-    return [job["python"], str(ROOT / "tests" / "bench" / "coqui_step.py"), json.dumps(asked)]
+    asked = {"batch": job["batch"], "steps": job["steps"], "way": options["coqui"], "text_tokens": TEXT_TOKENS, "codes": CODES}
+    asked |= {"samples_per_code": dims.audio.samples_per_code, "cond_frames": dims.audio.cond_frames, "gpt": gpt}
+    return [str(ROOT / "tests" / "bench" / "coqui_step.py"), json.dumps(asked)]
 
 
 def _last_json(text: str) -> dict | None:
