@@ -25,6 +25,25 @@ class RunIsOver(Exception):
     """The run ended before the event could take place."""
 
 
+@dataclass(frozen=True)
+class When:
+    """The moment of an event, by what the run has done, so that it falls into the same work on a fast machine and on a slow one: once the
+    ledger of `stage` has `step` (0: at once), then once the trainer next is in `phase` ("": at once), then `seconds` later."""
+
+    step: int = 0
+    phase: str = ""
+    seconds: float = 0.0
+    stage: int = 2
+
+    @property
+    def in_training(self) -> bool:
+        """Whether the trainer is at its work then, as opposed to anywhere between its start and the run's end."""
+        return self.step > 0
+
+
+Schedule = list[tuple[When, str]]
+
+
 @dataclass
 class Driver:
     """One run under test."""
@@ -116,9 +135,10 @@ class Driver:
         s = status.read(self.run, "trainer")
         return s.step if s is not None and s.stage_name == "gpt" else 0
 
-    def stage(self) -> int:
-        s = status.read(self.run, "trainer")
-        return s.stage if s is not None and s.alive else 0
+    def trained(self, stage: int) -> int:
+        """The last step that stage 1 or 2 has written into its ledger, whatever was lost and resumed since; 0: none yet."""
+        files = [self.run / "dvae" / "ledger.jsonl", self.run / "ledger.jsonl"]
+        return max((line["step"] for line in ledger.read(files[stage - 1]) if "step" in line), default=0)
 
     def wait_for(self, condition, what: str, timeout_s: float = 400.0, poll_s: float = 0.005) -> None:
         """RunIsOver: the run ended first."""
@@ -128,6 +148,14 @@ class Driver:
                 raise RunIsOver
             assert time.monotonic() < deadline, self.story(f"waited {timeout_s} s for {what}")
             time.sleep(poll_s)
+
+    def wait_until(self, when: When) -> None:
+        """RunIsOver: the run ended first."""
+        if when.step:
+            self.wait_for(lambda: self.trained(when.stage) >= when.step, f"step {when.step} of stage {when.stage}", poll_s=0.02)
+        if when.phase:
+            self.wait_phase(when.phase)
+        time.sleep(when.seconds)
 
     def wait_phase(self, phase: str) -> None:
         path, word = status.status_path(self.run, "trainer"), f'"phase": "{phase}"'.encode()
@@ -219,27 +247,29 @@ def hurt(driver: Driver, event: str) -> None:
         driver.replace_trainer()
 
 
-def random_schedule(seed: int, num_events: int) -> list[tuple[float, str]]:
-    """(seconds to wait, event): two thirds at random times, the rest when the trainer next saves (-1) or evaluates (-2)."""
+def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
+    """Two thirds at a step further on and anywhere within it, some of them when the trainer next saves or evaluates; a third shortly
+    after the event before, which mostly is while something starts."""
     rng = random.Random(seed)
-    events = [e for e in EVENTS if not e.startswith("stop")]
-    plan = []
+    plan, step = [], 0
     for _ in range(num_events):
-        when = rng.choice([rng.uniform(0.05, 0.9), rng.uniform(0.05, 0.9), rng.choice([-1.0, -2.0])])
-        plan.append((when, rng.choice(events)))
+        if plan and rng.random() < 1 / 3:
+            when = When(seconds=rng.uniform(0.05, 0.9))
+        else:
+            step += rng.randint(2, last_step // num_events)
+            phase = rng.choice(["", "", "saving", "evaluating"])
+            when = When(step, phase, rng.uniform(0.0, 0.01 if phase else 0.1))
+        added = sum({"add": 1, "remove": -1}.get(event, 0) for _, event in plan)
+        plan.append((when, rng.choice([e for e in EVENTS if not e.startswith("stop") and (added or e != "remove")])))
     return plan
 
 
-def play(driver: Driver, schedule: list[tuple[float, str]], from_stage: int = 2, timeout_s: float = 400.0) -> None:
-    """Launch, wait until a stage has begun, hurt, finish."""
+def play(driver: Driver, schedule: Schedule, timeout_s: float = 400.0) -> None:
+    """Launch, hurt at each event's moment, finish."""
     driver.launch()
     try:
-        driver.wait_for(lambda: driver.stage() >= from_stage, f"stage {from_stage}")
         for when, event in schedule:
-            if when >= 0:
-                time.sleep(when)
-            else:
-                driver.wait_phase("saving" if when == -1.0 else "evaluating")
+            driver.wait_until(when)
             if driver.launchers[-1].poll() == 0:
                 break
             hurt(driver, event)

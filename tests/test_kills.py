@@ -11,26 +11,24 @@ from common import status
 from common.run import RunFolder
 from tests import chaos
 from tests.arithmetic_runs import assert_exact, settings
-from tests.chaos import Driver, play, random_schedule
+from tests.chaos import Driver, Schedule, When, play, random_schedule
 from tests.corpora import make_corpus
 from trainer import ledger
 
-AT_SAVE, AT_EVAL = -1.0, -2.0
-SCHEDULES: dict[str, list[tuple[float, str]]] = {
-    "trainer while it saves": [(AT_SAVE, "trainer"), (AT_SAVE, "trainer")],
-    "trainer while it evaluates": [(AT_EVAL, "trainer"), (AT_EVAL, "trainer")],
-    "each producer in turn": [(0.5, "producer-0"), (0.4, "producer-1"), (0.4, "producer-0")],
-    "both producers at once": [(0.6, "both")],
-    "both while evaluating": [(AT_EVAL, "both")],
-    "everything but launch.py": [(0.7, "all"), (AT_SAVE, "all")],
-    "launch.py": [(0.8, "launcher")],
-    "launch.py during a save": [(AT_SAVE, "launcher")],
-    "a third producer comes and goes": [(0.3, "add"), (1.2, "producer-0"), (0.3, "remove")],
-    "a frozen producer": [(0.4, "stop-producer")],
-    "a frozen trainer": [(0.4, "stop-trainer")],
-    "replaced under a live launch.py": [(0.5, "replace")],
-    "replaced, then killed": [(0.5, "replace"), (1.2, "trainer")],
-    **{f"random {seed}": random_schedule(seed, 4) for seed in range(7)},
+STEPS = 60
+SAVING, EVALUATING = "saving", "evaluating"  # after every 5th and every 7th step
+SCHEDULES: dict[str, Schedule] = {
+    "trainer in stage 1": [(When(2, stage=1), "trainer"), (When(5, stage=1), "trainer")],
+    "trainer while it saves": [(When(11, SAVING), "trainer"), (When(23, SAVING), "trainer")],
+    "trainer while it evaluates": [(When(9, EVALUATING), "trainer"), (When(24, EVALUATING), "trainer")],
+    "each producer in turn": [(When(4), "producer-0"), (When(14), "producer-1"), (When(24), "producer-0")],
+    "both producers at once": [(When(9, EVALUATING), "both"), (When(26), "both")],
+    "everything but launch.py": [(When(13), "all"), (When(31, SAVING), "all")],
+    "launch.py": [(When(3, stage=1), "launcher"), (When(17), "launcher"), (When(31, SAVING), "launcher")],
+    "a third producer comes and goes": [(When(3), "add"), (When(seconds=1.5), "producer-0"), (When(seconds=0.5), "remove")],
+    "a frozen producer, a frozen trainer": [(When(6), "stop-producer"), (When(20), "stop-trainer")],
+    "replaced under a live launch.py, then killed": [(When(8), "replace"), (When(seconds=1.5), "trainer")],
+    **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(6)},
 }
 
 
@@ -42,11 +40,11 @@ def outcomes(tmp_path_factory):
 
     def one(number: int, schedule) -> RunFolder:
         folder = root / f"r{number}"
-        # 80 steps x 3 batches x 25 ms: 6 s of training, 16 saves, 34 evaluations, 26 epochs.
-        tree = settings(folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=80)
+        # 60 steps x 3 batches x 25 ms: 4.5 s of training, 12 saves, 8 evaluations, 20 epochs.
+        tree = settings(folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS)
         driver = Driver.create(folder, tree, step_ms=25, make_ms=5)
         try:
-            play(driver, schedule, from_stage=1 if number % 4 == 3 else 2)
+            play(driver, schedule)
             run = RunFolder(folder / "run")
             try:
                 assert_exact(run)
@@ -69,11 +67,16 @@ def test_nothing_lost_nothing_twice(outcomes, name):
     assert not list((run.path / "checkpoints").glob("damaged-*"))
 
 
+ENDS_A_TRAINER = ("trainer", "all", "launcher")
+
+
 def test_the_schedules_did_hurt(outcomes):
-    """A suite whose kills all came too late would pass in silence."""
+    """A suite whose kills all came too late would pass in silence: every trainer that was killed at a step had a successor that resumed."""
     resumed = {name: chaos.resumes(f.result().path) for name, f in outcomes.items()}
-    assert sum(bool(r) for r in resumed.values()) >= 8, resumed
-    assert len({step for r in resumed.values() for step in r}) >= 5, resumed
+    for name, schedule in SCHEDULES.items():
+        if any(event in ENDS_A_TRAINER and when.in_training for when, event in schedule):
+            assert resumed[name], f"{name}: killed in training, and nobody resumed"
+    assert len({step for steps in resumed.values() for step in steps}) >= 5, resumed
 
 
 @pytest.fixture(scope="module")
