@@ -2,12 +2,17 @@
 
 import dataclasses
 import io
+import types
 
 import pytest
 
+from common import config
 from common.console import Console, progress_line
+from common.lifecycle import Stop
 from common.process import ProcessSpec, Program
-from common.status import Status
+from common.status import Status, StatusFile
+from trainer import session
+from trainer.observe import Observer
 
 TRAINER = Status("trainer", "trainer", stage=2, stage_name="gpt", max_steps=700, window=8)
 PRODUCER = Status("producer-0", "producer", phase="blocked")
@@ -50,3 +55,18 @@ def test_an_unchanged_line_is_said_again_later(tmp_path, monkeypatch, role, line
         now[0] += 0.1
         view.tick()
     assert len(out.getvalue().splitlines()) in (lines + 13, lines + 14)
+
+
+def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
+    """What follows may take a while, and is not said to be a wait for data that is there."""
+    status = StatusFile(tmp_path, "trainer", "trainer")
+    observer = Observer(tmp_path, status, stage=(2, "gpt"), total_steps=50, log_every=10, window=8, step=0)
+    run = types.SimpleNamespace(config=config.parse({"transport": {"high_water_mark": 8}}))
+    server = types.SimpleNamespace(wait_ready=lambda wanted, timeout_s, stop, tell: tell(1, 1))
+    said = []
+    observer.waiting(0, 2, 1)
+    said.append(progress_line([status.value], 3))
+    session.wait_ready(server, run, observer, Stop())
+    said.append(progress_line([status.value], 3))
+    observer.close()
+    assert said == ["trainer waiting for data: 0 of 2 batches, 1 producer (3 s)", "gpt 0/50  buffer 1/8"]

@@ -53,7 +53,12 @@ class Observer:
 
     def waiting(self, ready: int, wanted: int, peers: int) -> None:
         """Before step 1: the buffer fills."""
-        self._status.update(phase="waiting for data", ready=ready, message=f"{ready} of {wanted} batches, {peers} producers")
+        producers = f"{peers} producer{'' if peers == 1 else 's'}"
+        self._status.update(phase="waiting for data", ready=ready, message=f"{ready} of {wanted} batches, {producers}")
+
+    def ready(self) -> None:
+        """The wait is over; the first step may take a while."""
+        self._status.update(phase="training", message="")
 
     def compiling(self, what: str, bucket: int, num_buckets: int, shape) -> None:
         """A bucket's first batch: its function is compiled now."""

@@ -201,6 +201,7 @@ def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: St
     wanted = min(transport.min_ready, transport.high_water_mark)
     try:
         server.wait_ready(wanted, transport.data_timeout_s, stop.is_set, lambda ready, peers: observer.waiting(ready, wanted, peers))
+        observer.ready()
     except ChannelStopped:
         raise stop.error() from None
     except (NoData, BatchFailed) as e:
