@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import stopwatch
+from common import config, stopwatch
 from common.run import RunFolder
 from tests.arithmetic_runs import arithmetic_run
 from tests.corpora import make_corpus
@@ -236,6 +236,14 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
     assert json.loads(again.stdout)["batches_per_step"] == 1
     assert files(run) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "run"]
+
+
+@pytest.mark.parametrize(("max_steps", "decay_steps", "ends"), [(5000, None, 5000), (None, None, 101), (20, None, 101), (5000, 700, 700)])
+def test_learning_rates_are_those_of_a_run_that_goes_on(tmp_path, max_steps, decay_steps, ends):
+    """A profile of 40 steps with a warm-up of 100 is no reason for a warning."""
+    tree = {"train": {"max_steps": max_steps, "optim": {"warmup_steps": 100, "decay_steps": decay_steps}}}
+    optim = profile_report.settings(config.parse(tree), tmp_path, 40).train.optim
+    assert (optim.warmup_steps, optim.decay_steps) == (100, ends)
 
 
 def test_settings_that_need_other_plans_are_not_borrowed():

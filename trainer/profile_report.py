@@ -105,7 +105,16 @@ def temporary_folder(run_dir: Path) -> Iterator[Path]:
 
 def settings(config: Config, folder: Path, free_steps: int) -> Config:
     """The run's settings for a profile of `free_steps` and the steps that are waited for: no evaluation, no samples, another folder."""
-    train = config.train.model_copy(update={"epochs": _MANY_EPOCHS, "max_steps": profile.all_steps(free_steps), "eval_at_epoch_end": False})
+    steps, optim = profile.all_steps(free_steps), config.train.optim
+    # The learning rates of a run that goes on, with its warm-up in full.
+    decay = max(optim.decay_steps or config.train.max_steps or 0, optim.warmup_steps + 1, steps)
+    train = {
+        "epochs": _MANY_EPOCHS,
+        "max_steps": steps,
+        "eval_at_epoch_end": False,
+        "optim": optim.model_copy(update={"decay_steps": decay}),
+    }
+    train = config.train.model_copy(update=train)
     dvae = config.dvae.model_copy(update={"max_steps": 1})  # codes of untrained weights take as long
     samples = config.samples.model_copy(update={"count": 0, "texts": []})
     return config.model_copy(update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples})
