@@ -67,5 +67,6 @@ def why_no_data(book: LeaseBook, endpoint: str, timeout_s: float, last_lost: str
     else:
         history = [f"{verb} {n} times" for verb, n in (("expired", item.expired), ("lost with its producer", item.lost)) if n]
         history += [f"refused by {why}" for _, why in item.nacks]
+        history += [f"postponed by {item.postponed}"] if item.postponed else []
         parts.append(", ".join([f"waiting for batch {item.plan} {item.g} ({item.state})", *history]))
     return "; ".join(parts)

@@ -154,6 +154,7 @@ class Train(Section):
     keep: Positive = 3
     log_every: Positive = 50
     max_bad_steps: Positive = 10
+    max_set_aside: float = Field(0.01, ge=0, le=1)  # share of the clips that may turn out bad while it trains, or ten; more end the run
 
 
 class DvaeStage(Section):

@@ -136,9 +136,9 @@ class LeaseClient:
         wire.encode(self._run, message)
         return self._answer(lease, message, "sent")
 
-    def nack(self, lease: Lease, why: str) -> bool:
-        """This batch cannot be made here."""
-        return self._answer(lease, wire.Nack(lease.gen, lease.plan, lease.g, lease.lease, why), "nacked")
+    def nack(self, lease: Lease, why: str, later: bool = False) -> bool:
+        """This batch cannot be made here; `later`: not now, it may be leased again."""
+        return self._answer(lease, wire.Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked")
 
     def _answer(self, lease: Lease, message: wire.Message, kind: str) -> bool:
         with self._changed:

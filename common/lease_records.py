@@ -23,13 +23,14 @@ class Item:
     maker: bytes = b""
     failed_by: bytes | None = None
     nacks: list[tuple[bytes, str]] = field(default_factory=list)
+    postponed: str = ""  # who could not make it just then, the last time, and why
     expired: int = 0
     lost: int = 0
 
 
 @dataclass
 class LeaseRecord:
-    """One credit. outcome: None while outstanding, then accepted, expired, revoked, lost, nacked or bad."""
+    """One credit. outcome: None while outstanding, then accepted, expired, revoked, lost, nacked, postponed or bad."""
 
     id: int
     item: Item

@@ -26,6 +26,7 @@ from common.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, L
 from common.target import IN_HAND, Target
 
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
+LATER_S = 1.0  # before a peer that could not make a batch just then is asked again
 MAX_CAPACITY = 64
 REMEMBERED = 4096  # closed leases and digests kept for late copies
 
@@ -282,6 +283,11 @@ class LeaseBook:
         if record is None or record.outcome is not None or record.peer != peer.id:
             return
         item = record.item
+        if nack.later:  # no fault of the batch's, nor of its maker's: others are asked first, and it again after a while
+            item.postponed = f"{peer.label}: {nack.why}"
+            self._fail(record, "postponed", nack.why)
+            peer.backoff_until = max(peer.backoff_until, self.clock() + LATER_S)
+            return
         item.nacks.append((peer.id, f"{peer.label}: {nack.why}"))
         self._fail(record, "nacked", nack.why)
         self._strike(peer, "nack")

@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 64 * 1024  # checked before unpacking: 1 MB of `[]` would make a million objects
 MAX_ARRAYS = 32
 MAX_DIMS = 8
@@ -100,7 +100,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Nack:
-    """P: this lease cannot be made."""
+    """P: this lease cannot be made; `later`: not now, for a cause that is not the batch's and may pass."""
 
     TYPE: ClassVar[str] = "NACK"
     gen: int
@@ -108,6 +108,7 @@ class Nack:
     g: int
     lease: int
     why: str
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -358,6 +359,7 @@ _CHECKS = {
     "why": _text,
     "status": _text,
     "ready": lambda value: isinstance(value, bool),
+    "later": lambda value: isinstance(value, bool),
     "ttl_s": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e6,
     "arrays": _array_entries,
 }

@@ -38,6 +38,9 @@ _PROBE = 997  # every so many samples are looked at first for one that is not 0
 _MARGIN = 64  # blocks of the reduced rate ratio read around a part, so that the resampler's filter (< 1500 samples) sees its neighbours
 
 
+CLOSED = "cannot be opened"  # the kind of an error that may be the place's, not the file's
+
+
 class DecodeError(Exception):
     """A file that cannot be used. `kind` is the short form of `reason`."""
 
@@ -67,7 +70,7 @@ def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
         with open(path, "rb") as f:
             head = f.read(512).lstrip()
     except OSError as e:
-        return DecodeError(path, f"cannot be opened ({e.strerror})", "cannot be opened")
+        return DecodeError(path, f"{CLOSED} ({e.strerror})", CLOSED)
     if not head:
         return DecodeError(path, "empty file")
     if head.startswith(b"version https://git-lfs"):

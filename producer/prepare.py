@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 _MEL_STATS_CLIPS = 64
 # Settings that decide what is trained; named when a folder turns out to hold another run.
 _IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
+_BEFORE = {"code_phases": 1}  # what runs were whose identity does not say
 
 
 def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str], None] = log.info) -> RunFolder:
@@ -185,6 +186,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "mask_prompt": config.batching.mask_prompt,
         "layout": dataclasses.asdict(layout_of(config)),
         "padded_codes": config.batching.padded_codes,
+        "code_phases": config.batching.code_phases,
         "kind": "arithmetic" if config.model.size == "arithmetic" else "xtts",
         "weights": pretrained.file_digests(config.model.weights)["model"] if config.model.weights else None,
         "extend": config.text.extend.model_dump() if config.text.extend else None,
@@ -369,7 +371,7 @@ def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
 
 def _compare(identity: dict, existing: RunFolder, config: Config) -> None:
     """BadInput naming what makes this another run than the folder's."""
-    differs = [k for k in identity if identity[k] != existing.identity.get(k)]
+    differs = [k for k in identity if identity[k] != existing.identity.get(k, _BEFORE.get(k))]
     if not differs:
         return
     old, new = ({s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config))
@@ -385,9 +387,10 @@ def _compare(identity: dict, existing: RunFolder, config: Config) -> None:
 def _newest(run: RunFolder) -> str:
     """The newest checkpoint's stage and step."""
     for stage in reversed(run.stages):
-        names = sorted(p.name for p in (run.stage_folder(stage) / "checkpoints").glob("step-*"))
-        if names:
-            return f"{stage} step {int(names[-1].removeprefix('step-'))}"
+        names = (p.name.removeprefix("step-") for p in (run.stage_folder(stage) / "checkpoints").glob("step-*"))
+        steps = [int(name) for name in names if name.isdecimal()]
+        if steps:
+            return f"{stage} step {max(steps)}"
     return "its beginning"
 
 

@@ -8,7 +8,6 @@ at most `leases` batches are in memory. Without a trainer the loop waits, warm, 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
 from common.plan import PlannedBatch
 from common.stopwatch import Stopwatch
+from producer.absence import why_away
 from producer.decode import DecodeError, DecodePool
 from producer.maker import BatchError, Clip, Made, Maker, Work, without
 
@@ -32,7 +32,8 @@ WAIT_SLICE_S = 0.05  # how late an event may be noticed while there is work in h
 ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
 DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
 TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
-REASON_CHARS = 500
+REASON_BYTES, REASONS_BYTES = 500, 24_000  # of one bad clip, of all in a batch: they travel in DATA's header, which holds 64 kB
+AWAY_SAID_S = 30.0  # between the lines on data that are away
 
 
 @dataclass
@@ -140,6 +141,7 @@ class Service:
         self._device = ThreadPoolExecutor(1, "device")
         self._watch = Stopwatch()  # of this thread, since the last batch left
         self._cpu_s = time.process_time()
+        self._away_said = -AWAY_SAID_S
 
     def run(self) -> str:
         """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
@@ -262,10 +264,10 @@ class Service:
     def _pack(self, job: Job) -> None:
         decoded = job.decoded()
         try:
-            if any(isinstance(d, DecodeError) for d in decoded):
-                gone = [root for root in self._data_roots if not os.path.isdir(root)]
-                if gone:
-                    raise BatchError(f"the data folder {gone[0]} is not there")
+            away = why_away([d for d in decoded if isinstance(d, DecodeError)], self._data_roots)
+            if away:
+                self._postpone(job.lease, away)
+                return
             job.work = self.maker.begin(job.planned, job.clips, decoded)
         except BatchError as e:
             self._refuse(job.lease, str(e))
@@ -286,7 +288,8 @@ class Service:
             return
         for utterance, reason in made.bad:
             log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
-        bad = [[u, reason[:REASON_CHARS]] for u, reason in made.bad]
+        room = min(REASON_BYTES, REASONS_BYTES // max(1, len(made.bad)))
+        bad = [[u, reason.encode()[:room].decode(errors="ignore")] for u, reason in made.bad]
         meta = {"bad": bad, "without": list(job.lease.extra.get("quarantined", ())), **self._timings(job, made)}
         with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, meta)
@@ -319,6 +322,14 @@ class Service:
     def _refuse(self, lease: Lease, why: str) -> None:
         log.warning("%s %d cannot be made: %s", lease.plan, lease.g, why)
         self._client.nack(lease, why)
+
+    def _postpone(self, lease: Lease, why: str) -> None:
+        """What the batch needs is away for now: not its fault, and none of its clips is set aside."""
+        now = time.monotonic()
+        if now >= self._away_said + AWAY_SAID_S:
+            self._away_said = now
+            log.warning("%s %d is put off: %s; trying again", lease.plan, lease.g, why)
+        self._client.nack(lease, why, later=True)
 
 
 def _as_scanned(clip: Clip) -> dict[str, int]:

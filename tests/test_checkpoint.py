@@ -41,6 +41,12 @@ def test_keep_and_best(tmp_path):
     assert ckpt.steps() == [2, 5, 6]
 
 
+def test_a_hundred_million_steps_are_steps_like_others(tmp_path):
+    ckpt = filled(tmp_path, [99_999_990, 100_000_000, 100_000_010], keep=2)
+    assert ckpt.steps() == [100_000_000, 100_000_010]
+    assert ckpt.load_latest(None).step == 100_000_010
+
+
 def cut_half(folder):
     f = folder / "model.safetensors"
     os.truncate(f, f.stat().st_size // 2)

@@ -119,6 +119,18 @@ def test_the_longest_clip_must_fit_where_it_begins_late(tmp_path):
             prepare_run(config_module.parse(settings), on_cpu=True, cores=1, out=lambda line: None)
 
 
+def test_the_setting_is_part_of_what_the_run_is(tmp_path):
+    """With one bucket for all, the plans are the same: neither they nor the probe tell two settings apart."""
+    hashes = []
+    for phases in (2, 4):
+        run = prepare_run(config_module.parse(tree(tmp_path, code_phases=phases)), on_cpu=True, cores=1, out=lambda line: None)
+        hashes.append(run.feature_hash("dvae"))
+        with pytest.raises(BadInput, match=rf"code_phases differ \(batching.code_phases: {phases} there, {6 - phases} now"):
+            prepare_run(config_module.parse(tree(tmp_path, code_phases=6 - phases)), on_cpu=True, cores=1, out=lambda line: None)
+        run.path.rename(tmp_path / f"run-{phases}")
+    assert hashes[0] != hashes[1]
+
+
 def test_coqui_has_no_phases(tmp_path):
     with pytest.raises(BadInput, match=r"batching.code_phases=2 \(parity has 1\)"):
         config_module.parse({**tree(tmp_path, code_phases=2), "parity": "coqui"})

@@ -9,7 +9,7 @@ import pytest
 from corpora import sine, write_wav
 from producer_runs import RUN_ID, make_run
 
-from common.channel import BatchFailed, LeaseServer
+from common.channel import BatchFailed, LeaseServer, NoData
 from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Welcome
 from common.local_channel import LocalHub
@@ -209,8 +209,8 @@ def test_a_data_folder_that_is_gone_condemns_no_clip(world):
     run, server, start = world
     open_stage(server, run, 1, [("train", 0)])
     start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"), "/not/mounted"))
-    with pytest.raises(BatchFailed, match="the data folder /not/mounted is not there"):
-        server.next(LATER_S)
+    with pytest.raises(NoData, match="postponed by p0: the data folder /not/mounted is not there"):
+        server.next(2.0)
 
 
 def test_an_unexpected_error_ends_the_loop(world):

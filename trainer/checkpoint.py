@@ -26,7 +26,7 @@ from trainer.tensor_file import save_file
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step-(\d{8})$")
+_NAME = re.compile(r"step-(\d{8,})$")
 _PARTS = ("model", "optimizer")
 # Room for the file system's own needs beside the bytes of a checkpoint.
 _SPARE_BYTES = 16 << 20

@@ -85,10 +85,15 @@ class Quarantine:
     """Clips that could not be made: rows of weight 0 from the batch on in which that was seen.
 
     Written by the feed's thread; the channel's thread asks for it at each lease.
+
+    Args:
+        entries: as of a checkpoint.
+        limit: so many clips may be set aside in all; None: any number.
     """
 
-    def __init__(self, entries: list[dict]):
+    def __init__(self, entries: list[dict], limit: int | None = None):
         self._by_id: dict[int, dict] = {e["id"]: dict(e) for e in entries}
+        self._limit = limit
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -100,6 +105,17 @@ class Quarantine:
         entry = {"id": utterance, "plan": planned.plan, "g": planned.g, "reason": reason}
         self._by_id = {**self._by_id, utterance: entry}  # readers in other threads see the old dict or the new one
         return True
+
+    def check_room(self, bad: list[tuple[int, str]]) -> None:
+        """Hopeless: with these clips, more would be set aside than may be. None of them is then."""
+        new = [(u, reason) for u, reason in bad if u not in self._by_id]
+        if new and self._limit is not None and len(self._by_id) + len(new) > self._limit:
+            raise Hopeless(
+                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more, {self._limit} may be set aside "
+                f"(train.max_set_aside): the corpus has changed, or cannot be read. The newest ones: utterance {new[0][0]}: {new[0][1]}"
+                + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+                + ". With the files back in their place, the same command goes on"
+            )
 
     def of(self, planned: PlannedBatch) -> list[int]:
         """The batch's utterances, conditioning clips' included, that it has to be made without (`producer.maker.without`)."""
@@ -232,6 +248,7 @@ class Feed:
         except ValueError as e:
             self._server.reject(delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True)
             return None
+        self._quarantine.check_room(delivery.meta.get("bad", []))
         for utterance, reason in delivery.meta.get("bad", []):
             if self._quarantine.add(utterance, planned, reason):
                 log.warning("utterance %d set aside from batch %d on: %s", utterance, planned.g, reason)

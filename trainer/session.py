@@ -28,6 +28,8 @@ from trainer.watch import RECENT_STEPS, Watch
 
 log = logging.getLogger(__name__)
 
+_FEW_CLIPS = 10  # may be set aside in any corpus
+
 
 def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop) -> Stage:
     """Train one stage from its newest checkpoint to its end; returns it with its networks as they are then.
@@ -41,7 +43,8 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
     if position.step == 0:
         stages.first_weights(run, stage)
-    quarantine = Quarantine(position.quarantine)
+    num_clips = stage.schedule.train.num_utterances + stage.schedule.eval.num_utterances
+    quarantine = Quarantine(position.quarantine, max(_FEW_CLIPS, int(run.config.train.max_set_aside * num_clips)))
     counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)

@@ -1,0 +1,239 @@
+"""Data that are away for a while: nothing is set aside for it, and the run goes on when they are back. Bad clips are, up to a limit."""
+
+import builtins
+import errno
+import json
+import os
+import re
+import threading
+import time
+
+import pytest
+
+from common.channel import LeaseServer, NoData
+from common.errors import Hopeless
+from common.lease_client import LeaseClient
+from common.lifecycle import Stop
+from common.local_channel import LocalHub
+from common.status import StatusFile
+from producer.absence import why_away
+from producer.arithmetic import ArithmeticMaker
+from producer.decode import CLOSED, DecodeError, DecodePool
+from producer.maker import Clip
+from producer.serve import Service
+from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome
+from tests.loop_runs import train
+from trainer import session
+
+
+def closed(path) -> DecodeError:
+    return DecodeError(path, f"{CLOSED} (No such file or directory)", CLOSED)
+
+
+@pytest.fixture
+def wavs(tmp_path):
+    folder = tmp_path / "data" / "wavs"
+    folder.mkdir(parents=True)
+    for name in "abc":
+        (folder / f"{name}.wav").write_bytes(b"RIFF")
+    return folder
+
+
+def test_a_file_that_is_gone_from_among_others_is_bad(wavs):
+    (wavs / "b.wav").unlink()
+    assert why_away([closed(wavs / "b.wav")], [str(wavs.parent)]) is None
+    assert why_away([]) is None
+
+
+def test_a_file_that_opens_and_does_not_decode_is_bad(wavs):
+    assert why_away([DecodeError(wavs / "a.wav", "not audio")], [str(wavs.parent)]) is None
+
+
+def test_a_folder_without_a_file_that_reads_is_away(wavs):
+    """Renamed; an empty mount point; files of which none can be opened."""
+    error, root = closed(wavs / "a.wav"), str(wavs.parent)
+    wavs.rename(wavs.with_name("elsewhere"))
+    assert re.search(r"nothing in the folder .*/wavs can be read \(.*a\.wav: No such file", why_away([error], [root]))
+    wavs.mkdir()
+    assert "/wavs can be read" in why_away([error], [root])
+    for i in range(3):
+        (wavs / f"link{i}").symlink_to("nowhere")
+    assert "/wavs can be read" in why_away([error], [root])
+    wavs.parent.rename(wavs.parent.with_name("data2"))
+    assert why_away([error], [root]) == f"the data folder {root} is not there"
+
+
+def test_a_process_out_of_file_handles_blames_no_file(wavs, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(builtins, "open", full)
+    assert "Too many open files" in why_away([DecodeError(wavs / "a.wav", f"{CLOSED} (Too many open files)", CLOSED)])
+
+
+def test_a_file_that_is_back_is_tried_again(wavs):
+    assert "could not be opened, and now it can be" in why_away([closed(wavs / "a.wav")])
+
+
+class FromFiles(ArithmeticMaker):
+    """Decodes its rows' files, and knows nothing but whether they decode."""
+
+    def __init__(self, run, stage):
+        super().__init__(run, stage)
+        self._manifest = run.manifest
+
+    def clips(self, planned):
+        rows = [r for r, u in enumerate(planned.utterances.tolist()) if u >= 0]
+        return [Clip(r, u) for r, u in zip(rows, self._manifest.utterances(planned.utterances[rows]), strict=True)]
+
+    def make(self, planned, clips, decoded):
+        made = super().make(planned, clips, decoded)
+        for clip, d in zip(clips, decoded, strict=True):
+            if isinstance(d, Exception):
+                for name in ("value", "seed", "weights"):
+                    made.arrays[name][clip.row] = 0
+                made.bad.append((clip.utterance.id, str(d)))
+        return made
+
+
+class Channel:
+    """A lease server, and producers in threads that read files."""
+
+    def __init__(self, run):
+        self.run, self.hub, self.done = run, LocalHub(), threading.Event()
+        self.server = LeaseServer("", run.run_id, 8, link=self.hub)
+        self._ends = []
+
+    def produce(self, name, make=FromFiles, roots=None):
+        pool, client = DecodePool(2, 1000), LeaseClient(self.hub.endpoint, self.run.run_id, name, capacity=2, link=self.hub.link())
+        roots = tuple(map(str, self.run.manifest.roots)) if roots is None else roots
+        service = Service(client, lambda stage: make(self.run, stage), pool, self.done.is_set, data_roots=roots)
+        thread = threading.Thread(target=service.run, daemon=True)
+        thread.start()
+        self._ends.append((thread, client, pool))
+
+    def open(self, schedule):
+        self.server.open(1, {"stage": "gpt", "feature_hash": self.run.feature_hash("gpt")}, schedule)
+
+    def close(self):
+        self.done.set()
+        for thread, _, _ in self._ends:
+            thread.join(60)
+        self.server.close(drain_s=0.0, stop_producers=False)
+        for _, client, pool in self._ends:
+            client.close()
+            pool.close()
+
+
+@pytest.fixture
+def channel(tmp_path):
+    made = []
+
+    def make(run):
+        made.append(Channel(run))
+        return made[-1]
+
+    yield make
+    for c in made:
+        c.close()
+
+
+def test_a_folder_that_is_away_for_a_while_costs_no_clip(tmp_path, channel, monkeypatch):
+    """wavs/ below the corpus' root, as where it is a link or a mount of its own: away from step 10 of 40 for longer than three refusals
+    used to take."""
+    once = {"train__accumulate": 1, "train__eval_every": 15, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    run = arithmetic_run(tmp_path, train__max_steps=40, **once)
+    monkeypatch.setenv("XTTS_TEST_STEP_MS", "20")
+    c, wavs, away_s = channel(run), tmp_path / "corpus" / "wavs", []
+    c.produce("p0")
+
+    def away():
+        while len(lines := (run.path / "ledger.jsonl").read_text().splitlines() if (run.path / "ledger.jsonl").exists() else []) < 10:
+            time.sleep(0.01)
+        wavs.rename(wavs.with_name("gone"))
+        since = time.monotonic()
+        time.sleep(2.5)
+        wavs.with_name("gone").rename(wavs)
+        away_s.append((len(lines), time.monotonic() - since))
+
+    thread = threading.Thread(target=away)
+    thread.start()
+    status = StatusFile(run.path, "trainer", "trainer")
+    for name in run.stages:
+        session.train_stage(run, name, c.server, status, Stop())
+    thread.join()
+    assert away_s[0][0] < 40
+    assert not (run.path / "quarantine.jsonl").exists()
+    assert c.server.stats()["lease_ends"]["postponed"] >= 2, "it was asked again, and not only once"
+    assert_exact(run)
+
+
+def test_one_that_stays_away_is_named_when_the_wait_is_over(tmp_path, channel):
+    run = arithmetic_run(tmp_path)
+    c = channel(run)
+    (tmp_path / "corpus" / "wavs").rename(tmp_path / "corpus" / "gone")
+    c.open([("train", 0)])
+    c.produce("p0")
+    began = time.monotonic()
+    with pytest.raises(NoData, match=r"waiting for batch train 0 .* postponed by p0: nothing in the folder .*/corpus/wavs can be read"):
+        c.server.next(3.0)
+    assert time.monotonic() - began >= 3.0, "three refusals do not end it"
+
+
+def test_another_producer_that_has_the_data_makes_the_batches_at_once(tmp_path, channel):
+    run = arithmetic_run(tmp_path)
+    c = channel(run)
+    c.produce("without", roots=("/not/mounted",), make=NoFile)
+    c.produce("with")
+    c.open([("train", g) for g in range(12)])
+    makers, began = [], time.monotonic()
+    while (d := c.server.next(30.0)) is not None:
+        makers.append(d.producer)
+        c.server.release()
+    assert makers == ["with"] * 12
+    assert time.monotonic() - began < 20
+
+
+class NoFile(FromFiles):
+    """On a host where no file is."""
+
+    def clips(self, planned):
+        return [Clip(c.row, c.utterance.__class__(**{**vars(c.utterance), "path": "/not/mounted/x.wav"})) for c in super().clips(planned)]
+
+
+class AllBad(ArithmeticMaker):
+    """From batch 20 on no clip can be used."""
+
+    def make(self, planned, clips, decoded):
+        made = super().make(planned, clips, decoded)
+        if planned.plan == "train" and planned.g >= 20:
+            made.arrays["weights"][:] = made.arrays["value"][:] = made.arrays["seed"][:] = 0
+            made.bad += [(u, "damaged audio data") for u in planned.utterances.tolist() if u >= 0]
+        return made
+
+
+def test_more_bad_clips_than_may_be_set_aside_end_the_run_and_the_last_batch_condemns_none(tmp_path):
+    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, dvae__max_steps=1)
+    with pytest.raises(Hopeless, match=r"1[1-4] clips .*, 10 may be set aside \(train.max_set_aside\).*damaged audio data"):
+        train(run, make=AllBad)
+    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
+    assert 6 < len(entries) <= 10
+    train(run)
+    assert len(outcome(run, "gpt").steps) == run.config.train.max_steps
+
+
+def test_reasons_of_a_whole_batch_fit_into_its_header(tmp_path, channel):
+    run = arithmetic_run(tmp_path)
+
+    class Wordy(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            made = super().make(planned, clips, decoded)
+            made.bad = [(i, f"{i} " + "گفتار" * 200) for i in range(256)]
+            return made
+
+    c = channel(run)
+    c.produce("p0", make=Wordy, roots=())
+    c.open([("train", 0)])
+    bad = c.server.next(30.0).meta["bad"]
+    assert [u for u, _ in bad] == list(range(256))
+    assert all(reason.startswith(f"{u} گ") for u, reason in bad)
