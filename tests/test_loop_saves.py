@@ -1,5 +1,6 @@
 """The loop's checkpoints: saves that take long or fail, which one is the best, and what a stop leaves on disk."""
 
+import errno
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from common.lifecycle import Stop
 from tests import loop_runs
 from tests.arithmetic_runs import arithmetic_run, assert_exact
 from tests.loop_runs import newest, train
-from trainer import stages
+from trainer import checkpoint, ledger, stages
 from trainer.arithmetic import ArithmeticStep
 from trainer.checkpoint import Checkpoints, SaveFailed
 
@@ -49,6 +50,34 @@ def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.undo()
     train(run)
     assert_exact(run)
+
+
+def test_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monkeypatch):
+    """The checkpoint is there; the ledger's line about it, and that of the step after it, follow once there is room."""
+    run = arithmetic_run(tmp_path, train__max_steps=40, train__accumulate=1, dvae__max_steps=1)
+    left, write_out, save = [], ledger.Ledger._write_out, checkpoint.Checkpoints.save
+
+    def refuse(self):
+        if left and left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_out(self)
+
+    def then_full(self, *args, **options):
+        path = save(self, *args, **options)
+        if self.folder.parent == run.path and not left:
+            left.append(4)  # the line is appended, flushed; two more tries
+        return path
+
+    monkeypatch.setattr(ledger.Ledger, "_write_out", refuse)
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", then_full)
+    train(run)
+    assert left == [0]
+    assert_exact(run)
+    lines = ledger.read(run.path / "ledger.jsonl")
+    saved = [line["checkpoint"] for line in lines if "checkpoint" in line]
+    assert len(saved) == len(set(saved))
+    assert saved[-1] == 40
 
 
 def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkeypatch):

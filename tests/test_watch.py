@@ -25,8 +25,9 @@ from producer.prepare import prepare_run
 from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, settings
 from tests.corpora import make_corpus
+from tests.loop_runs import train
 from tests.pipelines import train_asleep
-from trainer import session
+from trainer import ledger, session
 from trainer.arithmetic import ArithmeticStep
 from trainer.clock import Clock, Tick
 from trainer.observe import Reminder
@@ -91,6 +92,47 @@ def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
     assert watch.step(4, 1) is not None
     assert [s.total_s for s in watch.steps] == [10, 11, 10]
     assert watch.step(5, 1) is None  # its scalars were never read
+
+
+def test_a_step_after_an_interruption_is_timed_from_its_own_start():
+    """Each is 10 long and issued in 1. After an evaluation until 50, batch 2 is waited for until 51. Then a checkpoint is on disk, which
+    held up nothing: step 3 was issued while step 2 ran."""
+    watch = Watch(Settings(), Ticks((0, 1, 10), (1, 2, 20), (51, 52, 61), (53, 54, 71)), warm_up=0)
+    for g, batch in enumerate([fed(0, 0), fed(1, 1), fed(50, 51), fed(53, 53)]):
+        watch.fed(g, batch)
+    records = []
+    for g in range(4):
+        if g >= 2:
+            watch.interrupted()
+        records.append(watch.step(g, 1))
+    assert [(r.total_s, r.wait_s, r.busy_s, r.interrupted) for r in records] == [
+        (10, 0, 10, True),
+        (10, 0, 10, False),
+        (11, 1, 10, True),
+        (10, 0, 10, True),
+    ]
+    assert [s.total_s for s in watch.steps] == [10], "only what followed a step says how fast steps follow each other"
+
+
+def test_the_ledger_has_the_devices_times_also_after_saves_and_evaluations(tmp_path, monkeypatch):
+    """A device that takes 30 ms for each update, and calls that return at once."""
+    free, update, read = [0.0], ArithmeticStep.update, ArithmeticStep.read
+
+    def issue(self, bucket, batch, seed):
+        free[0] = max(time.perf_counter(), free[0]) + 0.03
+        return {**update(self, bucket, batch, seed), "end": free[0]}
+
+    def wait(self, scalars):
+        time.sleep(max(0.0, scalars.get("end", 0.0) - time.perf_counter()))
+        return read(self, {k: v for k, v in scalars.items() if k != "end"})
+
+    monkeypatch.setattr(ArithmeticStep, "update", issue)
+    monkeypatch.setattr(ArithmeticStep, "read", wait)
+    once = {"train__accumulate": 1, "train__save_every": 5, "train__eval_every": 5, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    run = arithmetic_run(tmp_path, train__max_steps=40, **once)
+    train(run)
+    times = [line["step_ms"] for line in ledger.fold(ledger.read(run.path / "ledger.jsonl"))]
+    assert min(times) > 25
 
 
 def even_ticks(durations):

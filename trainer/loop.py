@@ -310,11 +310,14 @@ class Loop:
             self._save_failed(str(outcome.error))
             return
         self._failed_saves, self._saved, self._save_s = 0, self._being_saved, outcome.seconds
-        self.book.checkpoint(outcome.step)
         kept = self._being_saved.quarantine
-        if len(kept) != self._known_bad:
-            self._known_bad = len(kept)
-            self._write_quarantine(kept)
+        try:
+            self.book.checkpoint(outcome.step)
+            if len(kept) != self._known_bad:
+                self._write_quarantine(kept)
+                self._known_bad = len(kept)
+        except OSError as e:  # the checkpoint itself is there: the next one's lines bring these along
+            log.error("checkpoint %d is on disk, but what the ledger says of it is not yet: %s", outcome.step, e.strerror or e)
         self.observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _save_failed(self, why: str) -> None:

@@ -88,7 +88,7 @@ class Observer:
         if self._watch is not None:
             record = self._watch.step(line["g"], line["count"])
         seconds, waited = (record.total_s, record.wait_s) if record else (line["step_ms"] / 1e3, line["wait_ms"] / 1e3)
-        if record or self._watch is None:
+        if self._watch is None or (record and not record.interrupted):
             self._recent.append((time.monotonic(), rows, seconds, waited))
         return {"step_ms": round(1e3 * seconds, 2), "wait_ms": round(1e3 * waited, 2)}
 

@@ -89,7 +89,10 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     finally:
         if feed is not None:
             feed.close()
-        book.close()
+        try:
+            book.close()
+        except OSError as e:  # what ends the stage is told, not this; a line that is missing is of steps after the last checkpoint
+            log.error("the last lines of %s could not be written: %s", stage.files.ledger, e.strerror or e)
         observer.close()
 
 

@@ -6,6 +6,7 @@ saved or evaluated, and the first ones, are left out.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections import deque
@@ -50,6 +51,7 @@ class StepRecord:
     batches: tuple[FedRecord, ...]
     number: int = 0  # of the stage's steps in this process, from 0
     settled: bool = True  # its batches were made while training went on; before, producers wait for leases for other reasons
+    interrupted: bool = False  # something else happened since the step before: it is timed, and says nothing about speed
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -129,7 +131,8 @@ class Watch:
         self.saved_s: list[float] = []  # what each checkpoint took
         self._fed: dict[int, FedRecord] = {}  # train batches by number
         self.steps: deque[StepRecord] = deque(maxlen=recent)
-        self._last: float | None = None  # when the step before had finished
+        self._last = -math.inf  # when the step before had finished
+        self._interrupted = True
         self._left_out, self._number = warm_up, 0
         self._unsettled = settings.high_water_mark
         self._said: set[tuple[str, str]] = set()
@@ -141,7 +144,7 @@ class Watch:
 
     def interrupted(self) -> None:
         """Something else than training steps happens now: the step around it says nothing about speed."""
-        self._last = None
+        self._interrupted = True
         self._left_out = max(self._left_out, 1)
         self._unsettled = self.settings.high_water_mark
 
@@ -151,15 +154,15 @@ class Watch:
         tick = self.clock.take() if self.clock is not None else None
         if tick is None or len(batches) != count:
             return None
-        record = _record(self._last, tick, batches, self._number, self._unsettled <= 0)
+        record = _record(self._last, tick, batches, self._interrupted, self._number, self._unsettled <= 0)
         self._number += 1
         self._unsettled -= count
-        self._last = tick.finished
+        self._last, self._interrupted = tick.finished, False
         if self._left_out:
             self._left_out -= 1
             if self._gpu_use is not None:
                 self._gpu_use.take()  # cards that compile, save or evaluate
-        elif record is not None:
+        elif record is not None and not record.interrupted:
             self.steps.append(record)
         return record
 
@@ -241,17 +244,20 @@ def spare(gpus: Sequence[Use]) -> str:
     return f"GPU {u.index} is {u.percent:.0f} % busy making batches: {room}"
 
 
-def _record(last: float | None, tick: Tick, batches: tuple[FedRecord, ...], number: int, settled: bool) -> StepRecord | None:
-    """The step on the device's clock: it waits for data only once the step before has finished."""
-    if last is None:
-        return None
+def _record(last: float, tick: Tick, batches: tuple[FedRecord, ...], interrupted: bool, number: int, settled: bool) -> StepRecord | None:
+    """The step on the device's clock: it waits for data only once the step before has finished. After an interruption it counts from
+    when its first batch was asked for, if the device was not at the step before for longer."""
     began = min(b.asked for b in batches)
-    total = tick.finished - max(last, 0.0)
+    if interrupted:
+        last = max(last, began)
+    total = tick.finished - last
     wait = sum(max(0.0, b.got - max(b.asked, last)) for b in batches)
     # From the first call on, or from when the step before was done, without what later micro-batches were waited for.
     later = sum(max(0.0, b.got - max(b.asked, tick.began, last)) for b in batches)
     busy = tick.finished - max(last, tick.began) - later
-    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number, settled) if tick.finished >= began else None
+    if tick.finished < began:
+        return None
+    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number, settled, interrupted)
 
 
 def _trainer_parts(clock: Clock | None, per_step: float) -> dict[str, float]:
