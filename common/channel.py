@@ -45,6 +45,11 @@ def _ignore(kind: str, **fields: Any) -> None:
     """on_event of a server whose owner does not listen."""
 
 
+def _standstill(last: float, now: float) -> float:
+    """Seconds between two looks for which this process was stopped or suspended: they count against no deadline."""
+    return now - last if now - last > POLL_S + STALL_S else 0.0
+
+
 class LeaseServer:
     """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called from any other.
 
@@ -132,7 +137,7 @@ class LeaseServer:
         Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it,
         Stopped within 0.2 s of should_stop(). One thread at a time.
         """
-        start = since = time.monotonic()
+        start = since = last = time.monotonic()
         with self._changed:
             while True:
                 self._check_alive()
@@ -149,6 +154,8 @@ class LeaseServer:
                 if should_stop():
                     raise Stopped("told to stop while waiting for a batch")
                 now = time.monotonic()
+                still = _standstill(last, now)
+                start, since, last = start + still, since + still, now
                 if now < start + MAX_WAIT_S and (self._book.all_delivered() or self._book.compiling()):
                     since = now  # the deadline does not run while it is release() that is awaited, or a compilation
                 left = since + timeout_s - now
@@ -197,7 +204,7 @@ class LeaseServer:
 
         tell(batches, producers that make some) is called about five times a second.
         """
-        start = since = time.monotonic()
+        start = since = last = time.monotonic()
         while True:
             with self._changed:
                 self._check_alive()
@@ -211,6 +218,8 @@ class LeaseServer:
             if should_stop():
                 raise Stopped("told to stop while waiting for batches")
             now = time.monotonic()
+            still = _standstill(last, now)
+            start, since, last = start + still, since + still, now
             if busy and now < start + MAX_WAIT_S:
                 since = now
             if now > since + timeout_s:

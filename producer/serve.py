@@ -47,6 +47,7 @@ class Job:
     work: Work | None = None
     compiles: bool = False
     computed: Future | None = None  # from when it is packed
+    since: float = 0.0  # when that was, or when the one before it had been computed
 
     def decoded(self) -> list[np.ndarray | DecodeError]:
         """The clips' samples; whatever is not the file's fault is raised."""
@@ -246,7 +247,11 @@ class Service:
             self._pack(self._jobs.pop(0))
         elif self._on_device and self._on_device[0].computed.done():
             self._send(self._on_device.pop(0))
+            for job in self._on_device[:1]:
+                job.since = time.monotonic()
         elif self._on_device:
+            if time.monotonic() - self._on_device[0].since > DEVICE_S:  # another process may get its device to work
+                raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
             self._status(self._phase())
             ahead = self._jobs[0].futures if self._jobs and len(self._on_device) < ON_DEVICE else ()
             with self._part("device_wait"):
@@ -275,7 +280,7 @@ class Service:
         job.compiles = self.maker.compiles(job.planned)
         if job.compiles:
             self._status(f"compiling(bucket {job.planned.bucket})")
-        job.computed = self._device.submit(job.work.compute)
+        job.computed, job.since = self._device.submit(job.work.compute), time.monotonic()
         self._on_device.append(job)
 
     def _send(self, job: Job) -> None:

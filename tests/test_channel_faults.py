@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import channel_bench as cb
 import channel_fixtures
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import zmq
 
+from common import channel as channel_module
 from common import wire
 from common.channel import BatchFailed
 
@@ -123,6 +125,26 @@ def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
     assert server.stats()["lease_ends"] == {"accepted": 20}
     assert p.client.counts["sent"] == 20
     assert not ipc.log.of("peer_frozen")
+
+
+def test_a_standstill_of_this_process_counts_against_no_deadline(ipc, monkeypatch):
+    """A minute goes by between two looks, in the middle of a wait of at most 20 s."""
+    stood_s = [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + stood_s[0])
+    monkeypatch.setattr(channel_module, "time", clock)
+
+    def work(client, lease):
+        time.sleep(0.3)
+        if lease.g == 3:
+            stood_s[0] = 60.0
+            time.sleep(0.7)
+        client.send(lease, cb.make(lease))
+
+    server = ipc.serve(cb.train_schedule(6))
+    ipc.producer("p", work=work)
+    for g in range(6):
+        assert server.next(20.0).g == g
+        server.release()
 
 
 def test_a_late_copy_is_dropped_and_a_different_one_reported(channel):

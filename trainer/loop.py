@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ _ASK_S = 0.05  # a thread takes a fraction of a millisecond to ask
 _MAX_FAILED_SAVES = 3
 _SHORT_SAVE_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
-_MAX_SAVE_S = 600.0
+_MAX_SAVE_S, _MAX_STEP_S = 600.0, 900.0
 _LAST_SAVE_S = 25.0
 _BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a checkpoint that is the best so far
 _IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
@@ -219,7 +220,7 @@ class Loop:
         """Read the metrics of all steps but the newest `keep`, and write their ledger lines."""
         while len(self._pending) > keep:
             line, read, batches, rows = self._pending.popleft()
-            values = read.result()
+            values = self._result(read, line["step"])
             finite = bool(values.pop("finite"))
             line["loss"] = values["loss"] if finite else None
             if not finite:
@@ -230,6 +231,18 @@ class Loop:
             self._bad_in_a_row = 0 if finite else self._bad_in_a_row + 1
             if not finite:
                 self._report_bad(line, values, batches)
+
+    def _result(self, read: Future[dict[str, float]], step: int) -> dict[str, float]:
+        """A step's metrics, once the device has ended it. RunError: it does not."""
+        waited_s = 0.0
+        while True:
+            try:
+                return read.result(_SAY_S)
+            except FutureTimeout:
+                waited_s += _SAY_S
+            if waited_s >= _MAX_STEP_S:
+                raise RunError(f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi` and the system's log")
+            log.warning("step %d has been computed for %.0f s", step, waited_s)
 
     def _report_bad(self, line: dict, values: dict, batches: list) -> None:
         ids = [int(u) for b in batches for u in b.planned.utterances if u >= 0]

@@ -18,6 +18,7 @@ from trainer import ahead, profile, stages
 from trainer.clock import Clock
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
+from trainer.ledger import Ledger
 from trainer.loop import Loop, restore
 from trainer.observe import Observer
 from trainer.profile import Profiler
@@ -43,8 +44,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
     if position.step == 0:
         stages.first_weights(run, stage)
-    num_clips = stage.schedule.train.num_utterances + stage.schedule.eval.num_utterances
-    quarantine = Quarantine(position.quarantine, max(_FEW_CLIPS, int(run.config.train.max_set_aside * num_clips)))
+    quarantine = _quarantine(run, stage, position)
     counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
@@ -89,11 +89,21 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     finally:
         if feed is not None:
             feed.close()
-        try:
-            book.close()
-        except OSError as e:  # what ends the stage is told, not this; a line that is missing is of steps after the last checkpoint
-            log.error("the last lines of %s could not be written: %s", stage.files.ledger, e.strerror or e)
+        _close(book)
         observer.close()
+
+
+def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
+    num_clips = stage.schedule.train.num_utterances + stage.schedule.eval.num_utterances
+    return Quarantine(position.quarantine, max(_FEW_CLIPS, int(run.config.train.max_set_aside * num_clips)))
+
+
+def _close(book: Ledger) -> None:
+    """What ends the stage is told, not a disk that is full by now; lines that are missing are of steps after the last checkpoint."""
+    try:
+        book.close()
+    except OSError as e:
+        log.error("the last lines of %s could not be written: %s", book.path, e.strerror or e)
 
 
 @contextmanager
