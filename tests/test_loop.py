@@ -106,6 +106,27 @@ def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tm
     assert not early
 
 
+def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp_path, monkeypatch, caplog):
+    hang, read = threading.Event(), ArithmeticStep.read
+
+    def hangs(self, scalars):
+        if self.t >= 12:
+            hang.wait(60)
+        return read(self, scalars)
+
+    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1)
+    monkeypatch.setattr(ArithmeticStep, "read", hangs)
+    monkeypatch.setattr(loop, "_SAY_S", 0.2)
+    monkeypatch.setattr(loop, "_MAX_STEP_S", 0.5)
+    with pytest.raises(RuntimeError, match=r"the device has not ended step 1[0-3] for 1 s"):
+        train(run)
+    hang.set()
+    assert "is being computed for 0 s" in caplog.text
+    monkeypatch.undo()
+    train(run)
+    assert_exact(run)
+
+
 def test_evaluation_changes_no_weight(tmp_path):
     a = arithmetic_run(tmp_path, train__max_steps=24)
     train(a)

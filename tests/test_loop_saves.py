@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 
 import pytest
 
@@ -165,3 +166,24 @@ def test_status_says_what_is_saved(tmp_path, stop_at):
     with pytest.raises(Stopped):
         train(run, stop)
     assert (status_module.read(run.path, "trainer").stage_name, status_module.read(run.path, "trainer").saved_step) == ("gpt", 2)
+
+
+def test_the_ledger_has_the_devices_times_also_after_saves_and_evaluations(tmp_path, monkeypatch):
+    """A device that takes 30 ms for each update, and calls that return at once."""
+    free, update, read = [0.0], ArithmeticStep.update, ArithmeticStep.read
+
+    def issue(self, bucket, batch, seed):
+        free[0] = max(time.perf_counter(), free[0]) + 0.03
+        return {**update(self, bucket, batch, seed), "end": free[0]}
+
+    def wait(self, scalars):
+        time.sleep(max(0.0, scalars.get("end", 0.0) - time.perf_counter()))
+        return read(self, {k: v for k, v in scalars.items() if k != "end"})
+
+    monkeypatch.setattr(ArithmeticStep, "update", issue)
+    monkeypatch.setattr(ArithmeticStep, "read", wait)
+    once = {"train__accumulate": 1, "train__save_every": 5, "train__eval_every": 5, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    run = arithmetic_run(tmp_path, train__max_steps=40, **once)
+    train(run)
+    times = [line["step_ms"] for line in ledger.fold(ledger.read(run.path / "ledger.jsonl"))]
+    assert min(times) > 25

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from common import config, stopwatch
 from common.run import RunFolder
 from tests.arithmetic_runs import arithmetic_run
 from tests.corpora import make_corpus
-from tests.pipelines import random_stages, simulate, slowed, train_asleep
+from tests.pipelines import Stages, random_stages, simulate, slowed, train_asleep
 from trainer import profile, profile_report
 from trainer.verdict import HOST_PARTS, Measured, ProducerLoad, Settings, verdict
 
@@ -49,6 +50,31 @@ def test_a_window_too_small_is_named():
         v = verdict(small)
         assert v.cause == "window"
         assert "transport.high_water_mark=" in v.sentence
+
+
+@pytest.mark.parametrize("step", [0.05, 0.09])
+def test_a_window_too_small_for_a_slow_trainer_is_named(step):
+    """The trainer is the slowest, and yet waits for more than a fifth of its time, with nobody else busy: it may have two batches."""
+    own = {"read": 0.002, "codes": 0.006, "mel": 0.003, "pack": 0.003, "serialise": 0.002}
+    stages = [Stages(0.01, own, wire=0.002, feed=0.003, step=step, window=w, leases=3) for w in (1, 2)]
+    one, two = (simulate(s, np.random.default_rng(1)) for s in stages)
+    assert one.wait > 0.2
+    assert verdict(one).cause == "window"
+    assert "transport.high_water_mark=2 (now 1)" in verdict(replace(one, settings=Settings(high_water_mark=1))).sentence
+    assert two.wait < 0.01
+    assert verdict(two).cause == "trainer"
+
+
+@pytest.mark.parametrize(
+    ("cores", "producers", "now", "then"), [(16, 3, 5, None), (8, 3, 2, None), (16, 3, 2, 4), (16, 1, 8, 16), (2, 1, 2, None)]
+)
+def test_more_decode_threads_are_advised_where_there_are_cores_for_them(cores, producers, now, then):
+    own = {"codes": 0.01, "decode": 0.2, "decode_wait": 0.04}
+    loads = tuple(ProducerLoad(f"p{i}", 50, own, threads=now, clips=32) for i in range(producers))
+    v = verdict(measured(producers=loads, settings=Settings(cores=cores)))
+    assert v.cause == "decode"
+    wanted = f"all {cores} cores decode already" if then is None else f"producers.decode_threads={then} (now {now})"
+    assert wanted in v.sentence
 
 
 def measured(**changes) -> Measured:

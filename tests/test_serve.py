@@ -14,6 +14,7 @@ from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Welcome
 from common.local_channel import LocalHub
 from common.wire import digest
+from producer import serve
 from producer.arithmetic import ArithmeticMaker, value_of
 from producer.decode import DecodePool
 from producer.maker import BatchError, Clip, Work, without
@@ -224,6 +225,27 @@ def test_an_unexpected_error_ends_the_loop(world):
     p = start(make_stage=lambda s: Broken(run, s))
     p.thread.join(LATER_S)
     assert isinstance(p.error, MemoryError)
+
+
+def test_a_device_that_never_ends_a_batch_ends_the_producer(world, monkeypatch):
+    """Its heartbeats would go on for ever, and its trainer wait in vain; another process may get the device to work."""
+    run, server, start = world
+    monkeypatch.setattr(serve, "DEVICE_S", 1.0)
+    hang = threading.Event()
+
+    class Hanging(ArithmeticMaker):
+        def make(self, planned, clips, decoded):
+            if planned.g == 1:
+                hang.wait(LATER_S)
+            return super().make(planned, clips, decoded)
+
+    open_stage(server, run, 1, [("train", g) for g in range(3)])
+    p = start(make_stage=lambda s: Hanging(run, s))
+    p.thread.join(LATER_S)
+    hang.set()
+    assert isinstance(p.error, RuntimeError)
+    assert "the device has not finished a batch for 1 s" in str(p.error)
+    assert server.next(LATER_S).g == 0
 
 
 def test_revoked_work_is_skipped(world):

@@ -12,8 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -233,16 +232,14 @@ class Loop:
                 self._report_bad(line, values, batches)
 
     def _result(self, read: Future[dict[str, float]], step: int) -> dict[str, float]:
-        """A step's metrics, once the device has ended it. RunError: it does not."""
+        """A step's metrics, once the device has ended it. RuntimeError: it does not; its state cannot be saved, a restart may help."""
         waited_s = 0.0
-        while True:
-            try:
-                return read.result(_SAY_S)
-            except FutureTimeout:
-                waited_s += _SAY_S
+        while not wait([read], _SAY_S).done:
+            waited_s += _SAY_S
             if waited_s >= _MAX_STEP_S:
-                raise RunError(f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi` and the system's log")
-            log.warning("step %d has been computed for %.0f s", step, waited_s)
+                raise RuntimeError(f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi` and the system's log")
+            log.warning("step %d is being computed for %.0f s", step, waited_s)
+        return read.result()
 
     def _report_bad(self, line: dict, values: dict, batches: list) -> None:
         ids = [int(u) for b in batches for u in b.planned.utterances if u >= 0]

@@ -155,7 +155,8 @@ def _cause(m: Measured) -> tuple[str, str]:
     busy = {"trainer": 1 - m.wait, "transfer": m.feed_s / m.batch_s, "producer": producer}
     most = max(busy, key=lambda k: (min(1.0, busy[k]), k == "producer"))
     others = max(v for k, v in busy.items() if k != most)
-    if busy[most] < IDLE and (_slow_wire(m) or busy[most] < AHEAD * others):
+    # The trainer's wait is measured: it is not what the others wait for, whatever they do meanwhile.
+    if busy[most] < IDLE and (most == "trainer" or _slow_wire(m) or busy[most] < AHEAD * others):
         return _between(m, sum(p.batches * p.part("lease_wait") for p in m.producers) / total), ""
     if most == "trainer":
         return "trainer", _largest(m.trainer_s)
@@ -202,7 +203,7 @@ def _setting(m: Measured, cause: str, part: str) -> str:
     if cause == "decode":
         later = " (less from the second epoch on: only conditioning clips are decoded then)" if s.cache_codes and cached < 0.5 else ""
         convert = ", or clips converted to 22 050 Hz once" if part == "resample" else ""
-        if threads * n < s.cores:
+        if threads < s.cores // n:
             return f"set producers.decode_threads={min(s.cores // n, 2 * threads)} (now {threads}){convert}{later}"
         return f"all {s.cores} cores decode already; add a producer on another host{convert}{later}"
     if cause == "features":

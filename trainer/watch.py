@@ -74,13 +74,20 @@ class Speed:
     gpus: tuple[Use, ...] = ()
 
     @property
-    def variation(self) -> float:
-        """The largest std/mean of a bucket's steps; 0 while no bucket has enough."""
-        return max((std / mean for n, mean, std in self.per_bucket.values() if n >= ENOUGH and mean), default=0.0)
+    def variation(self) -> float | None:
+        """The largest std/mean of a shape's steps. Of shapes with too few steps each, as steps of several batches mostly are: that of all
+        their steps, each divided by its shape's mean. None: of no shape are there two."""
+        enough = [std / mean for n, mean, std in self.per_bucket.values() if n >= ENOUGH and mean]
+        few = [(n, (std / mean) ** 2) for n, mean, std in self.per_bucket.values() if 2 <= n < ENOUGH and mean]
+        count = sum(n for n, _ in few)
+        if count >= ENOUGH:  # a mean of n takes one of n degrees of freedom
+            enough.append(math.sqrt(sum(n * square for n, square in few) / (count - len(few))))
+        return max(enough, default=None)
 
     def line(self, queue: str) -> str:
         """For the log; `queue`: "3/8", batches that wait and how many may exist."""
-        text = f"wait_data={100 * self.measured.wait:.1f}% step={1e3 * self.step_s:.1f}ms (±{100 * self.variation:.0f}%)"
+        spread = "" if self.variation is None else f" (±{100 * self.variation:.0f}%)"
+        text = f"wait_data={100 * self.measured.wait:.1f}% step={1e3 * self.step_s:.1f}ms{spread}"
         text += f" utterances/s={self.utterances_per_s:.1f} produced/s={self.produced_per_s:.2f} queue={queue}"
         v = self.verdict
         text += f" bottleneck={v.cause}" + (f" ({v.part})" if v.part else "")
@@ -95,7 +102,7 @@ class Speed:
             "steps_per_s": 1 / self.step_s if self.step_s else 0.0,
             "utterances_per_s": self.utterances_per_s,
             "wait_percent": 100 * m.wait,
-            "variation_percent": 100 * self.variation,
+            **({} if self.variation is None else {"variation_percent": 100 * self.variation}),
             "produced_per_s": self.produced_per_s,
             "producers_could_make_per_s": m.made_per_s,
             "ceiling_per_s": m.ceiling,
@@ -211,7 +218,7 @@ class Watch:
         if speed.measured.wait > MAX_WAIT:
             v = speed.verdict
             found.append((("wait", v.cause), v.sentence))
-        if speed.variation > MAX_VARIATION:
+        if (speed.variation or 0.0) > MAX_VARIATION:
             text = f"steps of one shape vary by {100 * speed.variation:.0f} % of their mean: {self._why_uneven(speed)}"
             found.append((("variation", ""), text))
         fresh = [(key, text) for key, text in found if key not in self._said]

@@ -95,7 +95,7 @@ def row_of(document: dict, rows_per_batch: float) -> dict:
         "of_ceiling_percent": 100 * document["ceiling_ms"] * per_step / speed["step_ms"],
         "step_ms": speed["step_ms"],
         "wait_percent": speed["wait_percent"],
-        "variation_percent": speed["variation_percent"],
+        "variation_percent": speed.get("variation_percent"),
         "cpu_ms_per_utterance": speed["producer_cpu_ms_per_utterance"],
         "gpus": {f"{u['index']} ({', '.join(u['roles'])})": round(u["percent"]) for u in document["gpus"]},
         "verdict": document["verdict"]["sentence"],
@@ -224,7 +224,7 @@ def table(results: dict, title: str) -> Table:
         if "error" in r:
             t.add_row(name, r["error"])
             continue
-        cell = lambda key, spec, unit="", r=r: f"{r[key]:{spec}}{unit}" if key in r else ""  # noqa: E731
+        cell = lambda key, spec, unit="", r=r: f"{r[key]:{spec}}{unit}" if r.get(key) is not None else ""  # noqa: E731
         gpus = ", ".join(f"{k}: {v} %" for k, v in r.get("gpus", {}).items())
         first = (cell("utterances_per_s", ".1f"), cell("of_ceiling_percent", ".1f", " %"), cell("step_ms", ".1f"))
         t.add_row(
