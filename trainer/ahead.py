@@ -32,7 +32,7 @@ def prepare(stage: Stage, observer: Observer, should_stop: Callable[[], bool] = 
     first = dry_step(stage, observer)
     if stage.step.options.jit:
         compile_others(stage, first, should_stop)
-    ROOM.forget()
+    ROOM.measure(lambda: stage.step.dry_run(first, grouped=stage.schedule.accumulate > 1))
 
 
 def dry_step(stage: Stage, observer: Observer) -> int:

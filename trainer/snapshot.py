@@ -8,7 +8,7 @@ once, and the step waits for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
@@ -62,25 +62,36 @@ class Room:
     """How much of a state this process's GPU can hold beside what the steps need. All of it on the CPU."""
 
     def __init__(self):
+        self._needed = 0  # bytes, by the largest step so far, of any shape
         self._held = 0  # bytes that may have been held, and thus counted, since the peak was last taken
 
-    def forget(self) -> None:
-        """What was needed so far says nothing of the steps to come: while it compiles, XLA tries kernels with all memory there is."""
+    def measure(self, largest_step: Callable[[], object]) -> None:
+        """Run a stage's largest step, compiled before, to see what it needs: another one may not come for many saves. What was needed so
+        far is forgotten: while it compiles, XLA tries kernels with all memory there is."""
         if tf.config.list_logical_devices("GPU"):
-            tf.config.experimental.reset_memory_stats(_GPU)
-        self._held = 0
+            self._forget_peak()
+            largest_step()
+            self._needed = self._peak()
 
     def take(self, num_bytes: int) -> int:
-        """How many of so many bytes can be held now, by what the steps since the last asking needed at most."""
+        """How many of so many bytes can be held now, by what the steps so far needed at most."""
         gpus = tf.config.list_physical_devices("GPU")
         if not tf.config.list_logical_devices("GPU"):
             return num_bytes
         configured = tf.config.get_logical_device_configuration(gpus[0])
         limit_mb = configured[0].memory_limit if configured and configured[0].memory_limit else _card_mb() - CONTEXT_MB
-        needed = tf.config.experimental.get_memory_info(_GPU)["peak"] - self._held
-        self.forget()
-        self._held = min(num_bytes, max(0, int((limit_mb * 2**20 - needed) / _SPARE)))
+        # The peak may have come when what was held had been let go: then this is too little, and the largest step's own need stands.
+        self._needed = max(self._needed, self._peak() - self._held)
+        self._forget_peak()
+        self._held = min(num_bytes, max(0, int((limit_mb * 2**20 - self._needed) / _SPARE)))
         return self._held
+
+    def _peak(self) -> int:
+        return tf.config.experimental.get_memory_info(_GPU)["peak"]
+
+    def _forget_peak(self) -> None:
+        tf.config.experimental.reset_memory_stats(_GPU)
+        self._held = 0
 
 
 ROOM = Room()
