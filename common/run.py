@@ -24,7 +24,13 @@ from common.xtts.dims import ModelDims
 # Part of every feature hash: producers with other feature code than the run began with are refused.
 FEATURE_VERSION = 2
 STAGES = ("dvae", "gpt")
+_FEW_CLIPS = 10  # may turn out unusable in any corpus
 BUNDLE = "bundle.json"  # in the folder of a producer on another host (common/bundle.py)
+
+
+def most_set_aside(config: Config, num_clips: int) -> int:
+    """How many of a run's clips may turn out unusable before the run ends."""
+    return max(_FEW_CLIPS, int(config.train.max_set_aside * num_clips))
 
 
 class RunFolder:

@@ -36,6 +36,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
+from producer.resume import compare, names, newest
 from producer.rows import hidden_share, layout_of, most_codes
 from producer.sample_texts import check_samples
 from producer.scan import ScanResult, scan
@@ -44,9 +45,6 @@ log = logging.getLogger(__name__)
 
 # Enough clips for the mean of 80 channels to settle, few enough to take seconds.
 _MEL_STATS_CLIPS = 64
-# Settings that decide what is trained; named when a folder turns out to hold another run.
-_IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
-_BEFORE = {"code_phases": 1}  # what runs were whose identity does not say
 
 
 def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str], None] = log.info) -> RunFolder:
@@ -85,11 +83,16 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
             _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
-            _compare(identity, existing, config)
-            for name in ("manifest.sqlite", "rejects.tsv"):  # of the same corpus, wherever it lies now
+            lost = compare(identity, existing, config, aside / "manifest.sqlite")
+            if lost:
+                out(
+                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or unusable ({names(lost)}); the run goes "
+                    "on as it was planned, and sets them aside when their turn comes. To train on them, restore the files and start again"
+                )
+            for name in ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv"):  # of the same corpus, wherever it lies now
                 os.replace(aside / name, folder / name)
             config_module.dump(config, folder / "config.yaml")
-            out(f"resuming {folder} at {_newest(existing)} (same corpus, plan, features and sizes)")
+            out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     if existing is not None:
@@ -367,34 +370,3 @@ def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
             os.replace(aside / name, target)
     config_module.dump(config, folder / "config.yaml")
     write_atomically(folder / "identity.json", json.dumps(identity, indent=1))
-
-
-def _compare(identity: dict, existing: RunFolder, config: Config) -> None:
-    """BadInput naming what makes this another run than the folder's."""
-    differs = [k for k in identity if identity[k] != existing.identity.get(k, _BEFORE.get(k))]
-    if not differs:
-        return
-    old, new = ({s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config))
-    changed = sorted(set(_flat(old).items()) ^ set(_flat(new).items()))
-    keys = sorted({k for k, _ in changed})
-    settings = "; ".join(f"{k}: {_flat(old).get(k)} there, {_flat(new).get(k)} now" for k in keys) or "the files of the corpus changed"
-    raise BadInput(
-        f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}). Give the new run a folder of its own with run=…, "
-        f"or restore the old settings to resume"
-    )
-
-
-def _newest(run: RunFolder) -> str:
-    """The newest checkpoint's stage and step."""
-    for stage in reversed(run.stages):
-        names = (p.name.removeprefix("step-") for p in (run.stage_folder(stage) / "checkpoints").glob("step-*"))
-        steps = [int(name) for name in names if name.isdecimal()]
-        if steps:
-            return f"{stage} step {max(steps)}"
-    return "its beginning"
-
-
-def _flat(tree, prefix: str = "") -> dict[str, str]:
-    if not isinstance(tree, dict):
-        return {prefix: repr(tree)}
-    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()}

@@ -35,13 +35,13 @@ def settings(run: Path, corpus: Path, **overrides) -> dict:
     return tree
 
 
-def arithmetic_run(tmp_path: Path, num_clips: int = 41, **overrides) -> RunFolder:
+def arithmetic_run(tmp_path: Path, num_clips: int = 41, *, out=lambda line: None, **overrides) -> RunFolder:
     """A prepared arithmetic run on a corpus of short clips of several lengths."""
     corpus = tmp_path / "corpus"
     if not corpus.exists():
         make_corpus(corpus, num_clips, seconds=lambda i: 0.6 + 0.05 * (i % 9))
     tree = settings(tmp_path / "run", corpus, **overrides)
-    return prepare_run(config.parse(tree), on_cpu=True, cores=2, out=lambda line: None)
+    return prepare_run(config.parse(tree), on_cpu=True, cores=2, out=out)
 
 
 @dataclass

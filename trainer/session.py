@@ -12,7 +12,7 @@ from common.channel import Stopped as ChannelStopped
 from common.cores import cores
 from common.gpu_use import GpuUse, uuid_of
 from common.lifecycle import Stop
-from common.run import RunFolder
+from common.run import RunFolder, most_set_aside
 from common.status import StatusFile, read_all
 from trainer import ahead, profile, stages
 from trainer.clock import Clock
@@ -28,8 +28,6 @@ from trainer.verdict import Settings
 from trainer.watch import RECENT_STEPS, Watch
 
 log = logging.getLogger(__name__)
-
-_FEW_CLIPS = 10  # may be set aside in any corpus
 
 
 def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop) -> Stage:
@@ -95,7 +93,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
 
 def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
     num_clips = stage.schedule.train.num_utterances + stage.schedule.eval.num_utterances
-    return Quarantine(position.quarantine, max(_FEW_CLIPS, int(run.config.train.max_set_aside * num_clips)))
+    return Quarantine(position.quarantine, most_set_aside(run.config, num_clips))
 
 
 def _close(book: Ledger) -> None:

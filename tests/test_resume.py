@@ -1,0 +1,68 @@
+"""A run whose corpus has lost a few clips since goes on as it was planned; one whose corpus is another is refused, by name."""
+
+import json
+
+import pytest
+
+from common.errors import BadInput
+from common.lifecycle import Stop
+from common.status import StatusFile
+from tests.arithmetic_runs import arithmetic_run, outcome, replay
+from tests.corpora import sine, write_wav
+from tests.loop_runs import train
+from tests.test_absence import Channel, FromFiles
+from trainer import session
+
+
+def wavs(tmp_path):
+    return sorted((tmp_path / "corpus" / "wavs").glob("*.wav"))
+
+
+def test_lost_clips_change_neither_plan_nor_order(tmp_path):
+    """Stopped at step 20 of 40, two files lost, resumed: the steps are those of the plan, with rows of weight 0 from there on."""
+    once = {"train__accumulate": 1, "train__eval_every": 0, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    run = arithmetic_run(tmp_path, train__max_steps=20, **once)
+    train(run)
+    digest, ids = run.manifest.digest, [3, 17]
+    for u in run.manifest.utterances(ids):
+        u.path.unlink() if u.id == 3 else u.path.write_bytes(b"gone bad")
+    said = []
+    run = arithmetic_run(tmp_path, out=said.append, train__max_steps=40, **once)
+    assert any(line.startswith(f"warning: 2 of the run's {len(run.manifest)} clips are gone or unusable (") for line in said)
+    assert said[-1].startswith("resuming")
+    assert run.manifest.digest == digest
+    channel = Channel(run)
+    channel.produce("p0", make=FromFiles)
+    try:
+        session.train_stage(run, "gpt", channel.server, StatusFile(run.path, "trainer", "trainer"), Stop())
+    finally:
+        channel.close()
+    entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
+    assert sorted(e["id"] for e in entries) == ids
+    want, got = replay(run, "gpt", {e["id"]: e["g"] for e in entries}), outcome(run, "gpt")
+    assert got.steps == want.steps
+    assert got.weights == want.weights
+    assert min(e["g"] for e in entries) >= 20
+
+
+def test_too_many_lost_clips_are_named_and_refused(tmp_path):
+    arithmetic_run(tmp_path)
+    files = wavs(tmp_path)
+    for path in files[:11]:
+        path.unlink()
+    with pytest.raises(
+        BadInput, match=r"manifest, plan differ \(the files of the corpus changed; clips gone or unusable: 11 \(.*\.wav, .*and 8 more\)\)"
+    ):
+        arithmetic_run(tmp_path)
+    run = arithmetic_run(tmp_path, train__max_set_aside=0.5)
+    assert len(run.manifest) == len(files)
+
+
+def test_another_recording_in_a_files_place_is_another_corpus(tmp_path):
+    arithmetic_run(tmp_path)
+    path = wavs(tmp_path)[5]
+    write_wav(path, sine(20000, 300))
+    with pytest.raises(
+        BadInput, match=rf"gone or unusable: 1 \(.*{path.name}\), new or changed: 1 \(.*{path.name}\)\)\. .*restore the old files"
+    ):
+        arithmetic_run(tmp_path)
