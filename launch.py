@@ -19,9 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from common import claims, flags, gpu, status
-from common import config as config_module
-from common.bundle import refuse_unpacked
+from common import asked, claims, flags, gpu, status
 from common.config import Config
 from common.console import Console
 from common.cores import cores
@@ -96,12 +94,14 @@ def train_command(args: argparse.Namespace) -> int:
     """Create or resume a run: producers and trainer, supervised."""
     for answer in flags.answers(args):
         tell(answer)
-    return train(_config(args))
+    if not args.config:
+        tell(f"settings of {asked.settings_file(args)} (--config names others)")
+    return train(asked.config_of(args))
 
 
 def trainer_command(args: argparse.Namespace) -> int:
     """Start a run's trainer alone, while its producers stay up."""
-    config, changed = _existing(args)
+    config, changed = asked.existing_run(args)
     devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
     claims.make_room(config.run_dir, args.replace, tell)
     claims.check_bind(config.transport.bind)
@@ -116,7 +116,7 @@ def trainer_command(args: argparse.Namespace) -> int:
 def producer_command(args: argparse.Namespace) -> int:
     """Add one more producer to a run, at any time; with --bundle on another host."""
     far = remote.open_bundle(args)
-    config, changed = (far.config, ()) if far else _existing(args)
+    config, changed = (far.config, ()) if far else asked.existing_run(args)
     if changed:
         raise BadInput(f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}")
     name, number, held = claims.extra_name(config.run_dir, *([far.prefix] if far else []))
@@ -131,7 +131,7 @@ def producer_command(args: argparse.Namespace) -> int:
 
 def bundle_command(args: argparse.Namespace) -> int:
     """Write the file that producers on other hosts need (transport.bind=tcp://...)."""
-    return remote.write_bundle(_run_dir(args), args.out, tell)
+    return remote.write_bundle(asked.run_dir_of(args), args.out, tell)
 
 
 def scan_command(args: argparse.Namespace) -> int:
@@ -142,7 +142,7 @@ def scan_command(args: argparse.Namespace) -> int:
     from producer.prepare import make_vocabulary
     from producer.scan import scan
 
-    config = _config(args)
+    config = asked.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
         tokenizer = make_vocabulary(config, rows, None, lambda text: None)
@@ -152,6 +152,8 @@ def scan_command(args: argparse.Namespace) -> int:
         tell(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         report.print(RichConsole())
+        if not args.config:
+            tell(f"with the settings of {asked.settings_file(args)} (--config names others)")
     return OK
 
 
@@ -159,7 +161,7 @@ def check_command(args: argparse.Namespace) -> int:
     """Check this machine: driver, versions, each GPU, and three real steps."""
     from common import check
 
-    return check.run(_config(args), train, tell)
+    return check.run(asked.config_of(args), train, tell)
 
 
 def profile_command(args: argparse.Namespace) -> int:
@@ -167,8 +169,8 @@ def profile_command(args: argparse.Namespace) -> int:
     from trainer import profile_report
 
     out = sys.stderr if args.json else None
-    exists = (_config(args).run_dir / "identity.json").is_file()
-    config, changed = _existing(args) if exists else (_config(args), None)
+    exists = (asked.config_of(args).run_dir / "identity.json").is_file()
+    config, changed = asked.existing_run(args) if exists else (asked.config_of(args), None)
     devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
 
     def supervise(run) -> int:
@@ -183,7 +185,7 @@ def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
     from rich.console import Console as RichConsole
 
-    run_dir = _run_dir(args)
+    run_dir = asked.run_dir_of(args)
     if not status.read_all(run_dir):
         raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
     RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(status.table(run_dir))
@@ -192,7 +194,7 @@ def status_command(args: argparse.Namespace) -> int:
 
 def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
-    claims.stop_run(_run_dir(args), tell)
+    claims.stop_run(asked.run_dir_of(args), tell)
     return OK
 
 
@@ -317,41 +319,6 @@ def _show_summary(run_dir: Path, out: TextIO | None) -> None:
 
         view = RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False)
         view.print(summary.table(json.loads(path.read_text())))
-
-
-def _config(args: argparse.Namespace) -> Config:
-    return config_module.load(args.config or ROOT / "configs" / "demo.yaml", flags.overrides(args))
-
-
-def _run_dir(args: argparse.Namespace) -> Path:
-    """The run folder a command is about: --run, run=…, or that of a config file."""
-    settings = flags.overrides(args)
-    others = [s for s in settings if not s.startswith("run=")]
-    if others:
-        raise BadInput(f"{', '.join(others)}: this command only takes the run folder")
-    return _config(args).run_dir
-
-
-def _existing(args: argparse.Namespace) -> tuple[Config, list[str]]:
-    """An existing run's settings with overrides, and the keys among these that its processes must be told."""
-    settings = flags.overrides(args)
-    run_dir = _config(argparse.Namespace(**{**vars(args), "settings": [], "model_gpu": None})).run_dir
-    named = [s for s in settings if s.startswith("run=")]
-    if named:
-        run_dir = config_module.parse(_as_tree(named)).run_dir
-    refuse_unpacked(run_dir)
-    if not (run_dir / "identity.json").is_file():
-        raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")
-    rest = [s for s in settings if not s.startswith("run=")]
-    config = config_module.load(run_dir / "config.yaml", [*rest, f"run={json.dumps(str(run_dir))}"])
-    return config, [s.split("=")[0] for s in rest if not s.startswith(("model_gpu=", "data_gpu="))]
-
-
-def _as_tree(settings: list[str]) -> dict:
-    tree: dict = {}
-    for s in settings:
-        config_module.set_override(tree, s)
-    return tree
 
 
 def _parser(name: str) -> flags.Parser:
