@@ -25,6 +25,7 @@ from common.console import Console
 from common.cores import cores
 from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.gpu import Device, Devices
+from common.lock import holder
 from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
 from common.xla_env import cache_folder, xla_env
@@ -126,6 +127,8 @@ def producer_command(args: argparse.Namespace) -> int:
         if far:
             far.wait_for_trainer(tell)
             spec = replace(spec, argv=(*spec.argv, *far.argv))
+        elif holder(config.run_dir / "lock") is None:
+            tell(f"no trainer runs in {config.run_dir}: the producer waits for one (launch.py trainer --run {config.run_dir})")
         return _supervise(Program(config.run_dir.resolve(), (replace(spec, main=True),)), ())
 
 

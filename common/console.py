@@ -223,6 +223,8 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
 
 def _doing(s: Status) -> str:
     """The phase, with what is known of it."""
+    if s.role == "producer" and s.phase == "idle":
+        return "waits for a trainer"
     if not s.message or s.message.startswith(s.phase):
         return s.message or s.phase
     return f"{s.phase}: {s.message}"

@@ -57,6 +57,10 @@ def test_an_unchanged_line_is_said_again_later(tmp_path, monkeypatch, role, line
     assert len(out.getvalue().splitlines()) in (lines + 13, lines + 14)
 
 
+def test_a_producer_without_a_trainer_says_what_it_waits_for():
+    assert progress_line([dataclasses.replace(PRODUCER, phase="idle")], 10) == "producer-0 waits for a trainer (10 s)"
+
+
 def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
     """What follows may take a while, and is not said to be a wait for data that is there."""
     status = StatusFile(tmp_path, "trainer", "trainer")

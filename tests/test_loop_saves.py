@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,14 @@ def test_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monk
     saved = [line["checkpoint"] for line in lines if "checkpoint" in line]
     assert len(saved) == len(set(saved))
     assert saved[-1] == 40
+
+
+def test_a_disk_without_room_for_one_checkpoint_is_told_before_the_first_step(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(stages.shutil, "disk_usage", lambda folder: SimpleNamespace(free=6_000_000))
+    stages.check_room(tmp_path / "run" / "checkpoints", 5_999_999)
+    assert not caplog.text
+    stages.check_room(tmp_path / "run" / "checkpoints", 19_000_000)
+    assert f"a checkpoint needs 19 MB, and {tmp_path} has 6 MB free" in caplog.text
 
 
 def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkeypatch):

@@ -333,7 +333,7 @@ class Loop:
     def _save_failed(self, why: str) -> None:
         """Training goes on without it, three times in a row at most; "the best" stays what is on disk."""
         self._failed_saves += 1
-        log.error("%s (failure %d of %d)", why, self._failed_saves, _MAX_FAILED_SAVES)
+        log.error("%s (failure %d; %d in a row end the run)", why, self._failed_saves, _MAX_FAILED_SAVES)
         if self.position.best_step == self._being_saved.step != self._saved_step:
             best = self._saved or Position()
             self.position = replace(self.position, best_step=best.best_step, best_score=best.best_score)

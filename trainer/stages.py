@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_STATE_BYTES = 12  # of a parameter in a checkpoint: itself and two moments, in float32
 # The evaluated loss that names a stage's best checkpoint.
 SCORES = {"gpt": "audio", "dvae": "recon", "arithmetic": "audio"}
 
@@ -74,6 +77,16 @@ def build(run: RunFolder, stage: str) -> Stage:
         step, upload = _networks(run, stage, schedule)
     number = run.stages.index(stage) + 1
     return Stage(number, stage, kind, step, schedule, files_of(run, stage), upload)
+
+
+def check_room(checkpoints: Path, num_bytes: int) -> None:
+    """Warn where a checkpoint of this size does not fit on the disk: room may still be made before the first one."""
+    folder = next(f for f in (checkpoints, *checkpoints.parents) if f.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        log.warning(
+            "a checkpoint needs %.0f MB, and %s has %.0f MB free: make room before the first one", num_bytes / 1e6, folder, free / 1e6
+        )
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
@@ -145,6 +158,7 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
         options = _options(c.train.optim, schedule, **own, **common)
         step = GptStep(run.dims, options, schedule.train.buckets)
     log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
+    check_room(files_of(run, stage).checkpoints, _STATE_BYTES * num_parameters(step.model))
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 
