@@ -150,13 +150,15 @@ def scan_command(args: argparse.Namespace) -> int:
         rows = read_rows(config)
         tokenizer = make_vocabulary(config, rows, None, lambda text: None)
         path = Path(folder) / "manifest.sqlite"
-        report = scan(config, path, tokenizer, rows=rows, strict=args.strict, progress=not args.json).report
+        report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
     if args.json:
         tell(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         report.print(RichConsole())
         if not args.config:
             tell(f"with the settings of {asked.settings_file(args)} (--config names others)")
+    if args.strict:
+        report.require_all()
     return OK
 
 

@@ -6,7 +6,6 @@ is created; children read only the resolved `RUN/config.yaml`.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from pathlib import Path
@@ -16,7 +15,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput
-from common.parity import with_parity
+from common.flags import NoSection, explain, read_yaml, set_override
+from common.parity import PARITY, with_parity
 from common.xtts.dims import SIZES, ModelDims
 
 Positive = Annotated[int, Field(ge=1)]
@@ -289,75 +289,60 @@ def _with_imported_files(config: Config) -> Config:
     )
 
 
-def _nearest(model: type[BaseModel], loc: tuple) -> str:
-    """ "; did you mean 'x'?" for the last name of `loc`, or the names that exist there."""
-    for part in (p for p in loc[:-1] if not isinstance(p, int)):  # an int is a place in a list
-        f = model.model_fields.get(part) if isinstance(part, str) and model else None
-        if f is None:
-            return ""
-        kinds = (f.annotation, *getattr(f.annotation, "__args__", ()))
-        model = next((a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)), None)
-    if model is None:
-        return ""
-    names = list(model.model_fields)
-    near = difflib.get_close_matches(str(loc[-1]), names, 1, 0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; known here: {', '.join(names)}"
+def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None) -> Config:
+    """A checked `Config` from plain values.
 
-
-def _explain(error: ValidationError, where: str) -> str:
-    lines = []
-    for e in error.errors():
-        key = ".".join(str(p) for p in e["loc"])
-        if e["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key '{key}'{_nearest(Config, e['loc'])}")
-        else:
-            lines.append(f"{where}: {key}: {e['msg']} (got {e['input']!r})")
-    return "\n".join(lines)
-
-
-def set_override(tree: dict, override: str) -> None:
-    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what they mean in a file.
+    Args:
+        where: what the values were read from, for the errors.
+        by: keys that were set elsewhere, and by what (`--seed`, `command line`).
 
     Raises:
-        BadInput: the text has no `=`, or the path runs through a value that is no section.
+        BadInput: lists every fault with where it was made and the nearest known name.
     """
-    key, eq, text = override.partition("=")
-    if not eq or not key or key.startswith("-"):
-        raise BadInput(f"'{override}' is neither a flag nor key=value; --help lists the flags, configs/ shows the keys")
-    try:
-        value = yaml.safe_load(text) if text else None
-    except yaml.YAMLError as e:
-        raise BadInput(f"{override}: the value is not YAML: {e}") from e
-    *parents, last = key.split(".")
-    for p in parents:
-        tree = tree.setdefault(p, {}) if isinstance(tree, dict) else None
-        if not isinstance(tree, dict):
-            raise BadInput(f"{override}: '{p}' is not a section")
-    tree[last] = value
-
-
-def parse(tree: dict, where: str = "settings") -> Config:
-    """A checked `Config` from plain values; BadInput lists every fault with the nearest known name."""
-    tree = with_parity(tree, where)
+    by = by or {}
+    # `parity` and what contradicts it may be one in the file, the other not.
+    elsewhere = any(f"{p}.".startswith(f"{key}.") for key in by for p in ("parity", *PARITY["coqui"]))
+    tree = with_parity(tree, f"{where} and the command line" if elsewhere else where)
     try:
         return _with_imported_files(Config.model_validate(tree))
     except ValidationError as e:
-        raise BadInput(_explain(e, where)) from e
+        raise BadInput(explain(e, Config, where, by)) from e
 
 
 def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
-    """Read a YAML file and apply overrides. BadInput: no such file, not YAML, an unknown key or a wrong value."""
+    """Read a YAML file and apply overrides.
+
+    Raises:
+        BadInput: no such file, not UTF-8, not YAML, a key given twice, an unknown key or a wrong value; a fault of an override is
+            laid to its flag or to the command line.
+    """
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig")) or {}
-    except OSError as e:
-        raise BadInput(f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/") from e
-    except yaml.YAMLError as e:
+        tree = read_yaml(_text(path), str(path)) or {}
+    except (yaml.YAMLError, ValueError) as e:
         raise BadInput(f"{path} is not YAML: {e}") from e
     if not isinstance(tree, dict):
         raise BadInput(f"{path}: expected keys and values at the top level")
+    by: dict[str, str] = {}
     for o in overrides:
-        set_override(tree, o)
-    return parse(tree, str(path))
+        try:
+            own = set_override(tree, o)
+        except NoSection:
+            parse(tree, str(path), by)  # where the file has a value in the place of a section, that is the fault
+            raise
+        by[own] = getattr(o, "flag", "") or "command line"
+    return parse(tree, str(path), by)
+
+
+def _text(path: str | os.PathLike) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as e:
+        raise BadInput(f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/") from e
+    except UnicodeDecodeError as e:
+        raise BadInput(f"{path} is not UTF-8 (byte {e.start}: {e.reason}); save it as UTF-8") from e
+    if "\0" in text:  # UTF-16 of English letters is UTF-8, too
+        raise BadInput(f"{path} is not UTF-8 (it has null bytes, as UTF-16 has); save it as UTF-8")
+    return text
 
 
 def resolve(config: Config, on_cpu: bool, cores: int) -> Config:

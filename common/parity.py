@@ -44,10 +44,11 @@ def with_parity(tree: dict, where: str) -> dict:
         node: Any = tree
         *parents, last = key.split(".")
         for name in parents:
-            node[name] = node.get(name) or {}
-            node = node[name]
-            if not isinstance(node, dict):
+            section = node.get(name) or {}
+            if not isinstance(section, dict):
                 return tree
+            node[name] = dict(section)  # a section that a YAML alias names twice is two
+            node = node[name]
         if node.setdefault(last, value) != value:
             against.append(f"{key}={node[last]} (parity has {value})")
     if against:

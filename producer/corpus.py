@@ -24,6 +24,7 @@ class CorpusRow:
     split: int
     language: str  # the project's code
     speaker: str
+    by_default: bool = False  # the language is `data.language`: neither the row nor its source names one
 
 
 @dataclass
@@ -33,7 +34,6 @@ class CorpusRows:
     roots: list[Path] = field(default_factory=list)
     entries: list[CorpusRow | Reject] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    num_default_language: int = 0
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """(text, language) of every row, to learn a vocabulary from."""
@@ -123,6 +123,6 @@ def _read_source(rows: CorpusRows, languages: _Languages, source: Source, number
             rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
             continue
         code = item.language or source.language or language
-        rows.num_default_language += item.language is None and source.language is None
         settled = languages.settle(code, f"{item.file}:{item.line}")
-        rows.entries.append(CorpusRow(item, number, split, settled, item.speaker or speaker))
+        by_default = item.language is None and source.language is None
+        rows.entries.append(CorpusRow(item, number, split, settled, item.speaker or speaker, by_default))

@@ -15,11 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from common.durable import write_atomically
+from common.errors import BadInput
 from common.manifest import EVAL, Manifest, Reject
 from producer.decode import SAMPLE_RATE
 
 SHOWN_REJECTS = 20
 SHOWN_SPEAKERS = 12
+MISSING = "audio file missing"  # the kind whose reason is `missing_reason`
+_OTHERS = " other places"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Report:
     tally: dict[str, int]  # kind of reason → rejected rows
     unknown_characters: dict[str, int]
     warnings: list[str]
-    num_default_language: int
+    num_default_language: int  # of the rows kept
     default_language: str
     strip_arabic_diacritics: bool
     digest: str
@@ -78,6 +81,12 @@ class Report:
             digest=manifest.digest,
             rejects=rejects,
         )
+
+    def require_all(self) -> None:
+        """BadInput: a row was rejected."""
+        if self.rejected:
+            reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.items())
+            raise BadInput(f"--strict: {self.rejected} of {self.kept + self.rejected} rows rejected: {reasons}")
 
     def headline(self) -> str:
         """`kept=… rejected=…` and the sizes, on one line."""
@@ -124,7 +133,7 @@ class Report:
                 table.add_row("" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}")
         rest = [f"and {more} more speakers"] if more > 0 else []
         if self.num_default_language:
-            rest.append(f"{self.num_default_language} rows name no language: {self.default_language} (data.language)")
+            rest.append(f"{self.num_default_language} kept rows name no language: {self.default_language} (data.language)")
         rest += [line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))]  # which the table shows
         console.print(Text(lines[0], style="bold"))
         console.print(table)
@@ -142,9 +151,22 @@ def _character(c: str) -> str:
     return f"U+{ord(c):04X} {unicodedata.name(c, 'unnamed')}"
 
 
-def reject_line(reject: Reject) -> str:
-    """`file:line: reason (id)`, the form of compilers, which editors can jump to."""
-    return f"{reject.file}:{reject.line}: {reject.reason}" + (f" (id {reject.id})" if reject.id else "")
+def missing_reason(candidates: tuple[str, ...]) -> str:
+    """The reason for a file that is nowhere: every path that was tried, the likeliest first."""
+    first, *others = candidates
+    return f"no such audio file; tried {first}" + (f" (and {len(others)}{_OTHERS}: {', '.join(others)})" if others else "")
+
+
+def reject_line(reject: Reject, full: bool = False) -> str:
+    """`file:line: reason (id)`, the form of compilers, which editors can jump to.
+
+    Of the twenty paths that were tried for a missing file only the first is there, unless `full`.
+    """
+    reason = reject.reason
+    if reject.kind == MISSING and not full:
+        head, others, _ = reason.partition(f"{_OTHERS}: ")
+        reason = f"{head}{_OTHERS})" if others else reason
+    return f"{reject.file}:{reject.line}: {reason}" + (f" (id {reject.id})" if reject.id else "")
 
 
 def write_rejects(rejects: list[Reject], path: Path) -> None:

@@ -22,17 +22,17 @@ from common.config import Config
 from common.cores import cores
 from common.errors import BadInput
 from common.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
+from common.xtts.text import has_words
 from common.xtts.text_errors import LanguageNotInVocabulary, TextError
 from common.xtts.tokenizer import Tokenizer, describe_characters
 from producer.corpus import CorpusRow, CorpusRows, read_rows
 from producer.decode import SAMPLE_RATE
 from producer.findings import FEW_CLIPS, Findings
 from producer.probe import AudioFacts, probe
-from producer.report import Report, reject_line, write_rejects
+from producer.report import MISSING, Report, missing_reason, reject_line, write_rejects
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
 _SHOWN_REJECTS = 10
-_SHOWN_MISSING = 2  # each with the twenty paths that were tried
 _CHUNK = 64  # rows per task: a header takes 0.05 ms, a task's bookkeeping as much
 
 
@@ -83,13 +83,13 @@ class _Limits:
         return limits
 
     def check_audio(self, num_samples: int) -> None:
-        for sign, limit, wrong in (
-            ("<", self.min_samples, num_samples < self.min_samples),
-            (">", self.max_samples, num_samples > self.max_samples),
+        for sign, limit, wrong, kind in (
+            ("<", self.min_samples, num_samples < self.min_samples, "audio shorter than {:.4g} s (data.min_audio_s)"),
+            (">", self.max_samples, num_samples > self.max_samples, "audio longer than {:.4g} s (data.max_audio_s)"),
         ):
             if wrong:
                 seconds = f"{num_samples / SAMPLE_RATE:.2f} s {sign} {limit / SAMPLE_RATE:.2f} s"
-                raise _Rejected(f"{seconds} ({num_samples} {sign} {limit} samples)", f"audio {sign}{limit} samples")
+                raise _Rejected(f"{seconds} ({num_samples} {sign} {limit} samples)", kind.format(limit / SAMPLE_RATE))
 
 
 def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int]:
@@ -138,7 +138,7 @@ class _Scan:
         self.findings = Findings()
         self.tally: Counter[str] = Counter()
         self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
-        self.num_missing = 0
+        self.num_missing = self.num_default_language = 0
         self.kept = Counter({TRAIN: 0, EVAL: 0})
         self.train_ids: list[int] = []
         self.train_speakers: list[int] = []
@@ -163,7 +163,7 @@ class _Scan:
 
     def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         if facts is None:
-            raise _Rejected(f"no such audio file; tried {', '.join(entry.row.candidates)}", "audio file missing")
+            raise _Rejected(missing_reason(entry.row.candidates), MISSING)
         self.writer.add_file(facts.path, facts.size, facts.mtime_ns, facts.remembered())
         if facts.error:
             raise _Rejected(facts.error, facts.kind)
@@ -185,6 +185,7 @@ class _Scan:
             split=entry.split,
         )
         self.kept[entry.split] += 1
+        self.num_default_language += entry.by_default
         if entry.split == TRAIN:
             self.train_ids.append(number)
             self.train_speakers.append(self._speakers.setdefault(entry.speaker, len(self._speakers)))
@@ -195,7 +196,7 @@ class _Scan:
             clean = self.tokenizer.clean(entry.row.text, entry.language)
         except TextError as e:
             raise _Rejected(str(e), "text cannot be read out") from e
-        if not any(c.isalnum() for c in clean):
+        if not has_words(clean):
             raise _Rejected(f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text", "empty text")
         tokens = self.tokenizer.encode_clean(clean, entry.language)
         if self.tokenizer.unk in tokens or self.tokenizer.stop in tokens:
@@ -206,28 +207,26 @@ class _Scan:
             raise _Rejected(f"{len(tokens)} text tokens > {self.limits.max_tokens}", f"text >{self.limits.max_tokens} tokens")
         return clean, tokens
 
-    def check_usable(self, strict: bool) -> None:
-        """BadInput: most files missing, nothing usable, or anything rejected under `strict`."""
+    def check_usable(self) -> None:
+        """BadInput: most files missing, or nothing usable."""
         total = len(self.rows.entries)
         where = ", ".join(map(str, self.rows.roots))
         reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.most_common())
         if total == 0:
             raise BadInput(f"no rows in the metadata ({where})")
         if 2 * self.num_missing > total:
-            missing = f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})"
-            raise self._unusable(missing, _SHOWN_MISSING)
+            raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
             if not self.kept[split] and (split == TRAIN or self.has_val):
                 raise self._unusable(f"nothing in {name} is usable: {reasons}")
-        if strict and self.tally:
-            raise self._unusable(f"--strict: {self.tally.total()} of {total} rows rejected: {reasons}")
 
-    def _unusable(self, message: str, shown: int = _SHOWN_REJECTS) -> BadInput:
-        first = self.first_rejects[:shown]
-        more = self.tally.total() - len(first)
-        lines = [reject_line(r) for r in first] + ([f"… and {more} more"] if more else [])
+    def _unusable(self, message: str) -> BadInput:
+        more = self.tally.total() - len(self.first_rejects)
+        kinds = [r.kind for r in self.first_rejects]  # the first of each in full: no rejects.tsv will say the rest
+        lines = [reject_line(r, full=kinds.index(r.kind) == i) for i, r in enumerate(self.first_rejects)]
+        lines += [f"… and {more} more"] if more else []
         return BadInput("\n  ".join([message, *lines]))
 
     def finish(self, config: Config) -> None:
@@ -235,7 +234,7 @@ class _Scan:
         meta = {
             "warnings": self.rows.warnings + self.split(config) + self.findings.messages(),
             "unknown_characters": dict(self.findings.unknown_characters.most_common()),
-            "num_default_language": self.rows.num_default_language,
+            "num_default_language": self.num_default_language,
             "default_language": config.data.language,
             "strip_arabic_diacritics": config.text.strip_arabic_diacritics,
             "tokenizer": self.tokenizer.digest,
@@ -276,7 +275,6 @@ def scan(
     rows: CorpusRows | None = None,
     progress: bool = True,
     previous: Manifest | None = None,
-    strict: bool = False,
     deep: bool | None = None,
     out: Callable[[str], None] | None = None,
 ) -> ScanResult:
@@ -289,14 +287,13 @@ def scan(
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
         previous: an earlier manifest (of the same path, too); files it knows unchanged are not opened.
-        strict: any rejected row is an error.
         deep: look at every sample for NaN, silence, damage and clipping; None: for corpora of up to 2000 rows. Else `decode` finds
             them during training.
         out: receives the report line by line.
 
     Raises:
-        BadInput: no usable row, more than half of the files missing, a language that the vocabulary lacks, limits beyond the model's
-            positions, or any reject under `strict`. No manifest is written then.
+        BadInput: no usable row, more than half of the files missing, a language that the vocabulary lacks, or limits beyond the model's
+            positions. No manifest is written then.
     """
     limits = _Limits.of(config)
     rows = read_rows(config) if rows is None else rows
@@ -316,7 +313,7 @@ def scan(
                 job.judge(entry, next(facts))
             if i % _CHUNK == 0:
                 bar.update(bar.task_ids[0], completed=i)
-        job.check_usable(strict)
+        job.check_usable()
         job.finish(config)
         writer.set_meta("deep", deep)
     with Manifest.open(manifest_path) as manifest:

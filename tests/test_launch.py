@@ -96,7 +96,7 @@ def test_batch_size_is_not_hidden_by_a_token_budget():
         (["trian"], "no command, flag or key=value; `launch.py --help`"),
         (["--data-gpu", "0", "data_gpu=1"], "both set data_gpu"),
         (["--run", "a", "--checkpoint-dir", "b"], "both set run"),
-        (["train.epoch=3"], "did you mean 'epochs'"),
+        (["train.epoch=3"], "did you mean 'train.epochs'"),
         (["--epochs", "many"], "train.epochs"),
         (["status", "--batch-size", "4"], "unrecognized"),
         (["status", "seed=4"], "only takes the run folder"),
@@ -270,9 +270,11 @@ def test_scan_reports_and_strict_refuses(tmp_path):
     assert p.returncode == 0, p.stderr
     report = json.loads(p.stdout)
     assert (report["kept"], report["rejected"]) == (6, 1)
-    strict = run("scan", "--train-data", str(folder), "--strict")
+    strict = run("scan", "--train-data", str(folder), "--strict", "--json")
     assert strict.returncode == 2
-    assert "1 of 7 rows rejected" in strict.stderr
+    assert strict.stderr == "error: --strict: 1 of 7 rows rejected: audio file missing 1\n"
+    assert json.loads(strict.stdout) == report
+    assert "metadata.csv:7: no such audio file; tried" in run("scan", "--train-data", str(folder), "--strict").stdout
 
 
 def test_scan_names_a_vocabulary_that_is_not_there(tmp_path):

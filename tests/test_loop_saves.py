@@ -195,4 +195,4 @@ def test_the_ledger_has_the_devices_times_also_after_saves_and_evaluations(tmp_p
     run = arithmetic_run(tmp_path, train__max_steps=40, **once)
     train(run)
     times = [line["step_ms"] for line in ledger.fold(ledger.read(run.path / "ledger.jsonl"))]
-    assert min(times) > 25
+    assert sum(times) > 0.95 * 40 * 30, "an end that is noticed late makes the next step shorter, and nothing else does"

@@ -40,7 +40,7 @@ def test_c02_a_row_with_too_few_or_too_many_fields_is_an_error(tmp_path):
     items = read(tmp_path)
     assert [type(i) for i in items] == [Row, Row, RowError, RowError, RowError]
     assert [(i.line, i.id) for i in items] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "")]
-    assert items[2].reason == "expected 2 or 3 fields, got 1"
+    assert items[2].reason == "expected 2 or 3 fields, got 1 (fields are separated by '|', as in id|text)"
     assert items[3].reason.startswith("expected 2 or 3 fields, got 4 (other columns need a header line")
     assert items[4].reason == "empty id"
 
@@ -62,6 +62,29 @@ def test_c02_a_constant_last_column_is_suspicious(tmp_path):
 def test_c02_numbers_that_are_spoken_stay(tmp_path):
     write_metadata(tmp_path, ["a|1984|1984", "b|In 1984|In 1984"])
     assert [i.text for i in read(tmp_path)] == ["1984", "In 1984"]
+
+
+@pytest.mark.parametrize("header", ["id|text", 'ID|"Raw_Text"|"normalized_text"', "utt_id|transcription|duration", "id|speaker|text"])
+def test_a_header_of_an_ljspeech_file_is_skipped_and_said(tmp_path, header):
+    path = write_metadata(tmp_path, ["", header, "a|one", header])
+    skipped, row, again = read(tmp_path, "ljspeech")
+    assert skipped == Notice(str(path), f"line 2 ({header}) names the columns and was skipped")
+    assert (row.line, row.id, row.text) == (3, "a", "one")
+    assert again.id == header.partition("|")[0]  # only a first line is a header
+
+
+def test_a_first_line_that_is_a_recording_is_no_header(tmp_path):
+    write_metadata(tmp_path, ["id|text", "a|one"])
+    write_wav(tmp_path / "wavs/id.wav", sine(100))
+    assert [(r.id, r.text) for r in read(tmp_path)] == [("id", "text"), ("a", "one")]
+    write_metadata(tmp_path, ["name|a few words", "a|one"])
+    assert [r.id for r in read(tmp_path)] == ["name", "a"]
+
+
+def test_a_header_whose_last_column_is_no_text_is_bad_input(tmp_path):
+    write_metadata(tmp_path, ["id|text|speaker", "a|one|ann"])
+    with pytest.raises(BadInput, match=r"metadata.csv:1: the last column must be the text, .*\(id\|text\|speaker\).* audio_file, with"):
+        read(tmp_path)
 
 
 def test_c04_quote_marks_are_text(tmp_path):
@@ -164,6 +187,22 @@ def test_vctk_tree(tmp_path):
     folder = tmp_path / "wav48_silence_trimmed/p225"
     assert found[0].candidates[:2] == (str(folder / "p225_001_mic1.flac"), str(folder / "p225_001_mic2.flac"))
     assert found[0].file == str(tmp_path / "txt/p225/p225_001.txt")
+
+
+def test_vctk_recordings_without_a_text_are_counted(tmp_path):
+    (tmp_path / "txt/p225").mkdir(parents=True)
+    (tmp_path / "txt/p225/p225_001.txt").write_text("One.")
+    audio = tmp_path / "wav48_silence_trimmed"
+    for name in ("p225/p225_001_mic1.flac", "p315/p315_001_mic1.flac", "p315/p315_001_mic2.flac", "p315/p315_002_mic1.flac"):
+        (audio / name).parent.mkdir(parents=True, exist_ok=True)
+        (audio / name).write_bytes(b"")
+    (audio / "log.txt").write_bytes(b"")
+    (audio / "p225/._p225_002_mic1.flac").write_bytes(b"")
+    row, notice = read(tmp_path)
+    assert (row.id, notice) == ("p225_001", Notice(str(tmp_path), "2 recordings of p315 have no text"))
+    (tmp_path / "wav48/p225").mkdir(parents=True)
+    (tmp_path / "wav48/p225/p225_003.wav").write_bytes(b"")
+    assert read(tmp_path)[-1].message == "3 recordings of p315 and others have no text"
 
 
 def test_a_source_may_be_the_metadata_file(tmp_path):

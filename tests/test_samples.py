@@ -242,9 +242,30 @@ def test_whose_voice_says_the_users_texts(run, tmp_path, caplog):
     assert voices(count=0, texts=["one"]) == [("en_text0", own[1])], "a voice is found although no utterance is to be said"
 
 
+def test_a_text_without_words_is_passed_over(run, caplog):
+    changed = RunFolder(run.path)
+    changed.config = run.config.model_copy(update={"samples": Samples.model_validate({"count": 1, "texts": ["😀", "one"]})})
+    lines = SampleMaker(changed, Gpt(run.dims.gpt, seed=1), Dvae(run.dims.dvae))._lines
+    assert [line.name for line in lines][1:] == ["en_text1"]
+    assert "samples.texts[0] is passed over: no words in the text '😀': nothing to say" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_prefers_start_makes_samples_all_the_same(made, tmp_path):
+    maker, gpt = made
+    bias = gpt.mel_head.bias.numpy()
+    gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == len(bias) - 2))
+    try:
+        infos = maker.make(tmp_path, 7)
+    finally:
+        gpt.mel_head.bias.assign(bias)
+    assert all(i.num_codes and i.synth for i in infos)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
+        ({"texts": ["fine", "😀"]}, r"samples.texts\[1\] \('😀'\) cannot be spoken: no words in the text '😀': nothing to say"),
         ({"texts": ["fine", " "]}, r"samples.texts\[1\] \(' '\) cannot be spoken: the text is empty"),
         ({"texts": [{"text": "hallo", "language": "de"}]}, r"samples.texts\[0\] .*language de not in vocabulary; have: en"),
         ({"references": ["nowhere.wav"]}, r"samples.references\[0\]: reference .*nowhere.wav: cannot be read as audio"),

@@ -23,6 +23,7 @@ from common.xtts.sampling import (
     max_codes,
     pack_prefixes,
     processed_scores,
+    speakable,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "sampling.npz"
@@ -103,6 +104,8 @@ def text(length, seed=0):
 
 @pytest.mark.parametrize("case", CASES)
 def test_codes_equal_coquis_with_the_same_noise(golden, case):
+    """Coqui does not forbid START as a code. These weights do: its bias is -20, which leaves it out on both sides alike."""
+    assert golden.model.mel_head.bias.numpy()[golden.dims.start_audio] == -20
     golden.set_stop_bias(case)
     expected = golden.arrays[f"{case}/codes"].tolist()
     made = golden.sampler.generate(golden.arrays["latents"], golden.meta["text"], golden.options(case), noise=golden.noise(case))
@@ -156,6 +159,7 @@ def recomputed(model, latents, ids, options, num_codes):
         row = [*head, *(DIMS.num_text_tokens + c for c in audio)]
         positions = [*range(len(head)), *(DIMS.num_text_positions + i for i in range(len(audio)))]
         logits = model.audio_logits(model.hidden(latents, tf.constant([row]), tf.constant([positions]))[0, -1]).numpy()
+        logits[DIMS.start_audio] = -np.inf
         for c in seen:
             logits[c] *= options.repetition_penalty if logits[c] < 0 else 1 / options.repetition_penalty
         codes.append(int(logits.argmax()))
@@ -266,6 +270,53 @@ def test_stop_ends_a_row(model, sampler, latents):
     finally:
         set_stop_bias(model, -20.0)
     assert (made.codes.tolist(), made.stopped, made.states.shape) == ([], True, (1, DIMS.width))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "jit"])
+def born(request):
+    """A model at birth, and its sampler with or without XLA."""
+    model = Gpt(DIMS, seed=1)
+    return model, Sampler(model, jit=request.param)
+
+
+@pytest.mark.parametrize("stop_bias", [0.0, 49.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(greedy=True, repetition_penalty=1.0),
+        SamplingOptions(temperature=2.0, top_k=0, top_p=1.0, repetition_penalty=1.0),
+        SamplingOptions(temperature=2.0, top_k=5, top_p=0.9, repetition_penalty=2.0),
+        SamplingOptions(temperature=2.0, top_k=DIMS.num_audio_tokens),
+    ],
+    ids=["greedy", "free", "narrow", "all kept"],
+)
+def test_start_is_never_drawn(born, latents, options, stop_bias):
+    """Although the model finds START likelier than all else: neither where codes follow, nor where STOP does."""
+    model, sampler = born
+    bias = np.zeros(DIMS.num_audio_tokens, np.float32)
+    bias[DIMS.start_audio], bias[DIMS.stop_audio] = 50.0, stop_bias
+    model.mel_head.bias.assign(bias)
+    drawn = sampler.generate_batch(latents[:2], [text(4), text(7)], dataclasses.replace(options, max_codes=40), [1, 2])
+    for made in drawn:
+        assert (made.codes < DIMS.start_audio).all()
+        assert (made.codes >= 0).all()
+        assert made.stopped or len(made.codes) == 40
+        assert made.stopped or stop_bias == 0
+        assert np.isfinite(log_likelihood(model, made))
+
+
+def test_what_may_be_drawn_are_the_codes_and_stop():
+    """Scores stay finite for all of them, whatever the processors do with the -inf of START."""
+    logits = np.random.default_rng(0).standard_normal((2, DIMS.num_audio_tokens)).astype(np.float32)
+    kept = speakable(tf.constant(logits), DIMS).numpy()
+    others = np.arange(DIMS.num_audio_tokens) != DIMS.start_audio
+    np.testing.assert_array_equal(kept[:, others], logits[:, others])
+    assert (kept[:, ~others] == -np.inf).all()
+    seen = tf.ones(logits.shape, tf.bool)
+    for options in (SamplingOptions(greedy=True), SamplingOptions(top_k=0, top_p=1.0), SamplingOptions(top_k=99, top_p=1.0)):
+        scores = processed_scores(tf.constant(kept), seen, controls(options, 2), options.greedy).numpy()
+        assert np.isfinite(scores[:, others]).all()
+        assert (scores[:, ~others] == -np.inf).all()
 
 
 def test_fake_history_penalises_code_1_alone():

@@ -75,6 +75,11 @@ def test_c14_limits(tmp_path, scanned):
     assert s.reasons["s2"].startswith("0.49 s < 0.50 s")
     assert s.reasons["l1"] == "11.61 s > 11.61 s (255996 > 255995 samples)"
     assert "sample rate 1 Hz is not credible" in s.reasons["lie"]
+    short, long = "audio shorter than 0.5 s (data.min_audio_s) 3", "audio longer than 11.61 s (data.max_audio_s) 1"
+    assert f"rejected: {short}, {long}, sample rate not credible 1" in s.report.lines()
+    s = scanned(root, min_audio_s=0.3, max_audio_s=11)
+    assert s.report.tally["audio shorter than 0.3 s (data.min_audio_s)"] == 1
+    assert s.report.tally["audio longer than 11 s (data.max_audio_s)"] == 2
 
 
 def scan_apart(root, before: str = "", after: str = "") -> str:

@@ -95,6 +95,10 @@ def test_c22_defaults_of_a_source(tmp_path, scanned):
     s = scanned({"path": str(a), "language": "fa", "speaker": "ali"}, b)
     assert [(u.language, u.speaker) for u in s.utterances] == [("fa", "ali")] * 2 + [("en", "b")] * 2
     assert s.report.num_default_language == 2
+    assert "languages: fa=2 en=2 (2 by default: en)" in s.report.lines()
+    (b / "wavs/c0002.wav").write_bytes(b"")
+    s = scanned({"path": str(a), "language": "fa", "speaker": "ali"}, b)
+    assert "languages: fa=2 en=1 (1 by default: en)" in s.report.lines()  # no more than were kept
 
 
 def test_c49_character_limits_only_warn(tmp_path, scanned):

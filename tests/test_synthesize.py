@@ -15,7 +15,7 @@ from common.xtts.dims import AudioDims, DvaeDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims
-from common.xtts.sampling import SamplingOptions, log_likelihood
+from common.xtts.sampling import Generated, SamplingOptions, log_likelihood
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.split import split_text
 from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
@@ -183,6 +183,32 @@ def test_pieces_fit_the_models_text_positions(synthesizer):
         synthesizer.pieces(" ", "en")
 
 
+@pytest.mark.parametrize("text", ["😀", "…", "?! 😀 --", '"'])
+def test_a_text_without_words_is_not_spoken(synthesizer, text):
+    voice = synthesizer.voice([clip(1.0)])
+    for say in (synthesizer.pieces, lambda *a: synthesizer.speak(*a, voice), lambda *a: synthesizer.stream(*a, voice)):
+        with pytest.raises(ValueError, match="no words in the text .*: nothing to say"):
+            say(text, "en")
+
+
+@pytest.mark.parametrize("text", ["€", "5", "😀 red"])
+def test_what_is_read_out_as_words_is_a_text(synthesizer, text):
+    assert [p.text for p in synthesizer.pieces(text, "en")] == [text]
+
+
+def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
+    """The vocabulary's gaps are told once."""
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
+    pieces = synthesizer.pieces("red ж house", "en")
+    assert caplog.text.count("the vocabulary has no 'ж'") == 1
+    caplog.clear()
+    spoken = synthesizer.speak("red ж house", "en", voice, options, pieces=pieces)
+    streamed = np.concatenate(list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces)))
+    assert not caplog.records
+    np.testing.assert_array_equal(streamed, spoken.wav)
+    np.testing.assert_array_equal(synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav)
+
+
 # -- sound -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +226,36 @@ def test_speech_without_a_vocoder(synthesizer):
     np.testing.assert_array_equal(again.wav, speech.wav)
     other = synthesizer.speak("red house", "en", voice, options, seed=4)
     assert other.generated[0].codes.tolist() != speech.generated[0].codes.tolist()
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_a_model_that_prefers_start_speaks_all_the_same(parts, synthesizer, candidates):
+    """START has no place in the codebook: drawn as a code it would end the synthesis."""
+    _, gpt, _ = parts
+    bias = gpt.mel_head.bias.numpy()
+    gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == GPT.start_audio))
+    try:
+        voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=2.0, top_k=0, top_p=1.0)
+        speech = synthesizer.speak("red house", "en", voice, options, candidates=candidates)
+    finally:
+        gpt.mel_head.bias.assign(bias)
+    assert len(speech.wav) == 39 * 256
+    assert (speech.generated[0].codes < 16).all()
+
+
+def test_ids_outside_the_codebook_are_left_out_of_the_sound(synthesizer, caplog):
+    def spoken(*codes):
+        generated = Generated(np.array(codes, np.int32), False, np.zeros((len(codes), GPT.width), np.float32))
+        return synthesizer.sound(generated, synthesizer.voice([clip(1.0)]))
+
+    wav, mel = spoken(3, 16, 5, -1, 999, 15)
+    assert "left out of the sound: 3 ids outside the DVAE's 16 codes: [-1, 16, 999]" in caplog.text
+    expected_wav, expected_mel = spoken(3, 5, 15)
+    np.testing.assert_array_equal(mel, expected_mel)
+    np.testing.assert_array_equal(wav, expected_wav)
+    wav, mel = spoken(16, 17)
+    assert (len(wav), mel.shape) == (0, (0, 80))
+    assert len(caplog.records) == 2
 
 
 def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
@@ -255,6 +311,8 @@ def test_parts_that_do_not_belong_together(parts, tokenizer):
     dims, gpt, dvae = parts
     with pytest.raises(ValueError, match="give a DVAE, or a vocoder"):
         Synthesizer(dims, gpt, None, STATS, tokenizer)
+    with pytest.raises(ValueError, match="the DVAE has 12 codes, the model speaks 16"):
+        Synthesizer(dims, gpt, Dvae(dataclasses.replace(dims.dvae, num_codes=12)), STATS, tokenizer)
     with pytest.raises(ValueError, match="vocabulary has"):
         Synthesizer(dims.with_vocabulary(99, 3, 0), gpt, dvae, STATS, tokenizer)
 

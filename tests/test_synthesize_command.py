@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,13 @@ from common import config as config_module
 from common.errors import BadInput
 from common.xtts import pth, weights
 from common.xtts.coqui import import_model
+from common.xtts.dims import SIZES
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from producer.prepare import prepare_run
 from tests.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
-from tests.corpora import make_corpus
-from trainer import synthesize_command
+from tests.corpora import make_corpus, sine, write_wav
+from trainer import speak, synthesize_command
 from trainer.checkpoint import Checkpoints
 from trainer.speak import of_run, of_weights, sampling
 from trainer.stages import publish_dvae
@@ -57,24 +59,29 @@ def folder(tmp_path_factory):
 
 def synthesize(folder: Path, *args: str, **more) -> subprocess.CompletedProcess:
     clip = str(folder / "corpus/wavs/c0001.wav")
-    command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", "--text", TEXT, *args, "--reference", clip]
+    text = [] if "--text" in args else ["--text", TEXT]
+    command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", *text, *args, "--reference", clip]
     return subprocess.run(command, capture_output=True, timeout=280, **more)
 
 
 def test_a_run_speaks_into_a_file(folder, tmp_path):
-    done = synthesize(folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--seed", "3", cwd=tmp_path)
+    """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook."""
+    wild = ("--temperature", "2", "--top-p", "1", "--top-k", "0", "--text", f"{TEXT} ж")
+    done = synthesize(folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.WAV"), "--seed", "3", *wild, cwd=tmp_path)
     said = done.stderr.decode()
     assert done.returncode == 0, said
-    wav, rate = soundfile.read(tmp_path / "a.wav")
+    wav, rate = soundfile.read(tmp_path / "a.WAV")
     assert rate == 22050
     assert (len(wav) + 256) % 1024 == 0  # 4 mel frames a code, 256 samples a frame, one frame less
     assert "step-00000002" in said  # the best, not the newest
     assert "real-time factor" in said
     assert "Griffin-Lim" in said
+    assert "voice of 1 clip (1.5 s of speech) made in " in said
+    assert said.count("3 s or more") == said.count("the vocabulary has no 'ж'") == 1
 
 
 def test_imported_weights_stream_through_their_vocoder(folder):
-    done = synthesize(folder, "--weights", str(folder / "pretrained"), "--stream", "--temperature", "0.9")
+    done = synthesize(folder, "--weights", str(folder / "pretrained"), "--stream", "--temperature", "0.9", "--text", f"{TEXT} ж")
     said = done.stderr.decode()
     assert done.returncode == 0, said
     samples = np.frombuffer(done.stdout, "<i2")  # nothing but samples
@@ -82,6 +89,40 @@ def test_imported_weights_stream_through_their_vocoder(folder):
     assert len(samples) % 256 == 0
     assert "HiFi-GAN, 24 000 Hz" in said
     assert "first sound after" in said
+    assert said.count("the vocabulary has no 'ж'") == 1
+
+
+def test_a_text_without_words_is_refused(folder, tmp_path):
+    done = synthesize(folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--text", "😀")
+    said = done.stderr.decode()
+    assert done.returncode == 2, said
+    assert "no words in the text '😀': nothing to say" in said
+    assert not (tmp_path / "a.wav").exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "warned"),
+    [
+        ([1.5], "voice of 1 clip (1.5 s of speech) made in ", "--reference is 1.50 s long in all"),
+        ([1.0, 1.9], "voice of 2 clips (2.9 s of speech) made in ", "--reference is 2.90 s long in all"),
+        ([1.0, 2.0], "voice of 2 clips (3.0 s of speech) made in ", None),
+        ([3.5], "voice of 1 clip (3.5 s of speech) made in ", None),
+    ],
+)
+def test_how_much_of_a_voice_there_is_is_told(tmp_path, caplog, seconds, words, warned):
+    class Model:
+        dims = SIZES["tiny"]
+
+        def voice(self, clips):
+            return [len(c) for c in clips]
+
+    paths = [str(write_wav(tmp_path / f"{i}.wav", sine(round(22050 * s)))) for i, s in enumerate(seconds)]
+    with caplog.at_level(logging.INFO):
+        assert speak._voice(Model(), paths) == [round(22050 * s) for s in seconds]
+    assert words in caplog.text
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == (warned is not None)
+    assert not warned or (warned in warnings[0] and "3 s or more together" in warnings[0])
 
 
 def test_which_checkpoint(folder):
@@ -118,6 +159,9 @@ def test_sampling_follows_where_the_weights_come_from(folder):
         (["--run", "r"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "a.wav", "--stream"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "no/such/a.wav"], "does not exist"),
+        (["--run", "r", "--out", "x.mp3"], r"--out x.mp3: only WAV is written; name a file that ends in .wav, x.wav"),
+        (["--run", "r", "--out", "x"], "only WAV is written; name a file that ends in .wav, x.wav"),
+        (["--run", "r", "--out", "."], "--out . is a folder: name the file to write, speech.wav"),
         (["--run", "r", "--stream", "--speed", "0"], "--speed must be positive"),
         (["--run", "r", "--out", "a.wav", "--candidates", "0"], "--candidates must be at least 1"),
         (["--run", "r", "--stream", "--candidates", "2"], "leave one out"),

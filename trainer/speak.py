@@ -24,6 +24,8 @@ from trainer.synthesize_command import SAMPLING
 
 log = logging.getLogger(__name__)
 
+GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference asks for
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -142,31 +144,47 @@ def main(stop: Stop) -> None:
     log.info("GPT of %s, on %s", sources.gpt, info.label)
     chosen = sampling(options, sources.imported)
     synthesizer = load(sources, jit=False)
-    from common.xtts.clips import ReferenceClipError, load_clip
+    from common.xtts.clips import ReferenceClipError
     from common.xtts.text import LanguageUnavailable
 
     if synthesizer.vocoder is None:
         synthesizer.from_mel(
             np.zeros((8, synthesizer.dims.audio.num_mels), np.float32)
         )  # librosa loads itself at its first use, for seconds
-    began = time.perf_counter()
+    wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {"options": chosen}
     try:
-        voice = synthesizer.voice([load_clip(clip, synthesizer.dims.audio.sample_rate) for clip in options["reference"]])
-        synthesizer.pieces(options["text"], options["language"])
+        wanted["pieces"] = synthesizer.pieces(options["text"], options["language"])  # once: it warns of what the vocabulary lacks
+        wanted["voice"] = _voice(synthesizer, options["reference"])
     except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
         raise BadInput(str(e)) from e
-    log.info("voice of %d clips: %.2f s", len(options["reference"]), time.perf_counter() - began)
-    arguments = (options["text"], options["language"], voice, chosen, options["seed"], options["speed"])
     if options["stream"]:
-        _stream(synthesizer, arguments, stop)
+        _stream(synthesizer, wanted, stop)
     else:
-        _write(synthesizer, (*arguments, options["candidates"]), Path(options["out"]))
+        _write(synthesizer, wanted | {"candidates": options["candidates"]}, Path(options["out"]))
 
 
-def _write(synthesizer, arguments: tuple, out: Path) -> None:
+def _voice(synthesizer, paths: list[str]):
+    """The `Voice` of reference clips. Warns where they are short. ReferenceClipError: unusable, or too short for any voice."""
+    from common.xtts.clips import load_clip
+
+    began, rate = time.perf_counter(), synthesizer.dims.audio.sample_rate
+    clips = [load_clip(path, rate) for path in paths]
+    voice, seconds = synthesizer.voice(clips), sum(map(len, clips)) / rate
+    spent, plural = time.perf_counter() - began, "s" * (len(clips) != 1)
+    log.info("voice of %d clip%s (%.1f s of speech) made in %.2f s", len(clips), plural, seconds, spent)
+    if seconds < GOOD_REFERENCE_S:
+        log.warning(
+            "--reference is %.2f s long in all: the voice may not be alike; give recordings of %g s or more together",
+            seconds,
+            GOOD_REFERENCE_S,
+        )
+    return voice
+
+
+def _write(synthesizer, wanted: dict, out: Path) -> None:
     from common.board import wav_bytes
 
-    speech = synthesizer.speak(*arguments)
+    speech = synthesizer.speak(**wanted)
     if not len(speech.wav):
         raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
     for piece, generated in zip(speech.pieces, speech.generated, strict=True):
@@ -178,12 +196,12 @@ def _write(synthesizer, arguments: tuple, out: Path) -> None:
     log.info("real-time factor %.2f (sampling %.2f s, sound %.2f s)", speech.real_time_factor, speech.sampling_s, speech.vocoding_s)
 
 
-def _stream(synthesizer, arguments: tuple, stop: Stop) -> None:
+def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
     from common.xtts.synthesize import pcm16
 
     began, first, count = time.perf_counter(), None, 0
     log.info("16-bit little-endian mono at %d Hz", synthesizer.sample_rate)
-    for part in synthesizer.stream(*arguments):
+    for part in synthesizer.stream(**wanted):
         first = first if first is not None else time.perf_counter() - began
         try:
             sys.stdout.buffer.write(pcm16(part))

@@ -21,7 +21,7 @@ FLAGS: dict[str, dict] = {
     "--text": {"metavar": "TEXT", "required": True, "help": "what to say; - reads standard input"},
     "--language": {"metavar": "X", "default": "en", "help": "en, de, fa, … (en)"},
     "--reference": {"metavar": "CLIP", "nargs": "+", "required": True, "help": "recordings of the voice, together 3 s or more"},
-    "--out": {"metavar": "WAV", "help": "the file to write"},
+    "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
     "--stream": {"action": "store_true", "help": "16-bit mono samples to standard output as they are made"},
     "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
     "--device": {"metavar": "X", "help": "a GPU's index or UUID, or cpu; default: a GPU where there is one"},
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, s
     """Become `python -m trainer.speak` on one device. `environment`: a child's, by its device.
 
     Raises:
-        BadInput: not exactly one source of weights, no file to write to, no such clip, device or text.
+        BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device or text.
     """
     options = _options(args)
     device = _device(args.device)
@@ -62,8 +62,8 @@ def _options(args: argparse.Namespace) -> dict:
         raise BadInput("--step chooses a checkpoint of --run; --weights has none")
     if args.stream == (args.out is not None):
         raise BadInput("give one of --out FILE.wav and --stream (samples on standard output)")
-    if args.out is not None and not Path(args.out).absolute().parent.is_dir():
-        raise BadInput(f"--out {args.out}: the folder {Path(args.out).absolute().parent} does not exist")
+    if args.out is not None:
+        _check_out(Path(args.out))
     for clip in args.reference:
         if not Path(clip).is_file():
             raise BadInput(f"--reference {clip}: no such file")
@@ -78,6 +78,15 @@ def _options(args: argparse.Namespace) -> dict:
         raise BadInput("--candidates compares whole sentences, and --stream plays them while they are made: leave one out")
     names = ("run", "weights", "language", "reference", "out", "stream", "step", "seed", "speed", "candidates", *SAMPLING)
     return {"text": text, **{name: getattr(args, name) for name in names}}
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir():
+        raise BadInput(f"--out {out} is a folder: name the file to write, {out / 'speech.wav'}")
+    if out.suffix.lower() != ".wav":
+        raise BadInput(f"--out {out}: only WAV is written; name a file that ends in .wav, {out.with_suffix('.wav').name}")
+    if not out.absolute().parent.is_dir():
+        raise BadInput(f"--out {out}: the folder {out.absolute().parent} does not exist")
 
 
 def _device(asked: str | None) -> Device:

@@ -75,7 +75,7 @@ class Generated:
     """One text's codes.
 
     Attributes:
-        codes: int32[n], without STOP.
+        codes: int32[n], without STOP; all below START.
         stopped: STOP was reached; False: the limit was.
         states: [n (+ 1 with STOP), C], the final states that predicted each code and STOP: the vocoder's latents (`latents_pass`).
     """
@@ -110,6 +110,15 @@ class State(NamedTuple):
     states: tf.Tensor  # float [B, N, C]
 
 
+def speakable(logits_BV: tf.Tensor, dims: GptDims) -> tf.Tensor:
+    """The logits, -inf for every id that is neither a code nor STOP: START.
+
+    No target of training is START, and no codebook has a vector for it. The original does not forbid it.
+    """
+    ids = np.arange(dims.num_audio_tokens)
+    return tf.where((ids < dims.start_audio) | (ids == dims.stop_audio), logits_BV, -np.inf)
+
+
 def processed_scores(logits_BV: tf.Tensor, seen_BV: tf.Tensor, controls: Controls, greedy: bool) -> tf.Tensor:
     """float32 [B, V] in the original's order: repetition penalty, then, unless greedy, temperature, top-k, top-p; -inf = not to be drawn.
 
@@ -135,7 +144,7 @@ def processed_scores(logits_BV: tf.Tensor, seen_BV: tf.Tensor, controls: Control
 
 
 class Sampler:
-    """Draws codes from a GPT. Holds the compiled functions, so keep one per model.
+    """Draws codes and STOP from a GPT, never START. Holds the compiled functions, so keep one per model.
 
     Randomness is a pure function of a row's seed: its codes do not depend on the rows beside it. A draw is a race of exponentials,
     argmax(p / q) with q ~ Exp(1), which is what `torch.multinomial` computes for one sample; `noise` gives the q.
@@ -274,7 +283,7 @@ class Sampler:
         rows = s.codes.shape[0]
         positions = tf.fill([rows, 1], dims.num_text_positions + s.step)
         hidden, cache = self.gpt.decode_step(dims.num_text_tokens + s.last[:, tf.newaxis], positions, s.cache, s.prefix + s.step)
-        logits = tf.cast(self.gpt.audio_logits(hidden[:, 0]), tf.float32)
+        logits = speakable(tf.cast(self.gpt.audio_logits(hidden[:, 0]), tf.float32), dims)
         scores = processed_scores(logits, s.seen, controls, greedy)
         if not greedy:
             q = self._noise(controls.seeds, s.step) if noise is None else noise[s.step]

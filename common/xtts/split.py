@@ -6,7 +6,7 @@ import logging
 import re
 from dataclasses import dataclass
 
-from common.xtts.text import char_limit, normalize_language
+from common.xtts.text import char_limit, has_words, normalize_language
 from common.xtts.text_rules import ABBREVIATIONS
 from common.xtts.tokenizer import Tokenizer
 
@@ -33,6 +33,8 @@ def pieces(tokenizer: Tokenizer, text: str, language: str, most_tokens: int) -> 
 
     ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot be read out.
     """
+    if text.strip() and not has_words(tokenizer.clean(text, language)):
+        raise ValueError(f"no words in the text {text.strip()[:40]!r}: nothing to say")
     unknown = tokenizer.unknown_characters(text, language)
     if unknown:
         log.warning("the vocabulary has no %s: these characters are not spoken", ", ".join(repr(c) for c in dict.fromkeys(unknown)))

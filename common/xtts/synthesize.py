@@ -7,6 +7,7 @@ Source: coqui-tts, TTS/tts/models/xtts.py (Xtts.get_conditioning_latents, infere
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.split import Piece, pieces
 from common.xtts.tokenizer import Tokenizer
 from common.xtts.vocode import MIN_FRAMES, griffin_lim
+
+log = logging.getLogger(__name__)
 
 FADE_SAMPLES = 1024
 MIN_SPEED = 0.05
@@ -159,6 +162,8 @@ class Synthesizer:
     ):
         if dvae is None and vocoder is None:
             raise ValueError("nothing turns codes into sound: give a DVAE, or a vocoder")
+        if dvae is not None and dvae.dims.num_codes != dims.gpt.start_audio:
+            raise ValueError(f"the DVAE has {dvae.dims.num_codes} codes, the model speaks {dims.gpt.start_audio}: they belong to others")
         if tokenizer.vocab_size != dims.gpt.num_text_tokens:
             raise ValueError(f"the vocabulary has {tokenizer.vocab_size} ids, the model {dims.gpt.num_text_tokens}: they belong to others")
         if vocoder is not None and vocoder.hifigan.dims.in_channels != dims.gpt.width:
@@ -201,13 +206,15 @@ class Synthesizer:
         seed: int = 0,
         speed: float = 1.0,
         candidates: int = 1,
+        pieces: list[Piece] | None = None,
     ) -> Speech:
         """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
 
         `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so often, and the likeliest is taken
-        (`Sampler.generate_best`); the first draw is the one without. Errors as in `pieces` and of `SamplingOptions`.
+        (`Sampler.generate_best`); the first draw is the one without. `pieces`: of this text, where the caller has them. Errors as in
+        `Synthesizer.pieces` and of `SamplingOptions`.
         """
-        pieces = self.pieces(text, language)
+        pieces = self.pieces(text, language) if pieces is None else pieces
         began = time.perf_counter()
         options = options or SamplingOptions()
         seeds = [[(seed, i + _OTHER_DRAW * k) for k in range(candidates)] for i in range(len(pieces))]
@@ -228,12 +235,13 @@ class Synthesizer:
         seed: int = 0,
         speed: float = 1.0,
         every: int = 20,
+        pieces: list[Piece] | None = None,
     ) -> Iterator[np.ndarray]:
         """`speak` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s). Checks its arguments before the first.
 
         Every part decodes all codes so far; its beginning is faded into the end of what the part before had left back.
         """
-        pieces = self.pieces(text, language)
+        pieces = self.pieces(text, language) if pieces is None else pieces
 
         def parts() -> Iterator[np.ndarray]:
             for i, piece in enumerate(pieces):
@@ -253,11 +261,20 @@ class Synthesizer:
                 return np.zeros(0, np.float32), None
             latents = tf.constant(latents) if scale == 1.0 else interpolate(tf.constant(latents), scale)
             return self.vocoder.sound(latents, voice.speaker), None
-        if not len(generated.codes):
+        codes = self._known(generated.codes)
+        if not len(codes):
             return np.zeros(0, np.float32), np.zeros((0, self.dims.audio.num_mels), np.float32)
-        mel = self.dvae.decode(tf.constant(generated.codes[np.newaxis], tf.int32))
+        mel = self.dvae.decode(tf.constant(codes[np.newaxis], tf.int32))
         mel = tf.cast(mel if scale == 1.0 else interpolate(mel, scale), tf.float32)[0].numpy()
         return self.from_mel(mel), mel
+
+    def _known(self, codes: np.ndarray) -> np.ndarray:
+        """The codes that the DVAE has. The sampler draws no others; looking one up would fail on a CPU and give zeros on a GPU."""
+        known = (codes >= 0) & (codes < self.dvae.dims.num_codes)
+        if not known.all():
+            others = sorted(set(codes[~known].tolist()))
+            log.warning("left out of the sound: %d ids outside the DVAE's %d codes: %s", (~known).sum(), self.dvae.dims.num_codes, others)
+        return codes[known]
 
     def from_mel(self, mel: np.ndarray) -> np.ndarray:
         """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz; fewer than 4 frames are made 4."""

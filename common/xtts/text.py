@@ -211,3 +211,8 @@ def _clean_japanese(text: str, parity: bool) -> str:
         text = _expand_symbols(text_numbers.expand(text, "ja", parity=False), "ja", parity=False)
     text = katsu.romaji(text).lower()
     return text if parity else _WHITESPACE.sub(" ", text).strip()
+
+
+def has_words(clean_text: str) -> bool:
+    """Whether a cleaned text has anything to speak."""
+    return any(c.isalnum() for c in clean_text)

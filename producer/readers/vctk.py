@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from common.errors import BadInput
-from producer.readers.row import Item, Row, lines, not_utf8
+from producer.readers.row import Item, Notice, Row, lines, not_utf8
 
 _AUDIO_FOLDERS = ("wav48_silence_trimmed", "wav48", "wav22", "wavs")
 # Microphone 1 first: two speakers have no second one.
@@ -24,8 +27,10 @@ def read(path: Path) -> Iterator[Item]:
     if not is_vctk(path):
         raise BadInput(f"{path}: not a VCTK tree; expected txt/<speaker>/*.txt and wav48_silence_trimmed/ or wav48/")
     folders = [path / a for a in _AUDIO_FOLDERS if (path / a).is_dir()]
+    texts = defaultdict(set)
     for speaker in sorted(p for p in (path / "txt").iterdir() if p.is_dir()):
         for transcript in sorted(speaker.glob("*.txt")):
+            texts[speaker.name].add(transcript.stem)
             parts = list(lines(transcript))
             if any(text is None for _, text in parts):
                 yield not_utf8(transcript, 1)
@@ -33,6 +38,34 @@ def read(path: Path) -> Iterator[Item]:
             find = partial(_candidates, folders, speaker.name, transcript.stem)
             text = " ".join(text.strip() for _, text in parts)
             yield Row(str(transcript), 1, transcript.stem, find, text, None, speaker.name)
+    without = _without_text(folders, texts)
+    if without:
+        (speaker, _), *others = without.most_common()
+        yield Notice(str(path), f"{without.total()} recordings of {speaker}{' and others' if others else ''} have no text")
+
+
+def _without_text(folders: list[Path], texts: Mapping[str, set[str]]) -> Counter[str]:
+    """Speaker → recordings that are not in `texts`; one by two microphones counts once. The folders are listed, no file is looked at."""
+    count = Counter()
+    for speaker in sorted({name for folder in folders for name in _names(folder)}):
+        found = {_clip(name) for folder in folders for name in _names(folder / speaker)}
+        count[speaker] = len(found - texts.get(speaker, set()) - {""})
+    return +count
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in a folder; nothing if it is none, or may not be listed."""
+    with contextlib.suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+def _clip(name: str) -> str:
+    """The clip that a file is a recording of; empty for other files, and for what macOS leaves on foreign disks (._p225_001.wav)."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix not in ("flac", "wav") or stem.startswith("."):
+        return ""
+    return stem.removesuffix("_mic1").removesuffix("_mic2")
 
 
 def _candidates(folders: list[Path], speaker: str, clip: str) -> tuple[str, ...]:
