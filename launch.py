@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import logging
 import os
@@ -343,6 +344,9 @@ def _terminated(number: int, frame) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background job starts with it ignored
     signal.signal(signal.SIGTERM, _terminated)

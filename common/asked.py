@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from common import config, flags
@@ -48,7 +47,7 @@ def existing_run(args: argparse.Namespace) -> tuple[Config, list[str]]:
     if not (run_dir / "identity.json").is_file():
         raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")
     rest = [s for s in settings if not s.startswith("run=")]
-    of = config.load(run_dir / "config.yaml", [*rest, f"run={json.dumps(str(run_dir))}"])
+    of = config.load(run_dir / "config.yaml", [*rest, f"run={flags.as_yaml(str(run_dir))}"])
     return of, [s.split("=")[0] for s in rest if not s.startswith(("model_gpu=", "data_gpu="))]
 
 

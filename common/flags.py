@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -133,7 +134,7 @@ def overrides(args: argparse.Namespace) -> list[Override]:
         _once(by, flag.key, flag.name)
         if flag.several and len(value) == 1:
             value = value[0]
-        result[flag.key] = json.dumps(value) if flag.text else value
+        result[flag.key] = as_yaml(value) if flag.text else value
         if flag.clears:
             result[flag.clears] = "null"
     for setting in args.settings:
@@ -142,7 +143,7 @@ def overrides(args: argparse.Namespace) -> list[Override]:
             raise _no_setting(setting)
         _once(by, key, setting)
         # `run=007` and `data_gpu=0` are texts, as with the flags.
-        result[key] = json.dumps(value) if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{" else value
+        result[key] = as_yaml(value) if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{" else value
     return [_override(key, value, by.get(key, "")) for key, value in result.items()]
 
 
@@ -181,6 +182,12 @@ def _no_setting(word: str) -> BadInput:
 
 
 # -- settings as text -----------------------------------------------------------------------------------------------------------
+
+
+def as_yaml(value: str | list[str]) -> str:
+    """YAML that means these texts: JSON, but for characters beyond 16 bits, which YAML does not write as two surrogates."""
+    pair = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+    return pair.sub(lambda m: f"\\U{ord(json.loads(chr(34) + m.group() + chr(34))):08x}", json.dumps(value))
 
 
 def read_yaml(text: str, where: str) -> Any:

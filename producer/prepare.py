@@ -36,7 +36,7 @@ from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
-from producer.resume import compare, names, newest
+from producer.resume import compare, names, newest, without_effect
 from producer.rows import hidden_share, layout_of, most_codes
 from producer.sample_texts import check_samples
 from producer.scan import ScanResult, scan
@@ -83,6 +83,8 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
             _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
+            for setting in without_effect(existing, config):
+                out(f"warning: no effect on this run: {setting}")
             lost = compare(identity, existing, config, aside / "manifest.sqlite")
             if lost:
                 out(

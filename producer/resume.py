@@ -91,6 +91,18 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     )
 
 
+def without_effect(run: RunFolder, config: Config) -> list[str]:
+    """Settings that differ from the run's and change nothing any more, each with why."""
+    found = []
+    if config.text.vocab_size != run.config.text.vocab_size and not config.text.vocab:
+        found.append(f"text.vocab_size={config.text.vocab_size}: the vocabulary was learnt when the run was created")
+    if config.dvae != run.config.dvae and run.dvae_weights.is_file():
+        old, new = _flat(run.config.dvae.model_dump(), "dvae"), _flat(config.dvae.model_dump(), "dvae")
+        changed = ", ".join(f"{k}={v}" for k, v in new.items() if v != old.get(k))
+        found.append(f"{changed}: stage 1 has ended" if run.identity["trains_dvae"] else f"{changed}: the DVAE was given")
+    return found
+
+
 def newest(run: RunFolder) -> str:
     """The newest checkpoint's stage and step."""
     for stage in reversed(run.stages):

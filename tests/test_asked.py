@@ -1,5 +1,6 @@
 """Which run and which settings a command line is about, where it names no file of settings."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,12 @@ def test_launch_with_the_run_alone_goes_on_with_it(tmp_path):
     assert "at gpt step 5" in done.stdout
     assert not list((tmp_path / "elsewhere").iterdir()), "no corpus, no run of the demo's"
     assert_exact(arithmetic_run(tmp_path, train__max_steps=8, dvae__max_steps=2))
+
+
+def test_a_terminal_that_knows_ascii_alone_still_gets_the_message(tmp_path):
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, str(ROOT / "launch.py"), "status", "--run", str(tmp_path / "سلام")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no process has reported in")
+    assert "\\u0633\\u0644" in done.stderr

@@ -265,3 +265,15 @@ def test_parity_sets_nothing_in_another_section_of_the_same_values():
     tree = with_parity({"parity": "coqui", "train": {"optim": shared}, "dvae": {"optim": shared}}, "here")
     assert tree["train"]["optim"] == {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0}
     assert tree["dvae"]["optim"] == shared == {"learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize("text", ["/data/😀", "/data/سلام", r"C:\ud83d\ude00", 'a "b" c', "é\x7f\n\u2028", "\udcff"])
+def test_a_text_means_itself(text):
+    assert flags.read_yaml(flags.as_yaml(text), "here") == text
+    assert flags.read_yaml(flags.as_yaml([text, "b"]), "here") == [text, "b"]
+    assert load_run("--run", text) == text
+
+
+def load_run(*argv) -> str:
+    args = flags.parse(launch._parser("train"), [*argv, "--config", str(ROOT / "configs" / "demo.yaml")])
+    return config.load(args.config, flags.overrides(args)).run

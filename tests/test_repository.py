@@ -120,3 +120,11 @@ def test_pictures_of_machines_stay_out():
         path = ROOT / name
         if path.suffix in (".py", ".md", ".yaml", ".toml", "") and path.is_file():
             assert not re.search("/" + r"(work|root|home)/\w", path.read_text(errors="ignore")), name
+
+
+def test_the_readme_lists_every_module():
+    lines = {line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"^ {6}\S+\.py\s", line)}
+    folders = ("common", "common/xtts", "producer", "producer/readers", "trainer", "tests/bench")
+    modules = {p.name for folder in folders for p in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    assert modules <= lines, f"not in README, Files: {sorted(modules - lines)}"
+    assert lines <= modules | {"launch.py", "__init__.py"}, f"gone: {sorted(lines - modules)}"

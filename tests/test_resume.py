@@ -45,6 +45,19 @@ def test_lost_clips_change_neither_plan_nor_order(tmp_path):
     assert min(e["g"] for e in entries) >= 20
 
 
+def test_settings_that_come_too_late_are_told(tmp_path):
+    run = arithmetic_run(tmp_path, train__max_steps=3, dvae__max_steps=2)
+    said = []
+    arithmetic_run(tmp_path, out=said.append, train__max_steps=4, dvae__max_steps=9)
+    assert not any("no effect" in line for line in said), "stage 1 has not ended"
+    train(run)
+    arithmetic_run(tmp_path, out=said.append, train__max_steps=4, dvae__max_steps=2, text__vocab_size=99)
+    assert [line for line in said if "no effect" in line] == [
+        "warning: no effect on this run: text.vocab_size=99: the vocabulary was learnt when the run was created",
+        "warning: no effect on this run: dvae.max_steps=2: stage 1 has ended",
+    ]
+
+
 def test_too_many_lost_clips_are_named_and_refused(tmp_path):
     arithmetic_run(tmp_path)
     files = wavs(tmp_path)

@@ -278,7 +278,7 @@ def test_what_cannot_be_spoken_is_refused_before_anything_starts(run, tmp_path, 
     (tmp_path / "noise.wav").write_text("no sound")
     write_wav(tmp_path / "short.wav", sine(2205))
     monkeypatch.setattr(launch, "Supervisor", lambda *_: pytest.fail("processes were started"))
-    settings = [f"samples.{key}={json.dumps(value)}" for key, value in wrong.items()]
+    settings = [f"samples.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wrong.items()]
     source = run.config.data.train[0].path
     assert launch.main([f"run={tmp_path / 'new'}", f"data.train={source}", "data.scan_threads=1", "devices=auto", *settings]) == 2
     assert re.search(words, capsys.readouterr().err)
