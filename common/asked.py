@@ -42,7 +42,7 @@ def run_dir_of(args: argparse.Namespace) -> Path:
 def existing_run(args: argparse.Namespace) -> tuple[Config, list[str]]:
     """An existing run's settings with overrides, and the keys among these that its processes must be told. BadInput: no such run."""
     settings = flags.overrides(args)
-    run_dir = _named_run(settings) or config_of(argparse.Namespace(**{**vars(args), "settings": [], "model_gpu": None})).run_dir
+    run_dir = _named_run(settings) or config.load(settings_file(args)).run_dir
     refuse_unpacked(run_dir)
     if not (run_dir / "identity.json").is_file():
         raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")

@@ -97,7 +97,8 @@ class Parser(argparse.ArgumentParser):
 def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
     """A parser with `--config`, the flags of `names` (None: all of the table) and key=value settings."""
     parser = Parser(prog=prog, description=help_text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", metavar="FILE", help="settings of the run (default: configs/demo.yaml)")
+    which = "the named run's; for data.train=… those of configs/ljspeech.yaml; else of configs/demo.yaml"
+    parser.add_argument("--config", metavar="FILE", help=f"settings of the run (default: {which})")
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
         if names is None or flag.name in names:

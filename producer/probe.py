@@ -84,7 +84,7 @@ def _data_chunk(f: BinaryIO) -> tuple[int, int, int]:
                 size = 0
             return size, at, block
         if name == b"fmt ":
-            (block,) = struct.unpack_from(order + "H", head, 20)
+            block = max(1, *struct.unpack_from(order + "H", head, 20))
         elif name == b"ds64":  # of RF64, whose own sizes are all 0xFFFFFFFF
             (long_size,) = struct.unpack_from("<Q", head, 16)
         at += size + size % 2

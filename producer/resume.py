@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from common.run import RunFolder, most_set_aside
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
 _IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
-_BEFORE = {"code_phases": 1}  # what runs were whose identity does not say
 _NAMED = 3
 
 
@@ -70,15 +70,17 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     Raises:
         BadInput: it is another run than the folder's; names what differs.
     """
-    differs = [k for k in identity if identity[k] != existing.identity.get(k, _BEFORE.get(k))]
+    unsaid = {"code_phases": existing.config.batching.code_phases}  # of runs made before their identity said so
+    differs = [k for k in identity if identity[k] != existing.identity.get(k, unsaid.get(k))]
     if not differs:
         return []
     files = ""
     if "manifest" in differs:
         with Manifest.open(scanned, check=False) as manifest:
             changes = difference(existing.manifest, manifest)
-        most = most_set_aside(config, len(existing.manifest))
-        if set(differs) <= {"manifest", "plan", "mel_stats"} and changes.only_losses and len(changes.gone) <= most:
+        without = {u.id for u in changes.gone} | _set_aside(existing)
+        few = len(without) <= most_set_aside(config, len(existing.manifest))
+        if set(differs) <= {"manifest", "plan", "mel_stats"} and changes.only_losses and few:
             return changes.gone
         files = f"; clips {changes}" if changes.gone or changes.new else ""
     old, new = ({s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config))
@@ -111,6 +113,12 @@ def newest(run: RunFolder) -> str:
         if steps:
             return f"{stage} step {max(steps)}"
     return "its beginning"
+
+
+def _set_aside(run: RunFolder) -> set[int]:
+    """Ids of the clips that turned out bad while it trained."""
+    files = [run.stage_folder(stage) / "quarantine.jsonl" for stage in run.stages]
+    return {json.loads(line)["id"] for file in files if file.is_file() for line in file.read_text().splitlines()}
 
 
 def _flat(tree, prefix: str = "") -> dict[str, str]:

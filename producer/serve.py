@@ -8,6 +8,7 @@ at most `leases` batches are in memory. Without a trainer the loop waits, warm, 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
 DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
 TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
 REASON_BYTES, REASONS_BYTES = 500, 24_000  # of one bad clip, of all in a batch: they travel in DATA's header, which holds 64 kB
+GOOD_FOLDERS = 16
 AWAY_SAID_S = 30.0  # between the lines on data that are away
 
 
@@ -47,7 +49,7 @@ class Job:
     work: Work | None = None
     compiles: bool = False
     computed: Future | None = None  # from when it is packed
-    since: float = 0.0  # when that was, or when the one before it had been computed
+    waited_s: float = 0.0  # for it alone
 
     def decoded(self) -> list[np.ndarray | DecodeError]:
         """The clips' samples; whatever is not the file's fault is raised."""
@@ -116,7 +118,7 @@ class Service:
         pool: decodes; must take `leases` batches' clips without blocking.
         should_stop: looked at several times a second.
         info: what READY says besides feature_hash and probe (device, …).
-        data_roots: folders of the corpus; when one is gone, batches are refused instead of their clips being set aside.
+        data_roots: folders of the corpus; when one is away, batches are put off instead of their clips being set aside.
         report: called with the phase and the number of batches made.
         log_every_s: seconds between the lines that say where the time goes.
     """
@@ -143,6 +145,7 @@ class Service:
         self._watch = Stopwatch()  # of this thread, since the last batch left
         self._cpu_s = time.process_time()
         self._away_said = -AWAY_SAID_S
+        self._good: dict[str, str] = {}  # folder → a recording of it that was read, of the last few folders
 
     def run(self) -> str:
         """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
@@ -247,15 +250,15 @@ class Service:
             self._pack(self._jobs.pop(0))
         elif self._on_device and self._on_device[0].computed.done():
             self._send(self._on_device.pop(0))
-            for job in self._on_device[:1]:
-                job.since = time.monotonic()
         elif self._on_device:
-            if time.monotonic() - self._on_device[0].since > DEVICE_S:  # another process may get its device to work
+            first, since = self._on_device[0], time.monotonic()
+            if first.waited_s > DEVICE_S:  # another process may get its device to work
                 raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
             self._status(self._phase())
             ahead = self._jobs[0].futures if self._jobs and len(self._on_device) < ON_DEVICE else ()
             with self._part("device_wait"):
-                wait([self._on_device[0].computed, *(f for f in ahead if not f.done())], WAIT_SLICE_S, FIRST_COMPLETED)
+                wait([first.computed, *(f for f in ahead if not f.done())], WAIT_SLICE_S, FIRST_COMPLETED)
+            first.waited_s += min(time.monotonic() - since, 1.0)  # not what this process stood still for
         else:
             self._status("working")
             with self._part("decode_wait"):
@@ -269,7 +272,8 @@ class Service:
     def _pack(self, job: Job) -> None:
         decoded = job.decoded()
         try:
-            away = why_away([d for d in decoded if isinstance(d, DecodeError)], self._data_roots)
+            self._remember(job, decoded)
+            away = why_away([d for d in decoded if isinstance(d, DecodeError)], self._data_roots, self._good.values())
             if away:
                 self._postpone(job.lease, away)
                 return
@@ -280,7 +284,7 @@ class Service:
         job.compiles = self.maker.compiles(job.planned)
         if job.compiles:
             self._status(f"compiling(bucket {job.planned.bucket})")
-        job.computed, job.since = self._device.submit(job.work.compute), time.monotonic()
+        job.computed = self._device.submit(job.work.compute)
         self._on_device.append(job)
 
     def _send(self, job: Job) -> None:
@@ -327,6 +331,16 @@ class Service:
     def _refuse(self, lease: Lease, why: str) -> None:
         log.warning("%s %d cannot be made: %s", lease.plan, lease.g, why)
         self._client.nack(lease, why)
+
+    def _remember(self, job: Job, decoded: list) -> None:
+        for clip, d in zip(job.clips, decoded, strict=True):
+            if not isinstance(d, DecodeError):
+                path = str(clip.utterance.path)
+                folder = os.path.dirname(path)
+                self._good.pop(folder, None)
+                self._good[folder] = path
+        while len(self._good) > GOOD_FOLDERS:
+            self._good.pop(next(iter(self._good)))
 
     def _postpone(self, lease: Lease, why: str) -> None:
         """What the batch needs is away for now: not its fault, and none of its clips is set aside."""

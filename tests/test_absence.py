@@ -24,6 +24,7 @@ from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome
 from tests.loop_runs import train
 from trainer import session
+from trainer.feed import Quarantine
 
 
 def closed(path) -> DecodeError:
@@ -61,6 +62,22 @@ def test_a_folder_without_a_file_that_reads_is_away(wavs):
     assert "/wavs can be read" in why_away([error], [root])
     wavs.parent.rename(wavs.parent.with_name("data2"))
     assert why_away([error], [root]) == f"the data folder {root} is not there"
+
+
+def test_a_folder_that_was_deleted_from_among_others_is_no_reason_to_wait(wavs):
+    """One speaker's of many, or one that held this recording alone; the others are known by what was read from them."""
+    root, other = str(wavs.parent), wavs.parent / "p2"
+    other.mkdir()
+    (other / "good.wav").write_bytes(b"RIFF")
+    good = [str(wavs / "b.wav"), str(other / "good.wav")]
+    for name in "abc":
+        (wavs / f"{name}.wav").unlink()
+    assert why_away([closed(wavs / "a.wav")], [root], good) is None
+    wavs.rmdir()
+    assert why_away([closed(wavs / "a.wav")], [root], good) is None
+    elsewhere = wavs.parents[1] / "second"  # another corpus tells nothing of this one
+    other.rename(elsewhere)
+    assert why_away([closed(wavs / "a.wav")], [root, str(elsewhere)], [str(elsewhere / "good.wav")])
 
 
 def test_a_process_out_of_file_handles_blames_no_file(wavs, monkeypatch):
@@ -210,6 +227,13 @@ class AllBad(ArithmeticMaker):
             made.arrays["weights"][:] = made.arrays["value"][:] = made.arrays["seed"][:] = 0
             made.bad += [(u, "damaged audio data") for u in planned.utterances.tolist() if u >= 0]
         return made
+
+
+def test_a_clip_in_many_rows_counts_once():
+    quarantine = Quarantine([{"id": 1, "plan": "train", "g": 0, "reason": "gone"}], limit=3)
+    quarantine.check_room([(2, "gone")] * 11 + [(1, "gone"), (3, "gone")])
+    with pytest.raises(Hopeless, match="4 clips .*, 3 may be set aside"):
+        quarantine.check_room([(2, "gone"), (3, "gone"), (4, "gone")])
 
 
 def test_more_bad_clips_than_may_be_set_aside_end_the_run_and_the_last_batch_condemns_none(tmp_path):

@@ -9,8 +9,11 @@ import pytest
 
 import launch
 from common import asked, flags
+from common import config as config_module
 from common.errors import BadInput
-from tests.arithmetic_runs import arithmetic_run, assert_exact
+from producer.prepare import prepare_run
+from tests.arithmetic_runs import arithmetic_run, assert_exact, settings
+from tests.corpora import make_corpus
 from tests.loop_runs import train
 
 ROOT = Path(launch.__file__).parent
@@ -39,6 +42,20 @@ def test_a_corpus_of_ones_own_is_not_trained_on_as_the_demo_is(tmp_path):
     for argv in (("data.train=/data/fa", "data.language=fa"), ("--train-data", "/data/fa"), ("data={train: /data/fa}",)):
         assert asked.settings_file(args(*argv)) == configs / "ljspeech.yaml"
     assert asked.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path("mine.yaml")
+
+
+def test_a_command_about_an_existing_run_finds_the_one_that_training_would_make(tmp_path, monkeypatch):
+    """Also where only the settings' file names it."""
+    monkeypatch.chdir(tmp_path)
+    make_corpus(tmp_path / "corpus", 12, seconds=0.6)
+    tree = settings(Path("runs/ljspeech"), tmp_path / "corpus")
+    run = prepare_run(config_module.parse(tree), on_cpu=True, cores=2, out=lambda line: None)
+    for argv in ((f"data.train={tmp_path}/corpus",), ("--train-data", f"{tmp_path}/corpus")):
+        asked_for = args(*argv, command="profile")
+        assert asked.config_of(asked_for).run == "runs/ljspeech"
+        config, changed = asked.existing_run(asked_for)
+        assert (config.run_dir.resolve(), changed) == (run.path.resolve(), ["data.train"])
+        assert config.model.size == "arithmetic"
 
 
 def test_launch_with_the_run_alone_goes_on_with_it(tmp_path):

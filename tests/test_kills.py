@@ -40,8 +40,10 @@ def outcomes(tmp_path_factory):
 
     def one(number: int, schedule) -> RunFolder:
         folder = root / f"r{number}"
-        # 60 steps x 3 batches x 25 ms: 4.5 s of training, 12 saves, 8 evaluations, 20 epochs.
-        tree = settings(folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS)
+        # 1 s of stage 1; 60 steps x 3 batches x 25 ms: 4.5 s, 12 saves, 8 evaluations, 20 epochs.
+        tree = settings(
+            folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS, dvae__max_steps=40
+        )
         driver = Driver.create(folder, tree, step_ms=25, make_ms=5)
         try:
             play(driver, schedule)

@@ -117,12 +117,12 @@ def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp
 
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1)
     monkeypatch.setattr(ArithmeticStep, "read", hangs)
-    monkeypatch.setattr(loop, "_SAY_S", 0.2)
-    monkeypatch.setattr(loop, "_MAX_STEP_S", 0.5)
-    with pytest.raises(RuntimeError, match=r"the device has not ended step 1[0-3] for 1 s"):
+    monkeypatch.setattr(loop, "_STEP_SAY_S", 1.0)
+    monkeypatch.setattr(loop, "_MAX_STEP_S", 5.0)
+    with pytest.raises(RuntimeError, match=r"the device has not ended step 1[0-3] for 5 s"):
         train(run)
     hang.set()
-    assert "is being computed for 0 s" in caplog.text
+    assert "is being computed for 1 s" in caplog.text
     monkeypatch.undo()
     train(run)
     assert_exact(run)

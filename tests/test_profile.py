@@ -73,7 +73,9 @@ def test_more_decode_threads_are_advised_where_there_are_cores_for_them(cores, p
     loads = tuple(ProducerLoad(f"p{i}", 50, own, threads=now, clips=32) for i in range(producers))
     v = verdict(measured(producers=loads, settings=Settings(cores=cores)))
     assert v.cause == "decode"
-    wanted = f"all {cores} cores decode already" if then is None else f"producers.decode_threads={then} (now {now})"
+    wanted = (
+        f"{producers} x {now} threads decode on {cores} cores already" if then is None else f"producers.decode_threads={then} (now {now})"
+    )
     assert wanted in v.sentence
 
 

@@ -8,7 +8,7 @@ from common.errors import BadInput
 from common.lifecycle import Stop
 from common.status import StatusFile
 from tests.arithmetic_runs import arithmetic_run, outcome, replay
-from tests.corpora import sine, write_wav
+from tests.corpora import make_corpus, sine, write_wav
 from tests.loop_runs import train
 from tests.test_absence import Channel, FromFiles
 from trainer import session
@@ -19,16 +19,25 @@ def wavs(tmp_path):
 
 
 def test_lost_clips_change_neither_plan_nor_order(tmp_path):
-    """Stopped at step 20 of 40, two files lost, resumed: the steps are those of the plan, with rows of weight 0 from there on."""
+    """Stopped at step 20 of 40, three files lost, one of them with its folder, resumed: the steps are those of the plan, with rows of
+    weight 0 from there on."""
     once = {"train__accumulate": 1, "train__eval_every": 0, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    make_corpus(tmp_path / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
+    folder = tmp_path / "corpus" / "wavs"
+    (folder / "alone").mkdir()
+    (folder / "c0008.wav").rename(folder / "alone" / "c0008.wav")
+    metadata = tmp_path / "corpus" / "metadata.csv"
+    metadata.write_text(metadata.read_text().replace("c0008|", "alone/c0008|", 1))
     run = arithmetic_run(tmp_path, train__max_steps=20, **once)
     train(run)
-    digest, ids = run.manifest.digest, [3, 17]
+    (lone,) = [u.id for u in run.manifest if u.path.parent.name == "alone"]
+    digest, ids = run.manifest.digest, sorted({3, 17, lone})
     for u in run.manifest.utterances(ids):
-        u.path.unlink() if u.id == 3 else u.path.write_bytes(b"gone bad")
+        u.path.unlink() if u.id != 17 else u.path.write_bytes(b"gone bad")
+    (folder / "alone").rmdir()
     said = []
     run = arithmetic_run(tmp_path, out=said.append, train__max_steps=40, **once)
-    assert any(line.startswith(f"warning: 2 of the run's {len(run.manifest)} clips are gone or unusable (") for line in said)
+    assert any(line.startswith(f"warning: 3 of the run's {len(run.manifest)} clips are gone or unusable (") for line in said)
     assert said[-1].startswith("resuming")
     assert run.manifest.digest == digest
     channel = Channel(run)
@@ -56,6 +65,31 @@ def test_settings_that_come_too_late_are_told(tmp_path):
         "warning: no effect on this run: text.vocab_size=99: the vocabulary was learnt when the run was created",
         "warning: no effect on this run: dvae.max_steps=2: stage 1 has ended",
     ]
+
+
+def test_clips_set_aside_before_count_among_those_that_may_be_lost(tmp_path):
+    run = arithmetic_run(tmp_path)
+    for path in wavs(tmp_path)[:5]:
+        path.unlink()
+    (run.path / "quarantine.jsonl").write_text(
+        "".join(json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n" for i in range(9))
+    )
+    arithmetic_run(tmp_path)  # 0 to 4 are gone now, too
+    (run.path / "quarantine.jsonl").write_text(
+        "".join(json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n" for i in range(20, 26))
+    )
+    with pytest.raises(BadInput, match=r"gone or unusable: 5 \("):
+        arithmetic_run(tmp_path)
+
+
+def test_runs_made_before_their_identity_had_code_phases_are_what_they_were(tmp_path):
+    run = arithmetic_run(tmp_path, batching__code_phases=4)
+    identity = json.loads((run.path / "identity.json").read_text())
+    del identity["code_phases"]
+    (run.path / "identity.json").write_text(json.dumps(identity))
+    arithmetic_run(tmp_path, batching__code_phases=4)
+    with pytest.raises(BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"):
+        arithmetic_run(tmp_path)
 
 
 def test_too_many_lost_clips_are_named_and_refused(tmp_path):

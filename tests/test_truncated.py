@@ -20,10 +20,10 @@ SIZE = len(PCM)
 LIST = b"LIST" + struct.pack("<I", 5) + b"INFOx" + b"\0"  # an odd size and its padding
 
 
-def wav(data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<", bits=16) -> bytes:
+def wav(data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<", bits=16, frame=None) -> bytes:
     """A mono file at 22 050 Hz whose header says what it is told to."""
-    frame = bits // 8
-    body = b"WAVE" + before + b"fmt " + struct.pack(order + "IHHIIHH", 16, 1, 1, 22050, 22050 * frame, frame, bits)
+    frame = bits // 8 if frame is None else frame
+    body = b"WAVE" + before + b"fmt " + struct.pack(order + "IHHIIHH", 16, 1, 1, 22050, 22050 * (bits // 8), frame, bits)
     body += b"data" + struct.pack(order + "I", announced) + data + behind
     return (b"RIFF" if order == "<" else b"RIFX") + struct.pack(order + "I", len(body) if riff is None else riff) + body
 
@@ -70,6 +70,7 @@ WHOLE = {
     "big-endian": wav(order=">"),
     "the header counted in": wav(announced=SIZE + 44),
     "the RIFF size": wav(announced=SIZE + 36),
+    "frames of no bytes": wav(frame=0),
 }
 
 

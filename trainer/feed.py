@@ -108,7 +108,7 @@ class Quarantine:
 
     def check_room(self, bad: list[tuple[int, str]]) -> None:
         """Hopeless: with these clips, more would be set aside than may be. None of them is then."""
-        new = [(u, reason) for u, reason in bad if u not in self._by_id]
+        new = list({u: reason for u, reason in bad if u not in self._by_id}.items())  # a clip that is in several rows is named for each
         if new and self._limit is not None and len(self._by_id) + len(new) > self._limit:
             raise Hopeless(
                 f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more, {self._limit} may be set aside "

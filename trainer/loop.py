@@ -41,7 +41,8 @@ _ASK_S = 0.05  # a thread takes a fraction of a millisecond to ask
 _MAX_FAILED_SAVES = 3
 _SHORT_SAVE_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
-_MAX_SAVE_S, _MAX_STEP_S = 600.0, 900.0
+_MAX_SAVE_S = 600.0
+_STEP_SAY_S, _MAX_STEP_S = 60.0, 900.0  # a step takes seconds, with many batches a minute
 _LAST_SAVE_S = 25.0
 _BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a checkpoint that is the best so far
 _IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
@@ -234,8 +235,8 @@ class Loop:
     def _result(self, read: Future[dict[str, float]], step: int) -> dict[str, float]:
         """A step's metrics, once the device has ended it. RuntimeError: it does not; its state cannot be saved, a restart may help."""
         waited_s = 0.0
-        while not wait([read], _SAY_S).done:
-            waited_s += _SAY_S
+        while not wait([read], _STEP_SAY_S).done:
+            waited_s += _STEP_SAY_S
             if waited_s >= _MAX_STEP_S:
                 raise RuntimeError(f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi` and the system's log")
             log.warning("step %d is being computed for %.0f s", step, waited_s)

@@ -62,7 +62,7 @@ class Room:
     """How much of a state this process's GPU can hold beside what the steps need. All of it on the CPU."""
 
     def __init__(self):
-        self._needed = 0  # bytes, by the largest step so far, of any shape
+        self._needed = 0  # bytes, by the largest step as it was measured
         self._held = 0  # bytes that may have been held, and thus counted, since the peak was last taken
 
     def measure(self, largest_step: Callable[[], object]) -> None:
@@ -74,16 +74,16 @@ class Room:
             self._needed = self._peak()
 
     def take(self, num_bytes: int) -> int:
-        """How many of so many bytes can be held now, by what the steps so far needed at most."""
+        """How many of so many bytes can be held now, by what the largest step needs, or those since the last asking needed at most."""
         gpus = tf.config.list_physical_devices("GPU")
         if not tf.config.list_logical_devices("GPU"):
             return num_bytes
         configured = tf.config.get_logical_device_configuration(gpus[0])
         limit_mb = configured[0].memory_limit if configured and configured[0].memory_limit else _card_mb() - CONTEXT_MB
         # The peak may have come when what was held had been let go: then this is too little, and the largest step's own need stands.
-        self._needed = max(self._needed, self._peak() - self._held)
+        needed = max(self._needed, self._peak() - self._held)
         self._forget_peak()
-        self._held = min(num_bytes, max(0, int((limit_mb * 2**20 - self._needed) / _SPARE)))
+        self._held = min(num_bytes, max(0, int((limit_mb * 2**20 - needed) / _SPARE)))
         return self._held
 
     def _peak(self) -> int:
