@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Schedule] = {
     "a third producer comes and goes": [(When(3), "add"), (When(seconds=1.5), "producer-0"), (When(seconds=0.5), "remove")],
     "a frozen producer, a frozen trainer": [(When(6), "stop-producer"), (When(20), "stop-trainer")],
     "replaced under a live launch.py, then killed": [(When(8), "replace"), (When(seconds=1.5), "trainer")],
-    **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(6)},
+    **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(4)},
 }
 
 
@@ -40,9 +40,9 @@ def outcomes(tmp_path_factory):
 
     def one(number: int, schedule) -> RunFolder:
         folder = root / f"r{number}"
-        # 1 s of stage 1; 60 steps x 3 batches x 25 ms: 4.5 s, 12 saves, 8 evaluations, 20 epochs.
+        # 0.8 s of stage 1; 60 steps x 3 batches x 25 ms: 4.5 s, 12 saves, 8 evaluations, 20 epochs.
         tree = settings(
-            folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS, dvae__max_steps=40
+            folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS, dvae__max_steps=30
         )
         driver = Driver.create(folder, tree, step_ms=25, make_ms=5)
         try:

@@ -74,7 +74,7 @@ def test_more_decode_threads_are_advised_where_there_are_cores_for_them(cores, p
     v = verdict(measured(producers=loads, settings=Settings(cores=cores)))
     assert v.cause == "decode"
     wanted = (
-        f"{producers} x {now} threads decode on {cores} cores already" if then is None else f"producers.decode_threads={then} (now {now})"
+        f"{producers * now} threads decode on {cores} cores already" if then is None else f"producers.decode_threads={then} (now {now})"
     )
     assert wanted in v.sentence
 

@@ -275,7 +275,7 @@ def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
         assert part in lines[-1], lines[-1]
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith("the bottleneck is decode: the trainer waits for data ")
-    assert "producers.decode_threads" in warnings[0] or "cores decode" in warnings[0]
+    assert "producers.decode_threads" in warnings[0] or "threads decode on" in warnings[0]
     assert [r["step"] for r in speeds] == [50, 75]
     assert 20 < speeds[-1]["speed"]["wait_percent"] < 90  # 75 on an idle machine
     assert speeds[-1]["bottleneck"] == warnings[0] or "decode" in speeds[-1]["bottleneck"]

@@ -205,7 +205,7 @@ def _setting(m: Measured, cause: str, part: str) -> str:
         convert = ", or clips converted to 22 050 Hz once" if part == "resample" else ""
         if threads < s.cores // n:
             return f"set producers.decode_threads={min(s.cores // n, 2 * threads)} (now {threads}){convert}{later}"
-        return f"{n} x {threads} threads decode on {s.cores} cores already; add a producer on another host{convert}{later}"
+        return f"{n * threads} threads decode on {s.cores} cores already; add a producer on another host{convert}{later}"
     if cause == "features":
         gpu = f"--data-gpu to a GPU, or {more}" if s.producers_on == "cpu" else more
         return f"set {gpu}" + (", or producers.cache_codes=true" if part == "codes" and not s.cache_codes else "")
