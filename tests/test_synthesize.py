@@ -204,7 +204,7 @@ def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
     caplog.clear()
     spoken = synthesizer.speak("red ж house", "en", voice, options, pieces=pieces)
     streamed = np.concatenate(list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces)))
-    assert not caplog.records
+    assert "the vocabulary has no" not in caplog.text
     np.testing.assert_array_equal(streamed, spoken.wav)
     np.testing.assert_array_equal(synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav)
 
