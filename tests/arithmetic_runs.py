@@ -6,15 +6,18 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import config, wire
-from common.run import RunFolder
-from producer.arithmetic import ArithmeticMaker
-from producer.maker import without
-from producer.prepare import prepare_run
+from common.run import settings as config
+from common.run.folder import RunFolder
+from common.transport import wire
+from producer.batches.arithmetic import ArithmeticMaker
+from producer.batches.maker import without
+from producer.creation.prepare import prepare_run
 from tests.corpora import make_corpus
-from trainer import ledger, stages
-from trainer.arithmetic import ArithmeticStep
-from trainer.checkpoint import Checkpoints
+from trainer import stages
+from trainer.history import ledger
+from trainer.history.checkpoint import Checkpoints
+from trainer.history.schedule import schedule_of
+from trainer.step.arithmetic import ArithmeticStep
 
 
 def settings(run: Path, corpus: Path, **overrides) -> dict:
@@ -54,7 +57,7 @@ class Expected:
 
 def replay(run: RunFolder, stage: str, quarantined_from: dict[int, int] | None = None) -> Expected:
     """Train a stage in a plain loop over the plan: the independent answer. `quarantined_from`: utterance → first g of weight 0."""
-    schedule = stages.schedule_of(run, stage)
+    schedule = schedule_of(run, stage)
     maker, step = ArithmeticMaker(run, stage), ArithmeticStep()
     lines = []
     for s in range(1, schedule.total_steps + 1):

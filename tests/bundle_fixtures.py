@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from common import bundle
-from common.keys import run_keys
-from common.run import RunFolder
-from producer import remote
+from common.launcher import remote
+from common.run import bundle
+from common.run.folder import RunFolder
+from common.transport.keys import run_keys
 from tests.arithmetic_runs import arithmetic_run
 
 ROOT = Path(__file__).parent.parent

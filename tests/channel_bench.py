@@ -25,9 +25,9 @@ import xxhash
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common.channel import LeaseServer
-from common.lease_client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
-from common.local_channel import LocalHub
+from common.transport.client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
+from common.transport.local import LocalHub
+from common.transport.server import LeaseServer
 
 RUN = "00112233445566778899aabbccddeeff"
 WINDOW, CAPACITY = 6, 2

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from common import status
-from common.lock import holder, is_alive
-from trainer import ledger
+from common.system import status
+from common.system.lock import holder, is_alive
+from trainer.history import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common.xtts import pth, shapes
-from common.xtts.coqui import GPT, HIFIGAN, SPEAKER
+from common.xtts.checkpoints import pth, shapes
+from common.xtts.checkpoints.coqui import GPT, HIFIGAN, SPEAKER
 from common.xtts.dims import DvaeDims, GptDims
-from common.xtts.tokenizer import Tokenizer
+from common.xtts.text.tokenizer import Tokenizer
 
 GPT_DIMS = GptDims(
     layers=2, width=32, heads=4, num_text_tokens=60, num_audio_tokens=34, start_text=3, num_latents=8, cond_blocks=2, cond_groups=16

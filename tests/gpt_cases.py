@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.buckets import Bucket
+from common.data.buckets import Bucket
 from common.xtts.dims import AudioDims, DvaeDims, GptDims, ModelDims
 
 GOLDEN = Path(__file__).parent / "golden" / "gpt.npz"

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
-from common import wire
-from common.leases import LeaseBook
+from common.transport import wire
+from common.transport.leases import LeaseBook
 
 WINDOW, TTL, DEAD, GRACE = 4, 10.0, 5.0, 120.0
 

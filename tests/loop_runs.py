@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from common.channel import LeaseServer
-from common.lease_client import LeaseClient
-from common.lifecycle import Stop
-from common.local_channel import LocalHub
-from common.run import RunFolder
-from common.status import StatusFile
-from producer.arithmetic import ArithmeticMaker
+from common.run.folder import RunFolder
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
+from common.transport.client import LeaseClient
+from common.transport.local import LocalHub
+from common.transport.server import LeaseServer
+from producer.batches.arithmetic import ArithmeticMaker
 from producer.serve import Service
 from trainer import session, stages
-from trainer.arithmetic import ArithmeticStep
-from trainer.checkpoint import Checkpoints
+from trainer.history.checkpoint import Checkpoints
+from trainer.step.arithmetic import ArithmeticStep
 
 
 @contextmanager

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.channel import LeaseServer
-from common.lease_client import LeaseClient
-from common.lifecycle import Stop
-from common.local_channel import LocalHub
-from common.run import RunFolder
-from common.status import StatusFile
-from common.stopwatch import Stopwatch
-from producer.arithmetic import ArithmeticMaker
-from producer.decode import DecodePool
-from producer.maker import Clip, Work
+from common.run.folder import RunFolder
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
+from common.system.stopwatch import Stopwatch
+from common.transport.client import LeaseClient
+from common.transport.local import LocalHub
+from common.transport.server import LeaseServer
+from producer.batches.arithmetic import ArithmeticMaker
+from producer.batches.decode import DecodePool
+from producer.batches.maker import Clip, Work
 from producer.serve import Service
 from trainer import session
-from trainer.verdict import DEVICE_PARTS, HOST_PARTS, Measured, ProducerLoad, Settings
+from trainer.report.verdict import DEVICE_PARTS, HOST_PARTS, Measured, ProducerLoad, Settings
 
 # -- simulated ---------------------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from common.buckets import Bucket
-from common.plan import Plan, write_plan
+from common.data.buckets import Bucket
+from common.data.plan import Plan, write_plan
 
 
 def small_plan(folder, n, *, batch_size=4, buckets=2, name="train", seed=3):

@@ -16,14 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common import lock, logs, supervise  # noqa: E402
-from common import status as statuses  # noqa: E402
-from common.console import Console  # noqa: E402
-from common.errors import BadInput, Hopeless, RunError  # noqa: E402
-from common.lifecycle import Stop, run_main  # noqa: E402
-from common.process import ProcessSpec, Program  # noqa: E402
-from common.status import StatusFile  # noqa: E402
-from common.supervise import Supervisor  # noqa: E402
+from common.launcher import supervise  # noqa: E402
+from common.launcher.child import ProcessSpec, Program  # noqa: E402
+from common.launcher.console import Console  # noqa: E402
+from common.launcher.supervise import Supervisor  # noqa: E402
+from common.system import lock, logs
+from common.system import status as statuses  # noqa: E402
+from common.system.errors import BadInput, Hopeless, RunError  # noqa: E402
+from common.system.lifecycle import Stop, run_main  # noqa: E402
+from common.system.status import StatusFile  # noqa: E402
 
 
 def start_launcher(run: Path, *children: str, **options) -> subprocess.Popen:

@@ -10,12 +10,12 @@ import numpy as np
 from corpora import sine, write_wav
 from safetensors.numpy import save_file
 
-from common import config as config_module
-from common.buckets import Bucket, make_buckets
-from common.config import Config
-from common.manifest import EVAL, TRAIN, Manifest
-from common.plan import write_plan
-from common.run import STAGES, RunFolder
+from common.data.buckets import Bucket, make_buckets
+from common.data.manifest import EVAL, TRAIN, Manifest
+from common.data.plan import write_plan
+from common.run import settings as config_module
+from common.run.folder import STAGES, RunFolder
+from common.run.settings import Config
 from common.xtts.dims import ModelDims
 from common.xtts.filterbank import log_mel_numpy
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from common import config
-from common.manifest import Manifest
-from common.xtts.tokenizer import Tokenizer
-from producer.scan import scan
+from common.data.manifest import Manifest
+from common.run import settings as config
+from common.xtts.text.tokenizer import Tokenizer
+from producer.corpus.scan import scan
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ALPHABET = [(LETTERS, "en"), ("آابپتثجچحخدذرزژسشصضطظعغفقکگلمنوهیئءأؤ", "fa"), ("ابتثجحخدذرزسشصضطظعغفقكلمنهويةىءأإ", "ar")]

@@ -10,16 +10,16 @@ import time
 
 import pytest
 
-from common.channel import LeaseServer, NoData
-from common.errors import Hopeless
-from common.lease_client import LeaseClient
-from common.lifecycle import Stop
-from common.local_channel import LocalHub
-from common.status import StatusFile
-from producer.absence import why_away
-from producer.arithmetic import ArithmeticMaker
-from producer.decode import CLOSED, DecodeError, DecodePool
-from producer.maker import Clip
+from common.system.errors import Hopeless
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
+from common.transport.client import LeaseClient
+from common.transport.local import LocalHub
+from common.transport.server import LeaseServer, NoData
+from producer.batches.absence import why_away
+from producer.batches.arithmetic import ArithmeticMaker
+from producer.batches.decode import CLOSED, DecodeError, DecodePool
+from producer.batches.maker import Clip
 from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome
 from tests.loop_runs import train

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import launch
-from common import asked, flags
-from common import config as config_module
-from common.errors import BadInput
-from producer.prepare import prepare_run
+from common.launcher import flags, resolve
+from common.run import settings as config_module
+from common.system.errors import BadInput
+from producer.creation.prepare import prepare_run
 from tests.arithmetic_runs import arithmetic_run, assert_exact, settings
 from tests.corpora import make_corpus
 from tests.loop_runs import train
@@ -26,22 +26,22 @@ def args(*argv, command="train"):
 def test_a_run_that_exists_is_named_by_its_folder_alone(tmp_path):
     run = arithmetic_run(tmp_path)
     for argv in (("--run", run.path), (f"run={run.path}", "--max-steps", "70"), ("--checkpoint-dir", run.path)):
-        assert asked.settings_file(args(*argv)) == run.path / "config.yaml"
-    config = asked.config_of(args("--run", run.path, "--max-steps", "70"))
+        assert resolve.settings_file(args(*argv)) == run.path / "config.yaml"
+    config = resolve.config_of(args("--run", run.path, "--max-steps", "70"))
     assert config.model_copy(update={"train": run.config.train}) == run.config
     assert config.train.max_steps == 70
-    assert asked.run_dir_of(args("--run", run.path, command="stop")) == run.path
+    assert resolve.run_dir_of(args("--run", run.path, command="stop")) == run.path
     with pytest.raises(BadInput, match="seed=2: this command only takes the run folder"):
-        asked.run_dir_of(args("--run", run.path, "seed=2", command="stop"))
+        resolve.run_dir_of(args("--run", run.path, "seed=2", command="stop"))
 
 
 def test_a_corpus_of_ones_own_is_not_trained_on_as_the_demo_is(tmp_path):
     configs = ROOT / "configs"
-    assert asked.settings_file(args()) == configs / "demo.yaml"
-    assert asked.settings_file(args("--max-steps", "5", f"run={tmp_path}/new")) == configs / "demo.yaml"
+    assert resolve.settings_file(args()) == configs / "demo.yaml"
+    assert resolve.settings_file(args("--max-steps", "5", f"run={tmp_path}/new")) == configs / "demo.yaml"
     for argv in (("data.train=/data/fa", "data.language=fa"), ("--train-data", "/data/fa"), ("data={train: /data/fa}",)):
-        assert asked.settings_file(args(*argv)) == configs / "ljspeech.yaml"
-    assert asked.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path("mine.yaml")
+        assert resolve.settings_file(args(*argv)) == configs / "ljspeech.yaml"
+    assert resolve.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path("mine.yaml")
 
 
 def test_a_command_about_an_existing_run_finds_the_one_that_training_would_make(tmp_path, monkeypatch):
@@ -52,8 +52,8 @@ def test_a_command_about_an_existing_run_finds_the_one_that_training_would_make(
     run = prepare_run(config_module.parse(tree), on_cpu=True, cores=2, out=lambda line: None)
     for argv in ((f"data.train={tmp_path}/corpus",), ("--train-data", f"{tmp_path}/corpus")):
         asked_for = args(*argv, command="profile")
-        assert asked.config_of(asked_for).run == "runs/ljspeech"
-        config, changed = asked.existing_run(asked_for)
+        assert resolve.config_of(asked_for).run == "runs/ljspeech"
+        config, changed = resolve.existing_run(asked_for)
         assert (config.run_dir.resolve(), changed) == (run.path.resolve(), ["data.train"])
         assert config.model.size == "arithmetic"
 

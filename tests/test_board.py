@@ -2,7 +2,7 @@ import numpy as np
 import soundfile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.board import Board, wav_bytes
+from trainer.report.tensorboard import Board, wav_bytes
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path):

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from common import bundle, claims, wire
-from common.bundle import Bundle
-from common.errors import BadInput
-from common.keys import run_keys
-from common.run import RunFolder
-from producer import remote
+from common.launcher import ownership, remote
+from common.run import bundle
+from common.run.bundle import Bundle
+from common.run.folder import RunFolder
+from common.system.errors import BadInput
+from common.transport import wire
+from common.transport.keys import run_keys
 from tests.arithmetic_runs import arithmetic_run
 
 ROOT = Path(__file__).parent.parent
@@ -246,7 +247,7 @@ def test_nobody_trains_in_the_folder(file, tmp_path):
     import launch
 
     work = Bundle.open(file).unpack(tmp_path / "work")
-    with pytest.raises(BadInput, match="for producers alone"), claims.own_run(work.path):
+    with pytest.raises(BadInput, match="for producers alone"), ownership.own_run(work.path):
         pass
     for command in ("trainer", "producer"):
         args = launch.flags.parse(launch._parser(command), ["--run", str(work.path)])

@@ -16,10 +16,10 @@ from producer_runs import make_run, tone, write_dvae
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common.manifest import TRAIN, Manifest
-from common.wire import digest
-from producer.cache import CodesCache
-from producer.decode import decode
+from common.data.manifest import TRAIN, Manifest
+from common.transport.wire import digest
+from producer.batches.cache import CodesCache
+from producer.batches.decode import decode
 
 ROOT = Path(__file__).resolve().parents[1]
 KEY = "0123456789abcdef" * 2
@@ -71,7 +71,7 @@ def test_other_features_other_lengths_and_damage_find_nothing(tmp_path):
 _WRITER = """
 import sys
 import numpy as np
-from producer.cache import CodesCache
+from producer.batches.cache import CodesCache
 cache = CodesCache(sys.argv[1], 250, sys.argv[2])
 print("writes", flush=True)
 while True:
@@ -164,7 +164,7 @@ def mixed_rates(folder):
 
 
 def test_batches_are_the_same_to_the_bit_with_and_without_the_cache(tmp_path):
-    from producer.featurize import GptMaker
+    from producer.batches.gpt import GptMaker
 
     run = mixed_rates(tmp_path / "run")
     write_dvae(run)
@@ -203,7 +203,7 @@ def _file(run) -> Path:
 
 
 def test_the_setting_switches_it_off(tmp_path):
-    from producer.featurize import open_cache
+    from producer.batches.gpt import open_cache
 
     run = make_run(tmp_path / "run", [1.0, 1.5], producers={"cache_codes": False})
     assert open_cache(run, KEY, 250) is None

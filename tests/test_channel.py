@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import zmq
 
-from common import wire
-from common.channel import ChannelError, Stopped
-from common.lease_client import Endpoint, Refused
-from common.links import DealerLink, RouterLink
+from common.transport import wire
+from common.transport.client import Endpoint, Refused
+from common.transport.links import DealerLink, RouterLink
+from common.transport.server import ChannelError, Stopped
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import channel_bench as cb
 import pytest
 
-from common import wire
-from common.lease_client import Lease
+from common.transport import wire
+from common.transport.client import Lease
 
 COUNT = 600
 

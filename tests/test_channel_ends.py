@@ -12,9 +12,9 @@ import channel_fixtures
 import numpy as np
 import pytest
 
-from common import wire
-from common.channel import ChannelError, NoData, Stopped
-from common.lease_client import Endpoint, Lease, LeaseClient, Stop, Welcome
+from common.transport import wire
+from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
+from common.transport.server import ChannelError, NoData, Stopped
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 # What takes 0.1 to 0.5 s on an idle machine; far from LATER_S, which it would take if nothing but the deadline ended the wait.
@@ -65,7 +65,7 @@ def test_a_killed_trainer_process_leaves_its_producers_waiting_warm(ipc):
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "import channel_bench as cb\n"
-        "from common.channel import LeaseServer\n"
+        "from common.transport.server import LeaseServer\n"
         "server = LeaseServer(sys.argv[3], cb.RUN, 6)\n"
         "server.open(1, {}, (('train', g) for g in range(10**6)))\n"
         "cb.train(server, 10**6, timeout_s=90)\n"

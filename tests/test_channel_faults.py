@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import zmq
 
-from common import channel as channel_module
-from common import wire
-from common.channel import BatchFailed
+from common.transport import server as channel_module
+from common.transport import wire
+from common.transport.server import BatchFailed
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 

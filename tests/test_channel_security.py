@@ -10,11 +10,11 @@ import sys
 import channel_bench as cb
 import pytest
 
-from common import address
-from common.address import ChannelError, Endpoint, check_address, ipc_address
-from common.channel import LeaseServer, NoData
-from common.keys import KeyFileError, KeyPair, ServerKeys, run_keys, zap_reply
-from common.lease_client import LeaseClient, Refused
+from common.transport import address
+from common.transport.address import ChannelError, Endpoint, check_address, ipc_address
+from common.transport.client import LeaseClient, Refused
+from common.transport.keys import KeyFileError, KeyPair, ServerKeys, run_keys, zap_reply
+from common.transport.server import LeaseServer, NoData
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ import textwrap
 import pytest
 
 import launch
-from common import check, config, device
-from common.errors import BadInput
-from common.gpu import CPU, Device, Gpu, Listing
+from common.gpu import device
+from common.gpu.choose import CPU, Device, Gpu, Listing
+from common.launcher import check
+from common.run import settings
+from common.system.errors import BadInput
 
 NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
 
@@ -26,7 +28,7 @@ def never(*args, **kwargs):
 
 def checked(listing: Listing, train=never, **values) -> tuple[int, list[str]]:
     lines: list[str] = []
-    code = check.run(config.parse(values), train, lines.append, listing)
+    code = check.run(settings.parse(values), train, lines.append, listing)
     return code, lines
 
 

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from common.errors import BadInput
-from trainer import checkpoint
-from trainer.checkpoint import Checkpoints, SaveFailed
+from common.system.errors import BadInput
+from trainer.history import checkpoint
+from trainer.history.checkpoint import Checkpoints, SaveFailed
 
 
 def tensors(x=1.0):

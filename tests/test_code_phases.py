@@ -9,15 +9,15 @@ from producer_runs import STATS, make_run, tokens_of, write_dvae
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common import config as config_module
-from common.errors import BadInput
-from common.wire import digest
+from common.run import settings as config_module
+from common.system.errors import BadInput
+from common.transport.wire import digest
 from common.xtts.audio import prompt_slice
 from common.xtts.filterbank import log_mel_numpy
-from producer.decode import decode
-from producer.featurize import GptMaker
-from producer.prepare import prepare_run
-from producer.rows import prompt_codes
+from producer.batches.decode import decode
+from producer.batches.gpt import GptMaker
+from producer.batches.rows import prompt_codes
+from producer.creation.prepare import prepare_run
 
 AUDIO = {"cond_min_samples": 11008, "cond_max_samples": 22016, "cond_eval_samples": 16512}
 MASK = 2**64 - 1

@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 import launch
-from common import config, flags
-from common.errors import BadInput
-from common.parity import with_parity
+from common.launcher import flags
+from common.run import settings
+from common.run.parity import with_parity
+from common.run.settings_text import as_yaml, read_yaml
+from common.system.errors import BadInput
 
 ROOT = Path(launch.__file__).parent
 
@@ -27,7 +29,7 @@ def written(tmp_path):
 
 def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(BadInput) as e:
-        config.load(path, overrides)
+        settings.load(path, overrides)
     return str(e.value)
 
 
@@ -69,21 +71,21 @@ train: {optim: &first {learning_rate: 0.1, beta1: 0.5}}
 dvae: {optim: {<<: &second {<<: *first, beta1: 0.6}, beta2: 0.7}}
 """
     path = written(text)
-    c = config.load(path)
+    c = settings.load(path)
     assert (c.dvae.optim.learning_rate, c.dvae.optim.beta1, c.dvae.optim.beta2) == (0.1, 0.6, 0.7)
     for text in (
         "outer: {second: &b {<<: {one: 1, two: 1}, one: 2}}\nlater: {<<: *b, two: 3}\n",
         "a: &a {one: 1}\nb: &b {one: 2}\nc: {<<: [*a, *b], two: 3}\nd: {<<: *a, <<: *b}\n",
     ):
-        assert flags.read_yaml(text, "here") == yaml.safe_load(text)
+        assert read_yaml(text, "here") == yaml.safe_load(text)
     path = written("train: {optim: &o {learning_rate: 0.1}}\ndvae: {optim: *o}\n")
-    c = config.load(path, ["train.optim.learning_rate=0.2"])
+    c = settings.load(path, ["train.optim.learning_rate=0.2"])
     assert (c.train.optim.learning_rate, c.dvae.optim.learning_rate) == (0.2, 0.1)
 
 
 def test_the_configs_that_come_with_the_project_repeat_no_key():
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        config.load(path)
+        settings.load(path)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_the_configs_that_come_with_the_project_repeat_no_key():
 )
 def test_what_is_given_twice_on_the_command_line_is_refused(argv, says):
     with pytest.raises(BadInput) as e:
-        config.load(ROOT / "configs" / "demo.yaml", from_argv(*argv))
+        settings.load(ROOT / "configs" / "demo.yaml", from_argv(*argv))
     assert says in str(e.value)
 
 
@@ -125,7 +127,7 @@ def test_a_file_that_is_not_utf8_is_refused(written, encoding):
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(written):
-    assert config.load(written("run: runs/été\r\nseed: 7\r\n", "utf-8-sig")).run == "runs/été"
+    assert settings.load(written("run: runs/été\r\nseed: 7\r\n", "utf-8-sig")).run == "runs/été"
 
 
 def test_a_value_that_yaml_cannot_construct_is_no_traceback(written):
@@ -221,7 +223,7 @@ def test_faults_are_told_in_the_words_of_the_settings(written, text, overrides, 
 
 
 def test_a_section_that_may_be_null_can_be_begun_by_an_override(written):
-    extend = config.load(written("text: {extend: null}\n"), ["text.extend.languages=[fa]"]).text.extend
+    extend = settings.load(written("text: {extend: null}\n"), ["text.extend.languages=[fa]"]).text.extend
     assert extend.languages == ["fa"]
 
 
@@ -269,11 +271,11 @@ def test_parity_sets_nothing_in_another_section_of_the_same_values():
 
 @pytest.mark.parametrize("text", ["/data/😀", "/data/سلام", r"C:\ud83d\ude00", 'a "b" c', "é\x7f\n\u2028", "\udcff"])
 def test_a_text_means_itself(text):
-    assert flags.read_yaml(flags.as_yaml(text), "here") == text
-    assert flags.read_yaml(flags.as_yaml([text, "b"]), "here") == [text, "b"]
+    assert read_yaml(as_yaml(text), "here") == text
+    assert read_yaml(as_yaml([text, "b"]), "here") == [text, "b"]
     assert load_run("--run", text) == text
 
 
 def load_run(*argv) -> str:
     args = flags.parse(launch._parser("train"), [*argv, "--config", str(ROOT / "configs" / "demo.yaml")])
-    return config.load(args.config, flags.overrides(args)).run
+    return settings.load(args.config, flags.overrides(args)).run

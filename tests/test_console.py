@@ -6,13 +6,13 @@ import types
 
 import pytest
 
-from common import config
-from common.console import Console, progress_line
-from common.lifecycle import Stop
-from common.process import ProcessSpec, Program
-from common.status import Status, StatusFile
+from common.launcher.child import ProcessSpec, Program
+from common.launcher.console import Console, progress_line
+from common.run import settings
+from common.system.lifecycle import Stop
+from common.system.status import Status, StatusFile
 from trainer import session
-from trainer.observe import Observer
+from trainer.report.observe import Observer
 
 TRAINER = Status("trainer", "trainer", stage=2, stage_name="gpt", max_steps=700, window=8)
 PRODUCER = Status("producer-0", "producer", phase="blocked")
@@ -65,7 +65,7 @@ def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
     """What follows may take a while, and is not said to be a wait for data that is there."""
     status = StatusFile(tmp_path, "trainer", "trainer")
     observer = Observer(tmp_path, status, stage=(2, "gpt"), total_steps=50, log_every=10, window=8, step=0)
-    run = types.SimpleNamespace(config=config.parse({"transport": {"high_water_mark": 8}}))
+    run = types.SimpleNamespace(config=settings.parse({"transport": {"high_water_mark": 8}}))
     server = types.SimpleNamespace(wait_ready=lambda wanted, timeout_s, stop, tell: tell(1, 1))
     said = []
     observer.waiting(0, 2, 1)

@@ -14,13 +14,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch as launcher
-from common.xtts import pretrained, pth, shapes, weights
-from common.xtts.coqui import GPT, HIFIGAN, export_model, import_model
+from common.xtts import weights
+from common.xtts.checkpoints import pretrained, pth, shapes
+from common.xtts.checkpoints.coqui import GPT, HIFIGAN, export_model, import_model
+from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.dims import SIZES, GptDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, unfold_weight_norm
-from common.xtts.pretrained import CoquiError
 from common.xtts.speaker_encoder import SpeakerEncoder
 from tests.coqui_files import (
     CONFIG,
@@ -281,7 +282,7 @@ def test_memory_stays_far_below_the_file(tmp_path):
     size = (tmp_path / "model.pth").stat().st_size
     assert size > 230e6
     code = (
-        "import sys; from common.xtts.coqui import import_model, export_model\n"
+        "import sys; from common.xtts.checkpoints.coqui import export_model, import_model\n"
         "import_model(sys.argv[1] + '/model.pth', sys.argv[1] + '/out'); export_model(sys.argv[1] + '/out', sys.argv[1] + '/again.pth')\n"
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )

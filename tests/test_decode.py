@@ -11,9 +11,9 @@ import pytest
 import soundfile
 from corpora import sine, write_wav
 
-from common.errors import Stopped
-from producer import decode as module
-from producer.decode import DecodeError, DecodePool, check_levels, decode
+from common.system.errors import Stopped
+from producer.batches import decode as module
+from producer.batches.decode import DecodeError, DecodePool, check_levels, decode
 
 LJ = Path(__file__).resolve().parents[2] / "shared/data/ljspeech-mini/wavs"
 

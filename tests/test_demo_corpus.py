@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import soundfile
 
-from common import config
-from common.errors import BadInput
-from common.manifest import Manifest
-from common.xtts.tokenizer import Tokenizer
-from producer import demo_corpus
-from producer.corpus import read_rows
-from producer.demo_corpus import SPEAKERS, make_demo_corpus, script
-from producer.demo_texts import TEXTS
-from producer.scan import scan
+from common.data.manifest import Manifest
+from common.run import settings as config
+from common.system.errors import BadInput
+from common.xtts.text.tokenizer import Tokenizer
+from producer.corpus import demo
+from producer.corpus.demo import SPEAKERS, make_demo_corpus, script
+from producer.corpus.demo_texts import TEXTS
+from producer.corpus.rows import read_rows
+from producer.corpus.scan import scan
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -123,7 +123,7 @@ def test_every_speaker_says_as_much_as_the_others():
 
 def test_a_language_is_the_same_bytes_again(corpus, tmp_path):
     (tmp_path / "wavs").mkdir()
-    subprocess.run([sys.executable, "-m", "producer.demo_corpus", "--speak", "fa", str(tmp_path)], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "producer.corpus.demo", "--speak", "fa", str(tmp_path)], cwd=ROOT, check=True, timeout=120)
     again = contents(tmp_path)
     assert len(again) == 64
     assert again.items() <= contents(corpus).items()
@@ -131,7 +131,7 @@ def test_a_language_is_the_same_bytes_again(corpus, tmp_path):
 
 def test_an_existing_corpus_is_left_alone(corpus):
     before = {p: p.stat().st_mtime_ns for p in corpus.rglob("*")}
-    argv = [sys.executable, "-m", "producer.demo_corpus", str(corpus)]
+    argv = [sys.executable, "-m", "producer.corpus.demo", str(corpus)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, str(corpus))
     assert {p: p.stat().st_mtime_ns for p in corpus.rglob("*")} == before
@@ -149,7 +149,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
         (folder / "wavs" / "half.wav").write_bytes(b"x")
         raise BadInput("no voice")
 
-    monkeypatch.setattr(demo_corpus, "_speak_apart", fail)
+    monkeypatch.setattr(demo, "_speak_apart", fail)
     with pytest.raises(BadInput, match="no voice"):
         make_demo_corpus(tmp_path / "d")
     assert os.listdir(tmp_path) == []
@@ -157,4 +157,4 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_wrong_arguments_exit_2():
     for arguments in ([], ["--help"], ["a", "b"]):
-        assert demo_corpus.main(arguments) == 2
+        assert demo.main(arguments) == 2

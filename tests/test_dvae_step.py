@@ -7,11 +7,11 @@ import pytest
 import speech
 import tensorflow as tf
 
-from common.buckets import Bucket
+from common.data.buckets import Bucket
 from common.xtts.dims import SIZES
 from common.xtts.filterbank import log_mel_numpy, mel_stats
-from trainer.dvae_step import DvaeStep, perplexity
-from trainer.step import StepOptions
+from trainer.step.dvae import DvaeStep, perplexity
+from trainer.step.gpt import StepOptions
 
 TINY = SIZES["tiny"]
 FRAMES = 128

@@ -9,15 +9,16 @@ from producer_runs import STATS, make_run, tokens_of, tone, write_dvae
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common.batch import batch_spec, check_batch
-from common.wire import digest
+from common.data.batch import batch_spec, check_batch
+from common.transport.wire import digest
 from common.xtts.audio import DvaeMel, prompt_slice
 from common.xtts.filterbank import log_mel_numpy
-from producer.crops import crop_frames, crop_samples, crop_span
-from producer.decode import DecodeError, decode
-from producer.featurize import DvaeMaker, GptMaker
-from producer.maker import BatchError, without
-from producer.rows import prompt_codes
+from producer.batches.crops import crop_frames, crop_samples, crop_span
+from producer.batches.decode import DecodeError, decode
+from producer.batches.dvae import DvaeMaker
+from producer.batches.gpt import GptMaker
+from producer.batches.maker import BatchError, without
+from producer.batches.rows import prompt_codes
 
 LENGTHS_S = [0.5, 0.9, 1.2, 1.5, 1.6, 1.9, 2.2, 2.4, 2.7, 3.1, 3.3]
 AUDIO = {"cond_min_samples": 11008, "cond_max_samples": 22016, "cond_eval_samples": 16512}

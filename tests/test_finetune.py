@@ -11,12 +11,12 @@ import yaml
 from safetensors.numpy import load_file
 
 import launch as launcher
-from common import config as config_module
-from common.errors import BadInput
-from common.xtts import pretrained, pth
-from common.xtts.coqui import import_model
-from common.xtts.tokenizer import Tokenizer
-from producer.prepare import prepare_run
+from common.run import settings as config_module
+from common.system.errors import BadInput
+from common.xtts.checkpoints import pretrained, pth
+from common.xtts.checkpoints.coqui import import_model
+from common.xtts.text.tokenizer import Tokenizer
+from producer.creation.prepare import prepare_run
 from tests.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
 from tests.corpora import sentence, sine, write_metadata, write_wav
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from gpt_cases import MICRO, load_golden, make_batch, pack, without_dropout
 
-from common.buckets import Bucket
+from common.data.buckets import Bucket
 from common.xtts import weights
 from common.xtts.gpt import Gpt
 from common.xtts.layers import dropout, lookup

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common import config, gpu
-from common.errors import BadInput
-from common.gpu import CONTEXT_MB, CPU, Gpu, Listing
+from common.gpu import choose
+from common.gpu.choose import CONTEXT_MB, CPU, Gpu, Listing
+from common.run import settings as config
+from common.system.errors import BadInput
 
 
 def cards(n: int, memory_mb: int = 24_000) -> Listing:
@@ -31,22 +32,22 @@ def visible(devices):
 
 
 def test_two_gpus_are_used_by_default_and_handed_on_as_uuids():
-    d = gpu.choose_gpus(settings(), cards(2), {})
+    d = choose.choose_gpus(settings(), cards(2), {})
     assert visible(d) == (["GPU-00000000-aaaa"], "GPU-00000001-aaaa")
     assert d.trainer.memory_mb is None
     assert str(d.trainer) == "GPU 1 (0000:02:00.0, GPU-00000001-aaaa, Card)"
 
 
 def test_a_device_that_is_given_moves_the_default_of_the_other():
-    assert visible(gpu.choose_gpus(settings(model_gpu="0"), cards(2), {})) == (["GPU-00000001-aaaa"], "GPU-00000000-aaaa")
-    assert visible(gpu.choose_gpus(settings(data_gpu="0,1"), cards(3), {}))[1] == "GPU-00000002-aaaa"
+    assert visible(choose.choose_gpus(settings(model_gpu="0"), cards(2), {})) == (["GPU-00000001-aaaa"], "GPU-00000000-aaaa")
+    assert visible(choose.choose_gpus(settings(data_gpu="0,1"), cards(3), {}))[1] == "GPU-00000002-aaaa"
 
 
 def test_producers_go_round_robin_over_a_list():
-    d = gpu.choose_gpus(settings(data_gpu="0,2", model_gpu="1", count=3), cards(3), {})
+    d = choose.choose_gpus(settings(data_gpu="0,2", model_gpu="1", count=3), cards(3), {})
     assert visible(d) == (["GPU-00000000-aaaa", "GPU-00000002-aaaa"], "GPU-00000001-aaaa")
     assert not d.notes
-    idle = gpu.choose_gpus(settings(data_gpu="0,2", model_gpu="1", count=1), cards(3), {})
+    idle = choose.choose_gpus(settings(data_gpu="0,2", model_gpu="1", count=1), cards(3), {})
     assert "GPU 2" in idle.notes[0]
     assert "stays idle" in idle.notes[0]
 
@@ -63,7 +64,7 @@ def test_producers_go_round_robin_over_a_list():
     ],
 )
 def test_samples_are_made_where_the_trainer_is_not(cards_there, values, expected):
-    d = gpu.choose_gpus(settings(**values), cards(cards_there), {}).sampler
+    d = choose.choose_gpus(settings(**values), cards(cards_there), {}).sampler
     assert d.visible == expected
     assert d.memory_mb is None
 
@@ -71,7 +72,7 @@ def test_samples_are_made_where_the_trainer_is_not(cards_there, values, expected
 @pytest.mark.parametrize(("device", "words"), [("9", "samples.device=9: no such GPU; valid: 0 to 1"), ("0,1", "name one device")])
 def test_a_device_for_samples_that_cannot_be_is_refused(device, words):
     with pytest.raises(BadInput, match=words):
-        gpu.choose_gpus(settings(samples={"device": device}), cards(2), {})
+        choose.choose_gpus(settings(samples={"device": device}), cards(2), {})
 
 
 @pytest.mark.parametrize(
@@ -85,21 +86,21 @@ def test_a_device_for_samples_that_cannot_be_is_refused(device, words):
     ],
 )
 def test_indices_count_within_the_parents_mask_and_entries_go_on_verbatim(masked, asked, expected):
-    d = gpu.choose_gpus(settings(data_gpu="cpu", model_gpu=asked), cards(3), {"CUDA_VISIBLE_DEVICES": masked})
+    d = choose.choose_gpus(settings(data_gpu="cpu", model_gpu=asked), cards(3), {"CUDA_VISIBLE_DEVICES": masked})
     assert d.trainer.visible == expected
     assert d.trainer.index == int(asked)
 
 
 def test_mask_entries_end_at_the_first_that_names_nothing():
     listing = cards(3)
-    assert len(gpu.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "2,9,0"})) == 1
-    assert gpu.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert gpu.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
-    assert len(gpu.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "MIG-1234,MIG-5678"})) == 2
+    assert len(choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "2,9,0"})) == 1
+    assert choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert len(choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "MIG-1234,MIG-5678"})) == 2
 
 
 def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card():
-    d = gpu.visible_devices(cards(2), {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    d = choose.visible_devices(cards(2), {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert d[0].visible == "0"
     assert d[0].gpu is None
 
@@ -121,35 +122,35 @@ def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card()
 )
 def test_what_is_not_there_is_refused_with_what_is(values, listing, env, words):
     with pytest.raises(BadInput) as e:
-        gpu.choose_gpus(settings(**values), listing, env)
+        choose.choose_gpus(settings(**values), listing, env)
     for w in words:
         assert w in str(e.value)
 
 
 def test_cpu_only_when_asked_for_or_auto():
-    asked = gpu.choose_gpus(settings(data_gpu="cpu", model_gpu="cpu"), cards(2), {})
+    asked = choose.choose_gpus(settings(data_gpu="cpu", model_gpu="cpu"), cards(2), {})
     assert (asked.producers, asked.trainer) == ((CPU,), CPU)
-    auto = gpu.choose_gpus(settings(devices="auto"), NONE, {})
+    auto = choose.choose_gpus(settings(devices="auto"), NONE, {})
     assert auto.on_cpu
-    mixed = gpu.choose_gpus(settings(data_gpu="cpu", model_gpu="GPU-00000001"), cards(2), {})
+    mixed = choose.choose_gpus(settings(data_gpu="cpu", model_gpu="GPU-00000001"), cards(2), {})
     assert mixed.producers == (CPU,)
     assert mixed.trainer.index == 1
 
 
 def test_auto_with_the_cpu_build_leaves_gpus_alone_and_says_so(monkeypatch):
-    monkeypatch.setattr(gpu, "_is_cpu_build", lambda: True)
-    d = gpu.choose_gpus(settings(devices="auto"), cards(2), {})
+    monkeypatch.setattr(choose, "_is_cpu_build", lambda: True)
+    d = choose.choose_gpus(settings(devices="auto"), cards(2), {})
     assert d.on_cpu
     assert "CPU build" in d.notes[0]
-    monkeypatch.setattr(gpu, "_is_cpu_build", lambda: False)
-    assert not gpu.choose_gpus(settings(devices="auto"), cards(2), {}).on_cpu
+    monkeypatch.setattr(choose, "_is_cpu_build", lambda: False)
+    assert not choose.choose_gpus(settings(devices="auto"), cards(2), {}).on_cpu
 
 
 # -- sharing one card -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_gpu_is_shared_with_a_stated_split():
-    d = gpu.choose_gpus(settings(count=2), cards(1, 24_000), {})
+    d = choose.choose_gpus(settings(count=2), cards(1, 24_000), {})
     assert d.producers[0].memory_mb == 2000  # a sixth of the card for both
     assert d.trainer.memory_mb == 24_000 - 2 * 2000 - 3 * CONTEXT_MB
     assert "is shared" in d.notes[0]
@@ -159,39 +160,39 @@ def test_one_gpu_is_shared_with_a_stated_split():
 def test_the_split_counts_what_is_free_and_refuses_too_little():
     full = Listing((Gpu(0, "b", "GPU-a", "Card", 12_000, 3_000),))
     with pytest.raises(BadInput, match="3000 of 12000 MB free"):
-        gpu.choose_gpus(settings(), full, {})
-    assert gpu.choose_gpus(settings(), gpu.without_use(full), {}).trainer.memory_mb == 12_000 - 2000 - 2 * CONTEXT_MB
+        choose.choose_gpus(settings(), full, {})
+    assert choose.choose_gpus(settings(), choose.without_use(full), {}).trainer.memory_mb == 12_000 - 2000 - 2 * CONTEXT_MB
 
 
 def test_an_explicit_cap_holds_for_each_producer_shared_or_not():
-    shared = gpu.choose_gpus(settings(gpu_memory_mb=3000), cards(1), {})
+    shared = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(1), {})
     assert (shared.producers[0].memory_mb, shared.trainer.memory_mb) == (3000, 24_000 - 3000 - 2 * CONTEXT_MB)
-    apart = gpu.choose_gpus(settings(gpu_memory_mb=3000), cards(2), {})
+    apart = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(2), {})
     assert (apart.producers[0].memory_mb, apart.trainer.memory_mb) == (3000, None)
 
 
 def test_one_more_producer_takes_what_is_free_on_the_trainers_card():
     busy = Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 1_500), Gpu(1, "c", "GPU-b", "Card", 24_000, 20_000)))
     asked = settings(data_gpu="1", model_gpu="0")
-    assert gpu.choose_one(asked, None, 0, busy, {}).visible == "GPU-b"
-    assert gpu.choose_one(asked, "0", 0, busy, {}).memory_mb == 800
-    assert gpu.choose_one(asked, "cpu", 0, busy, {}) == CPU
+    assert choose.choose_one(asked, None, 0, busy, {}).visible == "GPU-b"
+    assert choose.choose_one(asked, "0", 0, busy, {}).memory_mb == 800
+    assert choose.choose_one(asked, "cpu", 0, busy, {}) == CPU
     with pytest.raises(BadInput, match="100 MB free"):
-        gpu.choose_one(asked, "0", 0, Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 100), busy.gpus[1])), {})
+        choose.choose_one(asked, "0", 0, Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 100), busy.gpus[1])), {})
 
 
 # -- the child's environment ----------------------------------------------------------------------------------------------------
 
 
 def test_environment_pins_one_card():
-    two = gpu.choose_gpus(settings(), cards(2), {})
-    env = gpu.child_env(two.trainer, {})
+    two = choose.choose_gpus(settings(), cards(2), {})
+    env = choose.child_env(two.trainer, {})
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-aaaa"
     assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert (env[gpu.DEVICE], env[gpu.MEMORY_LIMIT]) == ("gpu", None)
+    assert (env[choose.DEVICE], env[choose.MEMORY_LIMIT]) == ("gpu", None)
     assert env["OMP_NUM_THREADS"] == "1"
-    assert gpu.child_env(CPU, {})["CUDA_VISIBLE_DEVICES"] == "-1"
-    assert gpu.child_env(CPU, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+    assert choose.child_env(CPU, {})["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert choose.child_env(CPU, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_environment_pins_one_card():
 )
 def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
     around = {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given}
-    d = gpu.choose_gpus(settings(), cards(1 if shared else 2), around)
-    assert gpu.child_env(d.trainer, around)["TF_FORCE_GPU_ALLOW_GROWTH"] == expected
+    d = choose.choose_gpus(settings(), cards(1 if shared else 2), around)
+    assert choose.child_env(d.trainer, around)["TF_FORCE_GPU_ALLOW_GROWTH"] == expected
     said = [note for note in d.notes if note.startswith(f"TF_FORCE_GPU_ALLOW_GROWTH={given} does not hold")]
     assert len(said) == (given is not None and shared)
 
@@ -271,7 +272,7 @@ class FakeNvml:
 
 def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
     nvml = FakeNvml()
-    listing = gpu.list_gpus(nvml)
+    listing = choose.list_gpus(nvml)
     assert [(g.index, g.uuid, g.memory_mb, g.free_mb) for g in listing.gpus] == [
         (0, "GPU-0", 81920, 40960), (1, "MIG-0", 10240, 5120), (2, "MIG-3", 10240, 5120),
     ]  # fmt: skip
@@ -280,7 +281,7 @@ def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
 
 
 def test_nvml_failures_become_reasons():
-    assert "Driver Not Loaded" in gpu.list_gpus(FakeNvml("init")).reason
+    assert "Driver Not Loaded" in choose.list_gpus(FakeNvml("init")).reason
     broken = FakeNvml("count")
-    assert "Unknown Error" in gpu.list_gpus(broken).reason
+    assert "Unknown Error" in choose.list_gpus(broken).reason
     assert broken.open == 0

@@ -2,8 +2,8 @@
 
 import threading
 
-from common.gpu_use import GpuUse, Use, uuid_of
-from trainer.watch import spare
+from trainer.report.gpu_use import GpuUse, Use, uuid_of
+from trainer.report.watch import spare
 
 UUIDS = [f"GPU-0000000{i}-1111-2222-3333-444444444444" for i in range(3)]
 

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 from gpt_cases import MICRO, make_batch, model_dims
 
-from common.buckets import Bucket
+from common.data.buckets import Bucket
 from common.xtts import kernels, layers
 from common.xtts.kernels import PLAIN, Kernels
-from trainer.losses import cross_entropy
-from trainer.optimizer import global_norm, packed_global_norm
-from trainer.step import GptStep, StepOptions
+from trainer.step.gpt import GptStep, StepOptions
+from trainer.step.losses import cross_entropy
+from trainer.step.optimizer import global_norm, packed_global_norm
 
 LEAN = Kernels(lean=True)
 BUCKET = Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8)

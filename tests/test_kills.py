@@ -7,13 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import yaml
 
-from common import status
-from common.run import RunFolder
+from common.run.folder import RunFolder
+from common.system import status
 from tests import chaos
 from tests.arithmetic_runs import assert_exact, settings
 from tests.chaos import Driver, Schedule, When, play, random_schedule
 from tests.corpora import make_corpus
-from trainer import ledger
+from trainer.history import ledger
 
 STEPS = 60
 SAVING, EVALUATING = "saving", "evaluating"  # after every 5th and every 7th step

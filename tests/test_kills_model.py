@@ -9,12 +9,13 @@ import pytest
 import soundfile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common import status
-from common.run import RunFolder
+from common.run.folder import RunFolder
+from common.system import status
 from tests.chaos import Driver, When
 from tests.corpora import make_corpus
-from trainer import ledger, stages
-from trainer.checkpoint import Checkpoints
+from trainer import stages
+from trainer.history import ledger
+from trainer.history.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 STEPS = 12

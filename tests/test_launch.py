@@ -19,11 +19,14 @@ import yaml
 from pydantic import BaseModel
 
 import launch
-from common import claims, config, flags, gpu, lock, status
-from common.config import Config
-from common.cores import cores
-from common.errors import BadInput
-from common.gpu import CPU, Device, Devices, Gpu
+from common.gpu import choose
+from common.gpu.choose import CPU, Device, Devices, Gpu
+from common.launcher import flags, ownership
+from common.run import settings as config
+from common.run.settings import Config
+from common.system import lock, status
+from common.system.cores import cores
+from common.system.errors import BadInput
 from tests import processes
 from tests.arithmetic_runs import settings
 from tests.corpora import make_corpus
@@ -136,7 +139,7 @@ def test_program_shows_every_process_with_its_device(tmp_path):
     ]  # fmt: skip
     assert program.processes[0].argv[1:] == ("-m", "trainer", "--run", str(tmp_path))
     assert program.processes[1].argv[1:] == ("-m", "producer", "--run", str(tmp_path), "--name", "producer-0")
-    assert program.processes[4].argv[1:] == ("-m", "trainer.sampler", "--run", str(tmp_path))
+    assert program.processes[4].argv[1:] == ("-m", "trainer.previews.sampler", "--run", str(tmp_path))
     assert [p.main for p in program.processes] == [True, False, False, False, False]
     assert [p.optional for p in program.processes] == [False, False, False, False, True]
     assert all(str(ROOT) in p.env["PYTHONPATH"] for p in program.processes)
@@ -162,7 +165,7 @@ def test_make_program_is_one_screen():
 
 def test_launcher_loads_no_tensorflow_and_nothing_slow():
     code = """
-import sys, launch, common.check, producer.prepare, producer.scan
+import sys, launch, common.launcher.check, producer.creation.prepare, producer.corpus.scan
 slow = {'tensorflow', 'keras', 'librosa', 'numba', 'matplotlib'} & set(sys.modules)
 sys.exit(str(slow) if slow else 0)"""
     p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -183,14 +186,14 @@ def test_cores_is_the_affinity_or_a_containers_quota(tmp_path):
 
 def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
     run_dir = tmp_path / "r"
-    with claims.own_run(run_dir):
-        with pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*launch.py stop"), claims.own_run(run_dir):
+    with ownership.own_run(run_dir):
+        with pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*launch.py stop"), ownership.own_run(run_dir):
             pass
         assert run_dir.exists()
     assert not run_dir.exists()
     run_dir.mkdir()
     (run_dir / "mine.txt").write_text("x")
-    with claims.own_run(run_dir):
+    with ownership.own_run(run_dir):
         pass
     assert [p.name for p in run_dir.iterdir()] == ["mine.txt"]
 
@@ -201,23 +204,23 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"), claims.own_run(tmp_path):
+    with pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"), ownership.own_run(tmp_path):
         pass
     with pytest.raises(BadInput, match=rf"pid {p.pid}.*--replace"):
-        claims.make_room(tmp_path, False, print)
+        ownership.make_room(tmp_path, False, print)
     threading.Thread(target=p.communicate).start()
-    claims.make_room(tmp_path, True, lambda text: None)
+    ownership.make_room(tmp_path, True, lambda text: None)
     assert lock.holder(tmp_path / "lock") is None
     assert p.wait(90) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
 
 
 def test_added_producers_get_names_of_their_own(tmp_path):
-    name, number, held = claims.extra_name(tmp_path)
-    second = claims.extra_name(tmp_path)
+    name, number, held = ownership.extra_name(tmp_path)
+    second = ownership.extra_name(tmp_path)
     assert (name, number, second[0]) == ("producer-extra-0", 0, "producer-extra-1")
     held.release()
-    third = claims.extra_name(tmp_path)
+    third = ownership.extra_name(tmp_path)
     assert third[0] == "producer-extra-0"
     second[2].release()
     third[2].release()
@@ -229,16 +232,16 @@ def test_a_port_in_use_or_no_port_is_refused_before_anything_starts():
         holder.listen(1)
         port = holder.getsockname()[1]
         with pytest.raises(BadInput, match=rf"tcp port {port} used by pid {os.getpid()}"):
-            claims.check_bind(f"tcp://127.0.0.1:{port}")
-    claims.check_bind(f"tcp://127.0.0.1:{port}")
-    claims.check_bind("ipc")
+            ownership.check_bind(f"tcp://127.0.0.1:{port}")
+    ownership.check_bind(f"tcp://127.0.0.1:{port}")
+    ownership.check_bind("ipc")
     for address, words in [
         ("tcp://127.0.0.1:99999", "outside 1..65535"),
         ("tcp://192.0.2.1:5555", "not an address of this host"),
         ("x", "expected"),
     ]:
         with pytest.raises(BadInput, match=words):
-            claims.check_bind(address)
+            ownership.check_bind(address)
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("launch") / "corpus", 12, seconds=0.6)
 
 
-@pytest.mark.skipif(bool(gpu.list_gpus().gpus), reason="for machines without a GPU")
+@pytest.mark.skipif(bool(choose.list_gpus().gpus), reason="for machines without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     p = run(f"data.train={corpus}", f"run={tmp_path / 'r'}", "--data-gpu", "99")

@@ -3,8 +3,8 @@
 import pytest
 from lease_bench import Bench, gs
 
-from common import wire
-from common.lease_records import DELIVERED, FREE, LEASED, READY
+from common.transport import wire
+from common.transport.lease_records import DELIVERED, FREE, LEASED, READY
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 from lease_bench import DEAD, GRACE, TTL, Bench, gs
 
-from common import wire
-from common.lease_records import LEASED
+from common.transport import wire
+from common.transport.lease_records import LEASED
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 
-from common.errors import BadInput
-from trainer import ledger
-from trainer.ledger import Ledger
+from common.system.errors import BadInput
+from trainer.history import ledger
+from trainer.history.ledger import Ledger
 
 
 def line(step, digest="00"):

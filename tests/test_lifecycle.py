@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import lifecycle, lock, logs, status
-from common.errors import BadInput, Hopeless, Replaced, Stopped
-from common.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
-from common.process import ProcessSpec
+from common.launcher.child import ProcessSpec
+from common.system import lifecycle, lock, logs, status
+from common.system.errors import BadInput, Hopeless, Replaced, Stopped
+from common.system.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
 from tests import processes
 
 LATER_S = 200.0  # longer than anything takes that still happens

@@ -9,16 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from common import status as status_module
-from common.errors import BadInput, Hopeless, RunError, Stopped
-from common.lifecycle import Stop
-from common.run import RunFolder
-from producer.arithmetic import ArithmeticMaker
+from common.run.folder import RunFolder
+from common.system import status as status_module
+from common.system.errors import BadInput, Hopeless, RunError, Stopped
+from common.system.lifecycle import Stop
+from producer.batches.arithmetic import ArithmeticMaker
 from tests import loop_runs
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
 from tests.loop_runs import newest, train
-from trainer import ledger, loop, session, stages
-from trainer.arithmetic import ArithmeticStep
+from trainer import loop, session
+from trainer.history import ledger
+from trainer.history.schedule import schedule_of
+from trainer.step.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
 
@@ -28,7 +30,7 @@ def test_both_stages_come_to_what_the_plan_says(tmp_path):
     train(run)
     assert_exact(run)
     # Evaluations: in stage 2 at multiples of 7, at each epoch's end and at the end.
-    schedule = stages.schedule_of(run, "gpt")
+    schedule = schedule_of(run, "gpt")
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     evaluated = [r["step"] for r in records if "eval_audio" in r]
     assert evaluated == [s for s in range(1, 61) if s % 7 == 0 or s % schedule.train.steps_per_epoch(3) == 0 or s == 60]
@@ -294,20 +296,20 @@ class SlowNan(ArithmeticStep):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("trainer.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
+    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
     run = arithmetic_run(tmp_path, train__max_steps=10, dvae__max_steps=1)
     train(run)
     lines = ledger.fold(ledger.read(run.path / "ledger.jsonl"))
     assert [line["step"] for line in lines if line.get("skipped")] == [5]
     assert lines[4]["loss"] is None
-    planned = stages.schedule_of(run, "gpt").step(5)
+    planned = schedule_of(run, "gpt").step(5)
     plan = run.plan("gpt", "train")
     ids = [int(u) for g in range(planned.first_g, planned.first_g + planned.count) for u in plan.batch(g).utterances if u >= 0]
     assert f"utterances {ids}" in caplog.text
 
 
 def test_ten_in_a_row_stop_the_run_and_the_weights_before_them_are_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
+    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
     run = arithmetic_run(tmp_path, dvae__max_steps=1)
     with pytest.raises(Hopeless, match="10 steps in a row"):
         train(run)

@@ -7,15 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import status as status_module
-from common.errors import Hopeless, Replaced, Stopped
-from common.lifecycle import Stop
+from common.system import status as status_module
+from common.system.errors import Hopeless, Replaced, Stopped
+from common.system.lifecycle import Stop
 from tests import loop_runs
 from tests.arithmetic_runs import arithmetic_run, assert_exact
 from tests.loop_runs import newest, train
-from trainer import checkpoint, ledger, stages
-from trainer.arithmetic import ArithmeticStep
-from trainer.checkpoint import Checkpoints, SaveFailed
+from trainer import stages
+from trainer.history import checkpoint, ledger
+from trainer.history.checkpoint import Checkpoints, SaveFailed
+from trainer.step.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
 

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from trainer.losses import cross_entropy, gpt_losses
+from trainer.step.losses import cross_entropy, gpt_losses
 
 
 def reference(logits, targets, weights):

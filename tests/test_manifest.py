@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from common.errors import BadInput
-from common.manifest import EVAL, TRAIN, Manifest, Reject, decode_tokens, encode_tokens
+from common.data.manifest import EVAL, TRAIN, Manifest, Reject, decode_tokens, encode_tokens
+from common.system.errors import BadInput
 
 
 def fill(path, root, n=5, change=None):

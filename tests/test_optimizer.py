@@ -11,7 +11,7 @@ from gpt_cases import MICRO, load_golden
 from common.xtts.gpt import Gpt
 from common.xtts.layers import Block, LayerNorm, Linear
 from common.xtts.weights import WeightsError
-from trainer.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 
 
 class Net(Block):

@@ -14,23 +14,23 @@ import pytest
 import soundfile
 from safetensors.numpy import load_file, save_file
 
-from common import config as config_module
-from common.buckets import RowLayout, make_buckets, row_lengths
-from common.errors import BadInput
-from common.manifest import TRAIN, Manifest
-from common.parity import PARITY
-from common.plan import PlannedBatch, PlannedStep, write_plan
-from common.run import RunFolder
-from common.xtts import pth, shapes
-from common.xtts.coqui import import_model
+from common.data.buckets import RowLayout, make_buckets, row_lengths
+from common.data.manifest import TRAIN, Manifest
+from common.data.plan import PlannedBatch, PlannedStep, write_plan
+from common.run import settings as config_module
+from common.run.folder import RunFolder
+from common.run.parity import PARITY
+from common.system.errors import BadInput
+from common.xtts.checkpoints import pth, shapes
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dims import GptDims
-from producer import rows
-from producer.decode import decode
-from producer.featurize import GptMaker
+from producer.batches import rows
+from producer.batches.decode import decode
+from producer.batches.gpt import GptMaker
 from tests.coqui_files import model_arrays, write_vocabulary
 from tests.gpt_cases import load_golden
 from trainer import stages
-from trainer.schedule import Schedule
+from trainer.history.schedule import Schedule
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -292,7 +292,7 @@ def test_options_reach_step_and_tokenizer(as_coqui, pretrained, tmp_path):
     assert (options.decay_latents, options.coqui_init, options.schedule, options.weight_decay) == (True, True, "constant", 0.01)
     decayed = {t.key for t, yes in zip(*_decayed(run), strict=True) if yes}
     assert {"conditioning_perceiver.latents", "conditioning_perceiver.norm.gamma"} <= decayed
-    from producer.prepare import make_vocabulary
+    from producer.creation.prepare import make_vocabulary
 
     write_vocabulary(tmp_path / "vocab.json", [("a b c 1 & 2", "en")], 60, ["en"])
     for parity, tree in ((True, {"parity": "coqui"}), (False, {})):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from common import pictures
-from common.pictures import Curve, Level, MelRow, Panel, curves_picture, mel_picture, smoothed
+from trainer.report import pictures
+from trainer.report.pictures import Curve, Level, MelRow, Panel, curves_picture, mel_picture, smoothed
 
 
 def pixels(png):

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from common import buckets, counters
-from common.buckets import Bucket
-from common.plan import Plan, write_plan
+from common.data import buckets, stateless_random
+from common.data.buckets import Bucket
+from common.data.plan import Plan, write_plan
 
 
 def lj_like(n=13100, seed=0):
@@ -31,20 +31,20 @@ def make_plan(tmp_path, n=1000, batch=8, k=4, sampling="epoch", languages=1, nam
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16, 17, 1000, 4097])
 def test_permute_is_a_permutation_and_depends_on_its_key(n):
-    a = counters.permute(n, counters.key(1, 2), np.arange(n))
+    a = stateless_random.permute(n, stateless_random.key(1, 2), np.arange(n))
     assert sorted(a) == list(range(n))
     if n >= 16:
-        b = counters.permute(n, counters.key(1, 3), np.arange(n))
+        b = stateless_random.permute(n, stateless_random.key(1, 3), np.arange(n))
         assert (a != b).any()
         assert (a != np.arange(n)).any()
-    assert [int(counters.permute(n, counters.key(1, 2), i)) for i in range(n)] == a.tolist(), "one by one"
+    assert [int(stateless_random.permute(n, stateless_random.key(1, 2), i)) for i in range(n)] == a.tolist(), "one by one"
 
 
 def test_splitmix_known_answers():
     # First outputs of SplitMix64 seeded with 1234567 (reference implementation by Vigna).
     state = 1234567
     want = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    got = [int(counters.splitmix64(np.uint64((state + i * 0x9E3779B97F4A7C15) % 2**64))) for i in range(3)]
+    got = [int(stateless_random.splitmix64(np.uint64((state + i * 0x9E3779B97F4A7C15) % 2**64))) for i in range(3)]
     assert got == want
 
 
@@ -52,7 +52,7 @@ def test_permutation_is_close_to_uniform():
     n, keys = 20, 1500
     hits = np.zeros((n, n))
     for k in range(keys):
-        hits[np.arange(n), counters.permute(n, counters.key(k), np.arange(n))] += 1
+        hits[np.arange(n), stateless_random.permute(n, stateless_random.key(k), np.arange(n))] += 1
     chi2 = ((hits - keys / n) ** 2 / (keys / n)).sum()
     assert abs(chi2 - (n - 1) ** 2) < 6 * np.sqrt(2 * (n - 1) ** 2)
 
@@ -84,7 +84,7 @@ def test_batches_do_not_depend_on_history_or_process(tmp_path):
     assert (later.utterances == again.utterances).all()
     assert later.seed == again.seed
     code = (
-        f"from common.plan import Plan; b = Plan.open({str(tmp_path)!r}, 'train').batch(731); "
+        f"from common.data.plan import Plan; b = Plan.open({str(tmp_path)!r}, 'train').batch(731); "
         "print(b.utterances.tolist(), b.seed, b.row_seeds.tolist())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

@@ -9,14 +9,15 @@ import tensorflow as tf
 from gpt_cases import MICRO, make_batch, model_dims, without_dropout
 from tensorflow.python.framework import config as framework_config
 
-from common import config as config_module
-from common.buckets import Bucket
-from common.errors import Hopeless
+from common.data.buckets import Bucket
+from common.run import settings as config_module
+from common.system.errors import Hopeless
 from common.xtts import kernels, weights
 from common.xtts.kernels import FAST, PLAIN, Kernels
 from common.xtts.layers import Linear
-from trainer import ahead, precision, snapshot
-from trainer.step import GptStep, StepOptions
+from trainer import ahead
+from trainer.step import precision, snapshot
+from trainer.step.gpt import GptStep, StepOptions
 
 SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)
 BUCKETS = [Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8), Bucket(batch_size=3, row_len=26, text_len=9, num_codes=12)]

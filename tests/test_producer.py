@@ -8,9 +8,9 @@ from pathlib import Path
 from producer_runs import RUN_ID, make_run
 from test_serve import LATER_S, open_stage, take_all, wait_for
 
-from common import status
-from common.address import Endpoint
-from common.channel import LeaseServer
+from common.system import status
+from common.transport.address import Endpoint
+from common.transport.server import LeaseServer
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import config, stopwatch
-from common.run import RunFolder
+from common.run import settings
+from common.run.folder import RunFolder
+from common.system import stopwatch
 from tests.arithmetic_runs import arithmetic_run
 from tests.corpora import make_corpus
 from tests.pipelines import Stages, random_stages, simulate, slowed, train_asleep
-from trainer import profile, profile_report
-from trainer.verdict import HOST_PARTS, Measured, ProducerLoad, Settings, verdict
+from trainer import profile
+from trainer.commands import profile as profile_report
+from trainer.report.verdict import HOST_PARTS, Measured, ProducerLoad, Settings, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 CAUSES = ("decode", "features", "read", "serialise", "transport", "transfer", "trainer")
@@ -270,7 +272,7 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
 def test_learning_rates_are_those_of_a_run_that_goes_on(tmp_path, max_steps, decay_steps, ends):
     """A profile of 40 steps with a warm-up of 100 is no reason for a warning."""
     tree = {"train": {"max_steps": max_steps, "optim": {"warmup_steps": 100, "decay_steps": decay_steps}}}
-    optim = profile_report.settings(config.parse(tree), tmp_path, 40).train.optim
+    optim = profile_report.settings(settings.parse(tree), tmp_path, 40).train.optim
     assert (optim.warmup_steps, optim.decay_steps) == (100, ends)
 
 

@@ -10,17 +10,18 @@ from producer_runs import STATS, make_run, tokens_of, write_dvae
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common import config, counters
-from common.buckets import Bucket
-from common.errors import BadInput
-from common.plan import Plan, write_plan
-from common.wire import digest
+from common.data import stateless_random
+from common.data.buckets import Bucket
+from common.data.plan import Plan, write_plan
+from common.run import settings
+from common.system.errors import BadInput
+from common.transport.wire import digest
 from common.xtts.audio import prompt_slice
 from common.xtts.dims import SIZES
 from common.xtts.filterbank import log_mel_numpy
-from producer.decode import DecodeError, decode
-from producer.featurize import GptMaker
-from producer.maker import without
+from producer.batches.decode import DecodeError, decode
+from producer.batches.gpt import GptMaker
+from producer.batches.maker import without
 from tests.arithmetic_runs import arithmetic_run
 
 AUDIO = {"cond_min_samples": 22016, "cond_max_samples": 44032, "cond_eval_samples": 33024}
@@ -70,7 +71,7 @@ def test_the_others_of_a_speaker_are_drawn_equally_often(tmp_path):
     plan = two_plans(tmp_path, [0] * n + [1] * 5)["train"]
     positions = np.repeat(np.arange(len(plan.order)), times)
     own = plan.order[positions]
-    prompts = plan.prompts.draw(positions, own, counters.draws(counters.key(3), np.arange(len(own))))
+    prompts = plan.prompts.draw(positions, own, stateless_random.draws(stateless_random.key(3), np.arange(len(own))))
     hits = np.zeros((n, n))
     np.add.at(hits, (own[own < n], prompts[own < n]), 1)
     assert not np.diag(hits).any()
@@ -99,7 +100,7 @@ def test_prompts_do_not_depend_on_history_or_process(tmp_path):
     for g in range(50):
         plan.batch(g)
     assert plan.batch(1234).prompts.tolist() == before
-    code = f"from common.plan import Plan; print(Plan.open({str(tmp_path)!r}, 'train').batch(1234).prompts.tolist())"
+    code = f"from common.data.plan import Plan; print(Plan.open({str(tmp_path)!r}, 'train').batch(1234).prompts.tolist())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == str(before)
     other = two_plans(tmp_path / "other", [0, 1] * 40, seed=6)["train"]
     assert any(dict(pairs(plan, [g]).tolist()) != dict(pairs(other, [g]).tolist()) for g in range(3))
@@ -253,6 +254,6 @@ def test_the_setting_is_part_of_what_the_run_is(tmp_path):
 
 
 def test_coqui_takes_the_clip_from_the_utterance_itself():
-    assert config.parse({"parity": "coqui"}).batching.prompt == "own"
+    assert settings.parse({"parity": "coqui"}).batching.prompt == "own"
     with pytest.raises(BadInput, match=r"batching.prompt=speaker \(parity has own\)"):
-        config.parse({"parity": "coqui", "batching": {"prompt": "speaker"}})
+        settings.parse({"parity": "coqui", "batching": {"prompt": "speaker"}})

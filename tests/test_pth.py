@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.xtts import pth
-from common.xtts.pth import Opaque, PthError, PthFile, StoredTensor
+from common.xtts.checkpoints import pth
+from common.xtts.checkpoints.pth import Opaque, PthError, PthFile, StoredTensor
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -3,8 +3,8 @@
 import pytest
 from corpora import sine, write_metadata, write_wav
 
-from common.errors import BadInput
-from producer.readers import READERS, Notice, Row, RowError, detect
+from common.system.errors import BadInput
+from producer.corpus.readers import READERS, Notice, Row, RowError, detect
 
 
 def read(root, name=None):

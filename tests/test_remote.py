@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 from test_serve import open_stage, take_all, wait_for
 
-from common import bundle, config, status
-from common.channel import LeaseServer
-from common.keys import KeyPair, run_keys
-from common.run import RunFolder
-from producer.prepare import prepare_run
+from common.run import bundle
+from common.run import settings as config
+from common.run.folder import RunFolder
+from common.system import status
+from common.transport.keys import KeyPair, run_keys
+from common.transport.server import LeaseServer
+from producer.creation.prepare import prepare_run
 from tests.arithmetic_runs import arithmetic_run, assert_exact, settings
 from tests.chaos import LAUNCH, Driver
 from tests.corpora import make_corpus
-from trainer import ledger
+from trainer.history import ledger
 
 
 def free_address() -> str:

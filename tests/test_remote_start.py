@@ -10,12 +10,13 @@ from pathlib import Path
 import channel_bench as cb
 import pytest
 
-from common import bundle, gpu
-from common.address import Endpoint
-from common.channel import LeaseServer
-from common.errors import BadInput
-from common.keys import KeyPair, run_keys
-from producer import remote
+from common.gpu import choose
+from common.launcher import remote
+from common.run import bundle
+from common.system.errors import BadInput
+from common.transport.address import Endpoint
+from common.transport.keys import KeyPair, run_keys
+from common.transport.server import LeaseServer
 from tests.arithmetic_runs import arithmetic_run
 
 ROOT = Path(__file__).parent.parent
@@ -43,13 +44,13 @@ def test_a_producer_of_a_bundle_chooses_among_this_hosts_gpus(file, corpus):
     """The run's own numbers (GPU 5 for data, 7 for the model) mean nothing here; producers on a CPU stay on one."""
     config = asked(file, corpus).config
     far = remote.here(config.model_copy(update={"data_gpu": "5", "model_gpu": "7", "devices": "gpu"}), corpus)
-    card = gpu.Gpu(0, "0000:01:00.0", "GPU-a", "H100", 80_000, 79_000)
-    assert gpu.choose_one(far, None, 0, gpu.Listing((card,)), {}).gpu.uuid == "GPU-a"
-    assert gpu.choose_one(far, "cpu", 0, gpu.Listing((card,)), {}) == gpu.CPU
+    card = choose.Gpu(0, "0000:01:00.0", "GPU-a", "H100", 80_000, 79_000)
+    assert choose.choose_one(far, None, 0, choose.Listing((card,)), {}).gpu.uuid == "GPU-a"
+    assert choose.choose_one(far, "cpu", 0, choose.Listing((card,)), {}) == choose.CPU
     with pytest.raises(BadInput, match=r"ask for the CPU with --gpu cpu$"):
-        gpu.choose_one(far, None, 0, gpu.Listing(), {})
+        choose.choose_one(far, None, 0, choose.Listing(), {})
     for own in ({"data_gpu": "cpu"}, {"data_gpu": None, "devices": "auto", "jit": False}):
-        assert gpu.choose_one(remote.here(config.model_copy(update=own), corpus), None, 0, gpu.Listing((card,)), {}) == gpu.CPU
+        assert choose.choose_one(remote.here(config.model_copy(update=own), corpus), None, 0, choose.Listing((card,)), {}) == choose.CPU
 
 
 def test_flags_that_do_not_go_together():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from common.errors import BadInput
-from common.lifecycle import Stop
-from common.status import StatusFile
+from common.system.errors import BadInput
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
 from tests.arithmetic_runs import arithmetic_run, outcome, replay
 from tests.corpora import make_corpus, sine, write_wav
 from tests.loop_runs import train

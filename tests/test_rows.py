@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from common.batch import empty_batch
-from common.buckets import Bucket
+from common.data.batch import empty_batch
+from common.data.buckets import Bucket
 from common.xtts.dims import SIZES
-from producer import rows
-from producer.maker import BatchError
+from producer.batches import rows
+from producer.batches.maker import BatchError
 
 GPT = SIZES["xtts"].gpt
 A = GPT.num_text_tokens  # offset of the audio ids

@@ -13,21 +13,21 @@ import soundfile
 from corpora import make_corpus
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import common.device
+import common.gpu.device
 import launch
-from common import config as config_module
-from common import lock, status
-from common.device import DeviceInfo
-from common.errors import BadInput, Hopeless, Stopped
-from common.gpu import CPU
-from common.lifecycle import Stop
+from common.gpu.choose import CPU
+from common.gpu.device import DeviceInfo
+from common.run import settings as config_module
+from common.system import lock, status
+from common.system.errors import BadInput, Hopeless, Stopped
+from common.system.lifecycle import Stop
 from common.xtts import weights
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.synthesize import Synthesizer
-from producer.prepare import prepare_run
-from trainer import coqui_files, sampler
-from trainer.checkpoint import Checkpoints
+from producer.creation.prepare import prepare_run
+from trainer.history.checkpoint import Checkpoints, trained_model
+from trainer.previews import sampler
 from trainer.stages import publish_dvae
 
 
@@ -58,7 +58,7 @@ def test_no_process_where_no_samples_are_wanted(tmp_path):
     def of(**samples):
         size = samples.pop("size", "tiny")
         c = config_module.parse({"model": {"size": size}, "train": {"save_every": 7}, "samples": samples})
-        return c.sample_every, len(sampler.specs(c, tmp_path, CPU, {}))
+        return c.sample_every, len(launch.sampler_specs(c, tmp_path, CPU))
 
     assert of() == (7, 1)
     assert of(every=3) == (3, 1)
@@ -82,7 +82,7 @@ def test_a_trainer_alone_has_its_sampler(run, monkeypatch):
 def run(tmp_path, monkeypatch):
     """A tiny run of 100 steps, samples every 4, its trainer at work. Griffin-Lim is left out: the sound is the mel itself."""
     monkeypatch.setattr(Synthesizer, "from_mel", lambda self, mel: np.ravel(mel).astype(np.float32) / 50)
-    monkeypatch.setattr(common.device, "prove_device", lambda **_: DeviceInfo("cpu", "/device:CPU:0", "CPU"))
+    monkeypatch.setattr(common.gpu.device, "prove_device", lambda **_: DeviceInfo("cpu", "/device:CPU:0", "CPU"))
     make_corpus(tmp_path / "corpus", 4, seconds=1.0)
     tree = {
         "run": str(tmp_path / "run"),
@@ -139,7 +139,7 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
     with caplog.at_level(logging.INFO):
         sampler.Sampler(run.path, Stop()).run(script)
     assert spoken(run) == ["step-00000004", "step-00000028"]
-    alarms = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainer.sampler"]
+    alarms = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainer.previews.sampler"]
     assert len(alarms) == 2
     assert "the samples of step 8 failed" in alarms[0]
     assert "damaged" in alarms[0]
@@ -167,14 +167,14 @@ def check_files(run, steps):
 
 def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     monkeypatch.setattr(sampler, "POLL_S", 0.0)
-    whole = coqui_files.trained_model
+    whole = trained_model
 
     def rotated(path, which):
         if which == "4":
             shutil.rmtree(run.path / "checkpoints" / "step-00000004")
         return whole(path, which)
 
-    monkeypatch.setattr(coqui_files, "trained_model", rotated)
+    monkeypatch.setattr("trainer.history.checkpoint.trained_model", rotated)
     monkeypatch.setattr(sampler, "Networks", lambda run: pytest.fail("there was nothing to speak"))
     script = Script(run)
     script.acts = [lambda: script.save(4)]

@@ -14,19 +14,19 @@ from coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_
 from corpora import make_corpus, sentence, sine, write_wav
 
 import launch
-from common import config as config_module
-from common.config import Samples
-from common.pictures import Png
-from common.run import RunFolder
-from common.xtts import pth
-from common.xtts.coqui import import_model
+from common.run import settings as config_module
+from common.run.folder import RunFolder
+from common.run.settings import Samples
+from common.xtts.checkpoints import pth
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.sampling import SamplingOptions
 from common.xtts.synthesize import Synthesizer
-from producer.prepare import prepare_run
-from trainer import samples
-from trainer.samples import SampleMaker, _file_name, choose
+from producer.creation.prepare import prepare_run
+from trainer.previews import samples
+from trainer.previews.samples import SampleMaker, _file_name, choose
+from trainer.report.pictures import Png
 
 
 class FakeBoard:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from common.durable import file_digest
-from trainer import checkpoint
-from trainer.checkpoint import Checkpoints, SaveFailed
-from trainer.saver import Saver
-from trainer.tensor_file import save_file
+from common.system.files import file_digest
+from trainer.history import checkpoint
+from trainer.history.checkpoint import Checkpoints, SaveFailed
+from trainer.history.saver import Saver
+from trainer.history.tensor_file import save_file
 
 
 def state(x=1.0):
@@ -84,7 +84,7 @@ def test_a_failed_save_is_an_outcome_and_a_mistake_is_raised(saver, monkeypatch)
 
 
 def test_an_abandoned_save_renames_nothing(tmp_path, saver, slow, monkeypatch):
-    monkeypatch.setattr("trainer.saver._ABANDONED_S", 0.1)  # what a stop waits for a save that hangs
+    monkeypatch.setattr("trainer.history.saver._ABANDONED_S", 0.1)  # what a stop waits for a save that hangs
     saver.begin(3, state, {"best_step": None})
     saver.abandon()
     assert saver.busy

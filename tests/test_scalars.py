@@ -8,13 +8,13 @@ import tensorflow as tf
 from gpt_cases import MICRO, make_batch, model_dims
 from tensorflow.python.framework import constant_op
 
-from common.batch import empty_batch
-from common.buckets import Bucket
+from common.data.batch import empty_batch
+from common.data.buckets import Bucket
 from common.xtts.dims import SIZES
-from trainer.dvae_step import DvaeStep
-from trainer.scalars import Resident, packed, read
-from trainer.step import GptStep, StepOptions
-from trainer.upload import Upload
+from trainer.step.dvae import DvaeStep
+from trainer.step.gpt import GptStep, StepOptions
+from trainer.step.scalars import Resident, packed, read
+from trainer.step.upload import Upload
 
 
 @pytest.fixture

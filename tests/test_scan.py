@@ -12,11 +12,11 @@ from corpora import make_corpus, sentence, sine, write_metadata, write_wav
 from rich.console import Console
 from scan_cases import Scanned, settings
 
-from common.errors import BadInput
-from common.manifest import EVAL, Manifest
-from producer import probe as probe_module
-from producer.report import reject_line
-from producer.scan import choose_eval, scan
+from common.data.manifest import EVAL, Manifest
+from common.system.errors import BadInput
+from producer.corpus import headers as probe_module
+from producer.corpus.report import reject_line
+from producer.corpus.scan import choose_eval, scan
 
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
 

@@ -13,7 +13,7 @@ import soundfile
 from corpora import make_corpus, sentence, sine, write_metadata, write_wav
 from scan_cases import Scanned
 
-from common.errors import BadInput
+from common.system.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[1]
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
@@ -86,9 +86,9 @@ def scan_apart(root, before: str = "", after: str = "") -> str:
     """What a process of its own prints when it has scanned a folder of texts "one two": its headline, then what `after` prints."""
     code = f"""
 import resource
-from common import config
-from common.xtts.tokenizer import Tokenizer
-from producer.scan import scan
+from common.run import settings as config
+from common.xtts.text.tokenizer import Tokenizer
+from producer.corpus.scan import scan
 {before}
 c = config.parse({{"data": {{"train": "{root}", "scan_threads": 8}}}})
 print(scan(c, "{root.parent}/m.sqlite", Tokenizer.train([("one two", "en")], 64, ["en"])).report.headline())

@@ -5,8 +5,8 @@ import scan_cases
 from corpora import make_corpus, sentence, write_metadata
 from scan_cases import settings
 
-from common.errors import BadInput
-from producer.corpus import read_rows
+from common.system.errors import BadInput
+from producer.corpus.rows import read_rows
 
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
 

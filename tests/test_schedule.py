@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from tests.plans import small_plan
-from trainer.schedule import Position, Schedule
+from trainer.history.schedule import Position, Schedule
 
 
 def make(tmp_path, total=20, accumulate=3, eval_every=7, save_every=5, n=50, num_eval=9):

@@ -9,15 +9,15 @@ import pytest
 from corpora import sine, write_wav
 from producer_runs import RUN_ID, make_run
 
-from common.channel import BatchFailed, LeaseServer, NoData
-from common.errors import BadInput
-from common.lease_client import Lease, LeaseClient, Welcome
-from common.local_channel import LocalHub
-from common.wire import digest
+from common.system.errors import BadInput
+from common.transport.client import Lease, LeaseClient, Welcome
+from common.transport.local import LocalHub
+from common.transport.server import BatchFailed, LeaseServer, NoData
+from common.transport.wire import digest
 from producer import serve
-from producer.arithmetic import ArithmeticMaker, value_of
-from producer.decode import DecodePool
-from producer.maker import BatchError, Clip, Work, without
+from producer.batches.arithmetic import ArithmeticMaker, value_of
+from producer.batches.decode import DecodePool
+from producer.batches.maker import BatchError, Clip, Work, without
 from producer.serve import Service
 
 LATER_S = 200.0  # longer than anything takes that still happens

@@ -9,9 +9,9 @@ import tensorflow as tf
 from gpt_cases import MICRO, load_golden, make_batch, model_dims, without_dropout
 from tensorflow.python.framework import config as framework_config
 
-from common.buckets import Bucket
+from common.data.buckets import Bucket
 from common.xtts import weights
-from trainer.step import GptStep, StepOptions
+from trainer.step.gpt import GptStep, StepOptions
 
 # One layer of each kind: compiling is most of these tests' time.
 SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from trainer import finale, summary
-from trainer.summary import History, count_targets, unigram_entropy
+from trainer import finale
+from trainer.report import summary
+from trainer.report.summary import History, count_targets, unigram_entropy
 
 
 def write(folder: Path, metrics: list[dict], ledger: list[dict], torn: str = "") -> None:

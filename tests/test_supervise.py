@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common import lock, status
-from common.process import ProcessSpec, _header
+from common.launcher.child import ProcessSpec, _header
+from common.system import lock, status
 from tests import processes
 
 LATER_S = 200.0  # longer than anything takes that still happens

@@ -17,9 +17,9 @@ from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims
 from common.xtts.sampling import Generated, SamplingOptions, log_likelihood
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
-from common.xtts.split import split_text
 from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
-from common.xtts.tokenizer import Tokenizer
+from common.xtts.text.split import split_text
+from common.xtts.text.tokenizer import Tokenizer
 
 RATE = 22050
 STATS = np.linspace(2.0, 6.0, 80).astype(np.float32)

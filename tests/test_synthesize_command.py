@@ -12,19 +12,21 @@ import pytest
 import soundfile
 
 import launch
-from common import config as config_module
-from common.errors import BadInput
-from common.xtts import pth, weights
-from common.xtts.coqui import import_model
+from common.run import settings as config_module
+from common.system.errors import BadInput
+from common.xtts import weights
+from common.xtts.checkpoints import pth
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dims import SIZES
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
-from producer.prepare import prepare_run
+from producer.creation.prepare import prepare_run
 from tests.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
 from tests.corpora import make_corpus, sine, write_wav
-from trainer import speak, synthesize_command
-from trainer.checkpoint import Checkpoints
-from trainer.speak import of_run, of_weights, sampling
+from trainer.commands import speak
+from trainer.commands import synthesize as synthesize_command
+from trainer.commands.speak import of_run, of_weights, sampling
+from trainer.history.checkpoint import Checkpoints
 from trainer.stages import publish_dvae
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lease_bench import Bench
 
-from common.target import Target
+from common.transport.target import Target
 
 HANDS = 3  # the feed's queue of two, and one in its own
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.xtts import text_chinese
-from common.xtts.text import (
+from common.xtts.text import chinese
+from common.xtts.text.clean import (
     LANGUAGES,
     LanguageUnavailable,
     TextError,
@@ -229,16 +229,16 @@ def test_char_limits():
     ],
 )  # fmt: skip
 def test_chinese_numbers(digits, words):
-    assert text_chinese.number_words(digits) == words
+    assert chinese.number_words(digits) == words
 
 
 def test_chinese_rules():
     def expand(text):
-        return text_chinese.expand_numbers(text, parity=False)
+        return chinese.expand_numbers(text, parity=False)
 
     assert expand("2024年5月3日") == "二零二四年五月三日"
     assert expand("1/3和65%") == "三分之一和百分之六十五"
     assert expand("$1,000.5和20€") == "一千点五美元和二十欧元"
     assert expand("电话13912345678") == "电话一三九一二三四五六七八"
     assert expand("编号20481024") == "编号二零四八一零二四"
-    assert text_chinese.expand_numbers("$1,000", parity=True) == ",一,"  # what the fix is for
+    assert chinese.expand_numbers("$1,000", parity=True) == ",一,"  # what the fix is for

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from common.xtts.bpe import learn_merges
-from common.xtts.text import LanguageUnavailable, TextError
-from common.xtts.text_errors import LanguageNotInVocabulary
-from common.xtts.tokenizer import Tokenizer, VocabularyError, describe_characters
+from common.xtts.text.bpe import learn_merges
+from common.xtts.text.clean import LanguageUnavailable, TextError
+from common.xtts.text.errors import LanguageNotInVocabulary
+from common.xtts.text.tokenizer import Tokenizer, VocabularyError, describe_characters
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -159,7 +159,7 @@ def test_training_is_the_same_in_every_process(learnt, tmp_path):
     script = (
         "import sys; sys.path.insert(0, sys.argv[1] + '/tests/golden')\n"
         "from text_sentences import SENTENCES\n"
-        "from common.xtts.tokenizer import Tokenizer\n"
+        "from common.xtts.text.tokenizer import Tokenizer\n"
         "plain = sorted(set(SENTENCES) - {'zh', 'ja', 'ko'})\n"
         "pairs = [(s, language) for language in reversed(plain) for s in SENTENCES[language]]\n"
         "sys.stdout.write(Tokenizer.train(pairs, 900, plain).digest)\n"

@@ -10,8 +10,8 @@ import soundfile
 from corpora import make_corpus, sine, write_wav
 from scan_cases import Scanned
 
-from common.manifest import Manifest
-from producer.probe import probe
+from common.data.manifest import Manifest
+from producer.corpus.headers import probe
 
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
 

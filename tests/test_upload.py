@@ -9,13 +9,13 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common.buckets import Bucket
-from common.channel import Delivery
-from common.errors import Stopped
-from common.plan import PlannedBatch
+from common.data.buckets import Bucket
+from common.data.plan import PlannedBatch
+from common.system.errors import Stopped
+from common.transport.server import Delivery
 from trainer import feed as feeds
 from trainer.feed import Feed, HostCopy, Quarantine
-from trainer.upload import Layout, Upload
+from trainer.step.upload import Layout, Upload
 
 
 def fields(seed: int) -> dict[str, np.ndarray]:

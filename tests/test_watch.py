@@ -12,26 +12,26 @@ from producer_runs import write_dvae
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from common import config
-from common.channel import LeaseServer
-from common.gpu_use import Use
-from common.lease_client import LeaseClient
-from common.lifecycle import Stop
-from common.local_channel import LocalHub
-from common.status import StatusFile
+from common.run import settings as config
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
+from common.transport.client import LeaseClient
+from common.transport.local import LocalHub
+from common.transport.server import LeaseServer
 from producer.__main__ import decode_threads
-from producer.decode import DecodePool
-from producer.prepare import prepare_run
+from producer.batches.decode import DecodePool
+from producer.creation.prepare import prepare_run
 from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, settings
 from tests.corpora import make_corpus
 from tests.pipelines import train_asleep
 from trainer import session
-from trainer.arithmetic import ArithmeticStep
-from trainer.clock import Clock, Tick
-from trainer.observe import Reminder
-from trainer.verdict import Settings
-from trainer.watch import FedRecord, Watch
+from trainer.report.clock import Clock, Tick
+from trainer.report.gpu_use import Use
+from trainer.report.observe import Reminder
+from trainer.report.verdict import Settings
+from trainer.report.watch import FedRecord, Watch
+from trainer.step.arithmetic import ArithmeticStep
 
 
 class Ticks(Clock):
@@ -187,7 +187,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
             self.trace_counts[f"update/{bucket}"] += 1
             return super().update(bucket, batch, seed)
 
-    monkeypatch.setattr("trainer.arithmetic.ArithmeticStep", Compiling)
+    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", Compiling)
     monkeypatch.setattr(session, "Watch", lambda *a, **k: watches.append(Watch(*a, warm_up=0, **k)) or watches[-1])
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=1000, train__max_steps=20, dvae__max_steps=1)
     train_asleep(run, {})
@@ -254,7 +254,7 @@ def asleep(folder, caplog, slow: dict, steps: int) -> tuple[list[str], list[str]
     caplog.clear()
     with caplog.at_level(logging.INFO):
         train_asleep(run, slow)
-    said = [r for r in caplog.records if r.name == "trainer.observe"]
+    said = [r for r in caplog.records if r.name == "trainer.report.observe"]
     lines = [r.message for r in said if r.message.startswith("step ")]
     warnings = [r.message for r in said if r.levelname == "WARNING" and "vary" not in r.message]
     records = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
@@ -339,7 +339,7 @@ def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplo
 
 def train_real(run):
     """Train stage 2 with the real maker and the real step in this process; the step."""
-    from producer.featurize import GptMaker
+    from producer.batches.gpt import GptMaker
 
     hub = LocalHub()
     server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub)
@@ -358,7 +358,7 @@ def train_real(run):
 
 
 def example_of(run, step):
-    from common.batch import empty_batch
+    from common.data.batch import empty_batch
 
     return empty_batch("gpt", run.plan("gpt", "train").buckets[0], run.dims, run.config.transport.mel_dtype)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from common import wire
+from common.transport import wire
 
 RUN = "0123456789abcdef" * 2
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from common.gpu import CPU, Device
-from common.xla_env import CACHE, cache_folder, xla_env
+from common.gpu.choose import CPU, Device
+from common.gpu.xla_env import CACHE, cache_folder, xla_env
 from tests.bench.step import ROWS
 
 GPU = Device("gpu", "GPU-1", 1)
