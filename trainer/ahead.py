@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from common.cores import cores
-from common.errors import Hopeless, is_out_of_memory
-from common.lifecycle import Stop
-from trainer.observe import Observer
+from common.system.cores import cores
+from common.system.errors import Hopeless, is_out_of_memory
+from common.system.lifecycle import Stop
+from trainer.report.observe import Observer
 
 if TYPE_CHECKING:
-    from trainer.schedule import Position
+    from trainer.history.schedule import Position
     from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     """
     if not hasattr(stage.step, "dry_run"):
         return
-    from trainer.snapshot import ROOM  # TensorFlow, as such a step has
+    from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
