@@ -50,7 +50,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     try:
         _open_generation(run, stage, server, position, quarantine)
         if position.step < stage.schedule.total_steps:
-            ahead.prepare(stage, observer, stop.is_set)  # while the producers make the first batches
+            ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
             wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None

@@ -92,7 +92,6 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
             raise BadInput(f"{folder} holds other weights than the run was created with; restore them, or start a new run")
         state = load_file(path)
         weights.load_state_dict(stage.step.model, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed))
-        stage.step.weights_changed()
     except (pretrained.CoquiError, weights.WeightsError) as e:
         raise BadInput(f"model.weights={folder}: {e}") from e
     kept = len(state["text_embedding.weight"])

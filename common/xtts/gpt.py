@@ -70,7 +70,7 @@ class GptBlock(Block):
 
     def _qkv(self, x):
         if kernels.current().split_qkv:
-            weight, bias = kernels.weight(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
+            weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
             parts = kernels.affine_parts(
                 self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
             )
@@ -145,15 +145,29 @@ class Gpt(Block):
         """
         if attention_mask is not None:
             attention_mask = tf.convert_to_tensor(attention_mask)
-        last = 1 + _SITES_PER_BLOCK * self.dims.layers
+        x, seeds = self.stem(latents, ids, positions, seed)
+        for block, of_block in zip(self.blocks, seeds, strict=True):
+            x = self.through(block, x, of_block, attention_mask)
+        return self.normed(x)
+
+    def stem(self, latents, ids, positions, seed=None):
+        """What the first block is given, [B, L + T, C], and for each block the seeds of its dropout sites: three int32[2], or None."""
+        num_blocks = self.dims.layers
+        last = 1 + _SITES_PER_BLOCK * num_blocks
         seeds = DropoutSeeds(seed, last + 1)
         x = dropout(self._inputs(latents, ids, positions, seeds[last]), self.dims.dropout, seeds[0])
         if kernels.current().wide_residual:
             x = tf.cast(x, statistics_dtype(x))
-        for i, block in enumerate(self.blocks):
-            first = 1 + _SITES_PER_BLOCK * i
-            run = recomputed(block) if self.recompute and seed is not None else block
-            x = run(x, tuple(seeds[first + site] for site in range(_SITES_PER_BLOCK)), attention_mask)
+        sites = [range(1 + _SITES_PER_BLOCK * i, 1 + _SITES_PER_BLOCK * (i + 1)) for i in range(num_blocks)]
+        return x, [tuple(seeds[site] for site in of_block) for of_block in sites]
+
+    def through(self, block, x, seeds, key_mask=None):
+        """`block`, one of `blocks`, as training runs it."""
+        run = recomputed(block) if self.recompute and seeds[0] is not None else block
+        return run(x, seeds, key_mask)
+
+    def normed(self, x):
+        """The last block's output after both final norms."""
         return self.final_norm(self.ln_f(x))
 
     def text_logits(self, hidden):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +31,6 @@ class Kernels:
     long_sums: bool = False  # gradients of biases and norms summed in as many pieces as a GPU runs at once, not in XLA's many short ones
     split_qkv: bool = False  # queries, keys and values by three products forward: fused attention wants them apart in memory
     wide_residual: bool = False  # the residual stream and its gradient in float32, as PyTorch's autocast leaves them
-    weight_copies: bool = False  # matrices in the compute dtype, too, written by the update that changes them instead of cast at each use
     jit: bool = False  # the function is compiled by XLA
 
 
@@ -63,26 +62,6 @@ def use(kernels: Kernels) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-# id of a layer's variable -> its copy in the compute dtype.
-Copies = Mapping[int, tf.Variable]
-_copies: ContextVar[Copies | None] = ContextVar("copies", default=None)
-
-
-@contextlib.contextmanager
-def use_copies(copies: Copies) -> Iterator[None]:
-    """Trace with `copies` in the place of the variables that they are of; gradients taken inside the block too."""
-    token = _copies.set(copies)
-    try:
-        yield
-    finally:
-        _copies.reset(token)
-
-
-def weight(variable) -> tf.Tensor:
-    """A layer's matrix in its compute dtype, inside the layer's `call`: the copy in force, or a cast."""
-    return tf.convert_to_tensor((_copies.get() or {}).get(id(variable), variable))
 
 
 def after(x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

@@ -157,7 +157,7 @@ class Linear(Block):
         surplus = -self.weight.shape[1] % pad_to
         if surplus == 0:
             return _affine(x, self.weight, self.bias)
-        padded = (tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (kernels.weight(self.weight), self.bias))
+        padded = (tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (tf.convert_to_tensor(self.weight), self.bias))
         return _affine(x, *padded)
 
 
@@ -176,7 +176,7 @@ class HFConv1D(Block):
 
 def _affine(x, weight, bias):
     # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched one (seen as a tiled copy on CPU).
-    weight = kernels.weight(weight)
+    weight = tf.convert_to_tensor(weight)
     y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
     if bias is not None:
         bias = tf.convert_to_tensor(bias)
@@ -216,7 +216,7 @@ class Conv1d(Block):
 
     def call(self, x):
         """x [B, T, in] -> [B, T', out]."""
-        weight = kernels.weight(self.weight)
+        weight = tf.convert_to_tensor(self.weight)
         if self.kernel == 1 and self.stride == 1 and self.padding == 0:
             return _affine(x, weight[0], self.bias)
         if self.padding:

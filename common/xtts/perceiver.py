@@ -47,7 +47,7 @@ class ConditioningBlock(Block):
             apart = [tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads]) for part in parts]
             return tf.reshape(kernels.padded_sum(apart, 2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]])
 
-        weight, bias = kernels.weight(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
+        weight, bias = tf.convert_to_tensor(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
         return [split_heads(part, self.heads) for part in kernels.affine_parts(normed, weight, bias, split, join)]
 
 

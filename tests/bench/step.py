@@ -262,7 +262,6 @@ def build(job: dict, options: dict):
     for i, t in enumerate(step.optimizer.tensors):
         value = tf.random.stateless_normal(t.variable.shape, [i, 7]) * 0.02
         t.variable.assign(value + 1.0 if t.key.endswith(("norm.weight", "ln_f.weight", "ln_1.weight", "ln_2.weight", "gamma")) else value)
-    step.weights_changed()
     return step, {k: tf.identity(tf.convert_to_tensor(v)) for k, v in make_batch(dims, bucket).items()}
 
 

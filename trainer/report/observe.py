@@ -68,6 +68,17 @@ class Observer:
         self._reminder.start(text)
         self._status.update(phase="compiling", message=text)
 
+    def compiling_programs(self, number: int, total: int, left_s: float | None) -> None:
+        """Before step 1, `number` - 1 of `total` programs are compiled; the rest takes about `left_s`."""
+        text = f"program {number} of {total}" + (f", about {left_s:.0f} s left" if left_s is not None else "")
+        if number == 1:
+            log.info("compiling %d programs", total)
+        self._status.update(phase="compiling", message=text)
+
+    def trying(self, what: str) -> None:
+        """Before step 1: the largest step is tried on padding."""
+        self._status.update(phase="compiling", message=what)
+
     def _interrupted(self) -> None:
         self._reminder.stop()
         if self._watch is not None:

@@ -12,7 +12,8 @@ Network, decay 0.99 and eps 1e-5 are coqui-tts's (TTS/tts/layers/xtts/dvae.py). 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +30,14 @@ from trainer.step.scalars import Resident, packed, read
 COMMITMENT = 0.25  # weight of |z - sg(e)|²
 DEAD_BELOW = 0.1  # of the mean use; a code used less restarts
 _GROUP = ("loss", "recon", "commitment", "baseline")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to compile ahead, as `trainer.step.regions.Program`."""
+
+    name: str
+    compile: Callable[[], None]
 
 
 class DvaeStep:
@@ -64,7 +73,8 @@ class DvaeStep:
         ]
         self._micro = [self._compile_micro(i) for i in range(len(buckets))]
         self._evaluate = [self._compile_evaluate(i) for i in range(len(buckets))]
-        self._apply = tf.function(self._traced_apply, input_signature=[], jit_compile=options.jit, autograph=False)
+        switch = [tf.TensorSpec([], tf.bool)]
+        self._apply = tf.function(self._traced_apply, input_signature=switch, jit_compile=options.jit, autograph=False)
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
         """See `Step.micro`. Returns `loss`, `recon`, `commitment`, `baseline`, `perplexity` of this batch, and `finite`.
@@ -78,7 +88,7 @@ class DvaeStep:
         """See `Step.apply`. Returns `loss`, `recon`, `commitment`, `baseline` (scaled sums over the group), `perplexity` (of the
         group's codes), `codebook_perplexity` (of the moving averages), `restarted` (codes), `grad_norm`, `learning_rate`, `finite`.
         """
-        return self._apply()
+        return self._apply(self._resident(True, tf.bool))
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`."""
@@ -94,6 +104,34 @@ class DvaeStep:
         batch on its own, is weighted by its codes.
         """
         return self._evaluate[bucket](self._inputs(bucket, batch))
+
+    def dry_run(self, bucket: int, grouped: bool = True) -> None:
+        """Run training's functions on rows of padding, which count nothing, and change nothing; see `GptStep.dry_run`."""
+        del grouped
+        self._dry_micro(bucket)
+        self._dry_apply()
+
+    def dry_evaluate(self, bucket: int) -> None:
+        """`dry_run` of `evaluate`."""
+        self.evaluate(bucket, self._padding(bucket))["recon_sum"].numpy()
+
+    def programs(self, bucket: int, grouped: bool, training: bool) -> list[Job]:
+        """See `GptStep.programs`."""
+        del grouped
+        if not self.options.jit:
+            return []
+        if not training:
+            return [Job("evaluation", lambda: self.dry_evaluate(bucket))]
+        return [Job("training", lambda: self._dry_micro(bucket)), Job("update", self._dry_apply)]
+
+    def _dry_micro(self, bucket: int) -> None:
+        self.micro(bucket, self._padding(bucket), (0, 0), 0.0)["loss"].numpy()
+
+    def _dry_apply(self) -> None:
+        self.read(self._apply(self._resident(False, tf.bool)))
+
+    def _padding(self, bucket: int) -> dict[str, Any]:
+        return {name: tf.zeros(spec.shape, spec.dtype) for name, spec in self._signatures[bucket].items()}
 
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in the names of Coqui's dvae.pth, with the codebook's averages."""
@@ -165,7 +203,7 @@ class DvaeStep:
 
         return tf.function(evaluate, input_signature=[self._signatures[bucket]], jit_compile=self.options.jit, autograph=False)
 
-    def _traced_apply(self) -> Scalars:
+    def _traced_apply(self, enabled: tf.Tensor) -> Scalars:
         self.trace_counts["apply"] += 1
         gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
         norm, losses = global_norm(gradients), tf.convert_to_tensor(self._group_losses)
@@ -173,7 +211,7 @@ class DvaeStep:
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
-        lr = self.optimizer.update(gradients, enabled=finite)
+        lr = self.optimizer.update(gradients, enabled=finite & enabled)
         use = CodebookUse(*(tf.convert_to_tensor(v) for v in self._use))
         codebook = self.model.codebook
         # A young encoder moves fast: an average over 100 updates would hold where it was, so the memory grows with the run.
@@ -181,7 +219,7 @@ class DvaeStep:
         new, dead = codebook.updated(use, tf.minimum(EMA_DECAY, t / (t + 9.0)), DEAD_BELOW)
         for key, value in new.items():
             variable = getattr(codebook, key).value
-            variable.assign(tf.where(finite, value, variable))
+            variable.assign(tf.where(finite & enabled, value, variable))
         report = {
             "perplexity": perplexity(use.counts),
             "codebook_perplexity": perplexity(tf.convert_to_tensor(codebook.cluster_size)),

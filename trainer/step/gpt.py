@@ -1,8 +1,8 @@
 """The training step: micro-batches add gradients, `apply` makes one optimizer update of them. Knows no process, socket or file.
 
-`Step` is what the trainer's loop needs; `GptStep` is stage 2. One compiled function per bucket and purpose, each with a fixed signature;
-nothing here waits for the device: results are scalars that live there until the caller reads them, and where batch and seed are there
-already (`trainer.step.upload`), a call copies nothing to it.
+`Step` is what the trainer's loop needs; `GptStep` is stage 2. One function per bucket and purpose, each with a fixed signature: for XLA
+a chain of its programs (`trainer.step.programs`), else one graph. Nothing here waits for the device: results are scalars that live there
+until the caller reads them, and where batch and seed are there already (`trainer.step.upload`), a call copies nothing to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
 from common.xtts.kernels import PLAIN, Kernels
 from trainer.step.losses import gpt_losses
-from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, packed_global_norm, schedule
+from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
+from trainer.step.regions import Program, as_words, word_spec
 from trainer.step.scalars import Resident, packed, read
 from trainer.step.snapshot import hold
 
@@ -115,10 +117,6 @@ class GptStep:
             weight_decay=options.weight_decay,
             decay_parity=options.decay_latents,
         )
-        self._copies: dict[int, tf.Variable] = {}
-        if self.kernels.weight_copies:
-            matrices = [t.variable for t in self.optimizer.tensors if t.decay == "yes"]
-            self._copies = {id(v): tf.Variable(tf.cast(v.value, self.model.compute_dtype)) for v in matrices}
         # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
@@ -127,10 +125,18 @@ class GptStep:
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [_signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets]
         seed, scalar, switch = tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
-        self._micro = self._compile_each("micro", self._traced_micro, seed, scalar)
-        self._update = self._compile_each("update", self._traced_update, seed, switch)
-        self._evaluate = self._compile_each("evaluate", self._traced_evaluate)
-        self._apply = self._compile("apply", self._traced_apply, [])
+        if options.jit:
+            self._signatures = [{name: word_spec(spec) for name, spec in s.items()} for s in self._signatures]
+            seed = word_spec(seed)
+            self._parts, self._shared = Parts(self.model, self.optimizer), Shared()
+            made = (self.model, self.kernels, self._parts)
+            self._programs = [BucketPrograms(*made, s, self._head_losses, self._shared) for s in self._signatures]
+        micro, update = (self._chained_micro, self._chained_update) if options.jit else (self._traced_micro, self._traced_update)
+        evaluate, apply = (self._chained_evaluate, self._chained_apply) if options.jit else (self._traced_evaluate, self._traced_apply)
+        self._micro = self._trace_each("micro", micro, seed, scalar)
+        self._update = self._trace_each("update", update, seed, switch)
+        self._evaluate = self._trace_each("evaluate", evaluate)
+        self._apply = self._trace("apply", apply, [])
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
         """See `Step.micro`. Returns `loss`, `text_ce`, `audio_ce`, their sums and counts, and `finite` (bool).
@@ -140,21 +146,26 @@ class GptStep:
         """
         inputs = self._inputs(bucket, batch)
         self._allocate_group()
-        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), self._resident(scale, tf.float32))
+        self.programs(bucket, grouped=True, training=True)
+        return self._micro[bucket](inputs, self._seed(seed), self._resident(scale, tf.float32))
 
     def apply(self) -> Scalars:
         """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
         `learning_rate`, `finite`.
         """
         self._allocate_group()
+        if self.options.jit:
+            self._updates(grouped=True)
         return self._apply()
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and without accumulators."""
-        return self._update[bucket](self._inputs(bucket, batch), tf.convert_to_tensor(seed, tf.int32), self._resident(True, tf.bool))
+        self.programs(bucket, grouped=False, training=True)
+        return self._update[bucket](self._inputs(bucket, batch), self._seed(seed), self._resident(True, tf.bool))
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
+        self.programs(bucket, grouped=False, training=False)
         return self._evaluate[bucket](self._inputs(bucket, batch))
 
     def dry_run(self, bucket: int, grouped: bool) -> None:
@@ -163,7 +174,8 @@ class GptStep:
         It compiles what training will use and takes the memory that training will take; TensorFlow's errors surface unchanged.
         """
         batch = self._inputs(bucket, empty_batch("gpt", self.buckets[bucket], self.dims, self.options.mel_dtype))
-        seed = tf.zeros([2], tf.int32)
+        self.programs(bucket, grouped, training=True)
+        seed = self._seed((0, 0))
         if grouped:
             self._allocate_group()
             out = self._micro[bucket](batch, seed, self._resident(0.0, tf.float32))
@@ -200,74 +212,84 @@ class GptStep:
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""
         weights.load_state_dict(self.model, state["model"])
-        self.weights_changed()
         self.optimizer.load_state_dict(state["optimizer"])
         self._clear()
 
-    def weights_changed(self) -> None:
-        """To be told where the model's weights were set by other means than this step's."""
-        for t in self.optimizer.tensors:
-            if id(t.variable) in self._copies:
-                self._copies[id(t.variable)].assign(tf.cast(t.variable.value, self.model.compute_dtype))
+    def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program]:
+        """For XLA: what training (`micro` and `apply` if `grouped`, else `update`) or evaluation on a bucket will call, traced now, the
+        slowest to compile first; whoever compiles it ahead saves the first call the time. [] otherwise.
+        """
+        if not self.options.jit:
+            return []
+        sums = self._sums(grouped)
+        own = self._programs[bucket].programs(sums, training)
+        return [*self._updates(grouped).programs, *own] if training else own
 
     def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
         """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""
-        model, first = self.model, self.dims.gpt.num_latents
+        model = self.model
         latents = model.style_latents(batch["cond_mel"])
         hidden = model.hidden(latents, batch["ids"], batch["positions"], seed)
+        return self._head_losses(hidden, batch["text_targets"], batch["audio_targets"], batch["weights"])
+
+    def _head_losses(self, hidden, text_targets, audio_targets, row_weights) -> Scalars:
+        model, first = self.model, self.dims.gpt.num_latents
         # Static slices: text can only be in the first positions, so its large head runs on those alone; the audio head's surplus is cheap.
-        text_len = batch["text_targets"].shape[1]
+        text_len = text_targets.shape[1]
         return gpt_losses(
             model.text_logits(hidden[:, first : first + text_len]),
             model.audio_logits(hidden[:, first:]),
-            batch["text_targets"],
-            batch["audio_targets"],
-            batch["weights"],
+            text_targets,
+            audio_targets,
+            row_weights,
             self.options.text_loss_weight,
             num_classes=(self.dims.gpt.num_text_tokens, self.dims.gpt.num_audio_tokens),
         )
 
-    def _compile(self, name: str, function, signature: list):
+    def _trace(self, name: str, function, signature: list):
         def traced(*args):
             self.trace_counts[name] += 1
             with kernels.use(self.kernels):
                 return function(*args)
 
-        compiled = tf.function(traced, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+        once = tf.function(traced, input_signature=signature, autograph=False)
         # TensorFlow takes these for one function that is traced again and again; `trace_counts` knows better.
-        compiled._omit_frequent_tracing_warning = True
-        return compiled
+        once._omit_frequent_tracing_warning = True
+        return once
 
-    def _compile_each(self, name: str, function, *more: tf.TensorSpec) -> list:
-        return [self._compile(f"{name}/{bucket}", function, [spec, *more]) for bucket, spec in enumerate(self._signatures)]
+    def _trace_each(self, name: str, function, *more: tf.TensorSpec) -> list:
+        def of(bucket: int):
+            return lambda *args: function(bucket, *args)
+
+        return [self._trace(f"{name}/{bucket}", of(bucket), [spec, *more]) for bucket, spec in enumerate(self._signatures)]
+
+    # -- one graph ---------------------------------------------------------------------------------------------------------------------
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
         """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
-        watched = [self._copies.get(id(t.variable), t.variable.value) for t in self.optimizer.tensors]
-        with kernels.use_copies(self._copies):
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(watched)
-                out = self.losses(batch, seed)
-                scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
-            gradients = tape.gradient(scaled, watched)
-        losses = tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
-        return out, losses, [tf.cast(g, p.dtype) for g, p in zip(gradients, self.optimizer.parameters, strict=True)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.optimizer.parameters)
+            out = self.losses(batch, seed)
+            scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+        gradients = tape.gradient(scaled, self.optimizer.parameters)
+        return out, _summed(out), [tf.cast(g, p.dtype) for g, p in zip(gradients, self.optimizer.parameters, strict=True)]
 
-    def _traced_micro(self, batch, seed, scale) -> Scalars:
+    def _traced_micro(self, _, batch, seed, scale) -> Scalars:
         out, losses, gradients = self._gradients(batch, seed, scale)
         for accumulator, gradient in zip(self._accumulators, gradients, strict=True):
             accumulator.assign_add(gradient)
+        return self._added(out, losses, scale)
+
+    def _added(self, out: Scalars, losses: tf.Tensor, scale: tf.Tensor) -> Scalars:
         self._group_losses.assign_add(losses * scale)
         return {**out, "finite": tf.math.is_finite(out["loss"])}
 
-    def _traced_update(self, batch, seed, enabled) -> Scalars:
+    def _traced_update(self, _, batch, seed, enabled) -> Scalars:
         _, losses, gradients = self._gradients(batch, seed)
         return self._updated(gradients, losses, enabled)
 
-    def _traced_evaluate(self, batch) -> Scalars:
-        with kernels.use_copies(self._copies):
-            out = self.losses(batch, seed=None)
-        return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
+    def _traced_evaluate(self, _, batch) -> Scalars:
+        return _counted(self.losses(batch, seed=None))
 
     def _traced_apply(self) -> Scalars:
         gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
@@ -276,16 +298,53 @@ class GptStep:
         return report
 
     def _updated(self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor) -> Scalars:
-        norm = packed_global_norm(gradients) if self.kernels.lean else global_norm(gradients)
-        finite = tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
+        norm = global_norm(gradients)
+        finite = _all_finite(norm, losses)
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
-        copies = [self._copies.get(id(t.variable)) for t in self.optimizer.tensors]
-        lr = self.optimizer.update(gradients, enabled=finite & enabled, copies=copies)
-        scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
-        scalars |= {"grad_norm": norm, "learning_rate": lr, "finite": finite}
-        return packed(scalars)
+        lr = self.optimizer.update(gradients, enabled=finite & enabled)
+        return packed(_report(losses, norm, lr, finite))
+
+    # -- a chain of XLA programs -------------------------------------------------------------------------------------------------------
+
+    def _chained_micro(self, bucket: int, batch, seed, scale) -> Scalars:
+        out, _ = self._programs[bucket].gradients(batch, seed, scale, self._accumulators)
+        return self._added(out, _summed(out), scale)
+
+    def _chained_update(self, bucket: int, batch, seed, enabled) -> Scalars:
+        out, gradients = self._programs[bucket].gradients(batch, seed, tf.constant(1.0))
+        return self._reported(self._updates(grouped=False)(gradients, _summed(out), enabled))
+
+    def _chained_evaluate(self, bucket: int, batch) -> Scalars:
+        return _counted(self._programs[bucket].evaluate(batch))
+
+    def _chained_apply(self) -> Scalars:
+        report = self._updates(grouped=True)([], tf.convert_to_tensor(self._group_losses), tf.constant(True))
+        self._group_losses.assign(tf.zeros([3]))
+        return self._reported(report)
+
+    def _updates(self, grouped: bool) -> UpdatePrograms:
+        made = (self._parts, self.optimizer, self.kernels, self._decide, self.options.clip_norm > 0)
+        return self._shared.get(("update", grouped), lambda: UpdatePrograms(*made, self._sums(grouped)))
+
+    def _sums(self, grouped: bool) -> list[tf.Variable] | None:
+        if grouped:
+            self._allocate_group()
+        return self._accumulators if grouped else None
+
+    def _decide(self, squares: tf.Tensor, losses: tf.Tensor, enabled: tf.Tensor) -> list[tf.Tensor]:
+        norm = tf.sqrt(squares)
+        finite = _all_finite(norm, losses)
+        lr, scalars = self.optimizer.begin(finite & enabled)
+        factor = clip_coefficient(norm, self.options.clip_norm) if self.options.clip_norm else tf.ones([])
+        report = packed(_report(losses, norm, lr, finite))
+        return [finite & enabled, tf.concat([scalars[tf.float32], [factor]], 0), *(report[name] for name in sorted(report))]
+
+    def _reported(self, values: list[tf.Tensor]) -> Scalars:
+        return dict(zip(_REPORTED, values, strict=True))
+
+    # ----------------------------------------------------------------------------------------------------------------------------------
 
     def _allocate_group(self) -> None:
         if not self._accumulators:
@@ -295,6 +354,10 @@ class GptStep:
         for accumulator in (*self._accumulators, self._group_losses):
             accumulator.assign(tf.zeros_like(accumulator))
 
+    def _seed(self, seed: Any) -> tf.Tensor:
+        seed = tf.convert_to_tensor(seed, tf.int32)
+        return as_words(seed) if self.options.jit else seed
+
     def _inputs(self, bucket: int, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of another shape or dtype."""
         inputs = {}
@@ -302,11 +365,34 @@ class GptStep:
             if name not in batch:
                 raise ValueError(f"bucket {bucket}: the batch has no field {name}; it has {', '.join(sorted(batch))}")
             value = tf.convert_to_tensor(batch[name])
+            value = as_words(value) if self.options.jit else value
             if value.dtype != spec.dtype or value.shape != spec.shape:
                 got, wanted = (f"{x.dtype.name}{x.shape.as_list()}" for x in (value, spec))
                 raise ValueError(f"bucket {bucket}: {name} is {got}, the bucket's is {wanted}")
             inputs[name] = value
         return inputs
+
+
+def _summed(out: Scalars) -> tf.Tensor:
+    """What a group sums up."""
+    return tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
+
+
+def _counted(out: Scalars) -> Scalars:
+    return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
+
+
+def _all_finite(norm: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    return tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
+
+
+def _report(losses: tf.Tensor, norm: tf.Tensor, lr: tf.Tensor, finite: tf.Tensor) -> Scalars:
+    scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
+    return scalars | {"grad_norm": norm, "learning_rate": lr, "finite": finite}
+
+
+# What `packed` makes of a report, in order.
+_REPORTED = ("audio_ce", "finite", "grad_norm", "learning_rate", "loss", "packed", "text_ce")
 
 
 def _signature(spec: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, tf.TensorSpec]:

@@ -6,7 +6,6 @@ computed in float64. State is in tf.Variables; it leaves and enters as NumPy arr
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -71,29 +70,39 @@ class AdamW:
         """The variables that `update` changes, in the order in which it takes their gradients."""
         return [t.variable.value for t in self.tensors]
 
-    def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor, copies: Sequence[tf.Variable | None] = ()) -> tf.Tensor:
+    def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor) -> tf.Tensor:
         """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
-        moments and t keep every bit, whatever the gradients hold. `copies` of the weights in another dtype, in the same order, follow.
+        moments and t keep every bit, whatever the gradients hold.
         """
+        lr, scalars = self.begin(enabled)
+        for dtype in {p.dtype for p in self.parameters}:
+            chosen = [i for i, p in enumerate(self.parameters) if p.dtype == dtype]
+            own = [[values[i] for i in chosen] for values in (self.parameters, self.exp_avg, self.exp_avg_sq, gradients, self.decayed)]
+            self.change(*own, scalars[dtype], enabled)
+        return lr
+
+    def begin(self, enabled: tf.Tensor) -> tuple[tf.Tensor, dict[tf.DType, tf.Tensor]]:
+        """Count the update; (its learning rate in float32, for each dtype of the weights the `num_scalars` numbers of `change`)."""
         t = self.t + 1
         lr = self.learning_rate(t)
-        scalars = {dtype: self._scalars(t, lr, dtype) for dtype in {p.dtype for p in self.parameters}}
-        tensors = zip(self.parameters, gradients, self.decayed, self.exp_avg, self.exp_avg_sq, strict=True)
-        for (parameter, gradient, decays, m, v), copy in itertools.zip_longest(tensors, copies):
-            one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = scalars[parameter.dtype]
+        scalars = {dtype: tf.stack(self._scalars(t, lr, dtype)) for dtype in {p.dtype for p in self.parameters}}
+        self.t.assign(tf.where(enabled, t, self.t))
+        return tf.cast(lr, tf.float32), scalars
+
+    num_scalars = 7
+
+    def change(self, parameters, exp_avg, exp_avg_sq, gradients, decayed, scalars: tf.Tensor, enabled: tf.Tensor) -> None:
+        """Update some tensors of one dtype by the scalars of `begin`; the lists belong together by position."""
+        one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = tf.unstack(scalars)
+        for p, m, v, gradient, decays in zip(parameters, exp_avg, exp_avg_sq, gradients, decayed, strict=True):
             new_m = m + (gradient - m) * one_minus_beta1
             new_v = v * beta2 + tf.square(gradient) * one_minus_beta2
-            decayed = parameter * kept if decays else parameter
-            new = decayed - step_size * (new_m / (tf.sqrt(new_v) / root_correction + eps))
+            shrunk = p * kept if decays else p
+            new = shrunk - step_size * (new_m / (tf.sqrt(new_v) / root_correction + eps))
             # Selects rather than a branch: they fuse into the update, and a branch would keep a second copy of everything.
-            chosen = tf.where(enabled, new, parameter)
-            parameter.assign(chosen)
-            if copy is not None:
-                copy.assign(tf.cast(chosen, copy.dtype))
+            p.assign(tf.where(enabled, new, p))
             m.assign(tf.where(enabled, new_m, m))
             v.assign(tf.where(enabled, new_v, v))
-        self.t.assign(tf.where(enabled, t, self.t))
-        return tf.cast(lr, tf.float32)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """`step` (int64 scalar) and `exp_avg.<key>`, `exp_avg_sq.<key>` of every trained tensor, copies in torch's layout."""
@@ -129,8 +138,10 @@ def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
 
 
-def packed_global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`global_norm` in few kernels: one per large tensor and one for all the rest, where XLA would launch two for each of hundreds."""
+def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of squares over all gradients in few kernels, where XLA would launch two for each of hundreds: one per large tensor and
+    one for all the rest.
+    """
     sums, small = [], []
     for g in gradients:
         flat = tf.reshape(tf.cast(g, tf.float32), [-1])
@@ -139,7 +150,7 @@ def packed_global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         else:
             small.append(tf.square(flat))
     # Behind a barrier: XLA turns a sum over a concatenation back into sums over its parts.
-    return tf.sqrt(tf.reduce_sum(again(tf.concat([*sums, *small], 0))))
+    return tf.reduce_sum(again(tf.concat([*sums, *small], 0)))
 
 
 def _columns(size: int) -> int:
