@@ -19,49 +19,159 @@ from typing import TYPE_CHECKING
 
 from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
-from common.system.errors import Hopeless, is_out_of_memory
+from common.system.errors import Hopeless, Stopped, is_out_of_memory
 from common.system.lifecycle import Stop
 from trainer.report.observe import Observer
 
 if TYPE_CHECKING:
     from trainer.history.schedule import Position
     from trainer.stages import Stage
+    from trainer.step.gpt import Step
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 8  # compilations before step 1: each holds some 100 MB on the host
-_BESIDE_TRAINING = 4
+_MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
+_LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: the plan beyond them is not asked what comes first
 
+Function = tuple[str, int]
 Job = tuple[str, Callable[[], object]]
 
 
-def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> None:
-    """Compile and try what the steps from `position` on need. Nothing where the step has no dry run, or compiles nothing.
+def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
+    """Compile and try what the steps from `position` on need; what else the stage needs follows beside training.
+
+    Nothing is compiled where the step compiles nothing, or has no dry run.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory.
         Whatever a compilation raises.
     """
+    compiled = Compiled(stage, stop)
     if not hasattr(stage.step, "dry_run"):
-        return
+        return compiled
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
     if stage.step.options.jit:
-        now = [largest, *(b for what, b in order[:1] if what == "training" and b != largest)]
-        jobs = _programs(stage, [("training", b) for b in now])
-        Workers(jobs, min(_MOST_AT_ONCE, cores()), observer).wait(stop)
+        now = dict.fromkeys([("training", largest), *order[:1]])
+        workers = Workers(min(_MOST_AT_ONCE, cores()), compiled.given)
+        run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
+        workers.wait(stop, observer)
+        compiled.ready.update(now)
     bucket = stage.schedule.train.buckets[largest]
     observer.trying(f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})")
     run_aside(lambda: dry_step(stage, largest), stop)
     run_aside(lambda: ROOM.measure(lambda: stage.step.dry_run(largest, grouped=grouped)), stop)
     tell_memory(stage, largest)
     if stage.step.options.jit:
-        later = [(what, b) for what, b in order if (what, b) not in {("training", b) for b in now}]
-        threading.Thread(target=_compile_later, args=(stage, later, stop), name="compile", daemon=True).start()
+        compiled.go_on([wanted for wanted in order if wanted not in now])
+    return compiled
+
+
+class Compiled:
+    """Which functions of a stage are compiled, and the thread that compiles the others beside training.
+
+    `ready`: ("training" or "evaluation", bucket).
+    """
+
+    def __init__(self, stage: Stage, stop: Stop):
+        self._stage, self._stop = stage, stop
+        self.ready: set[Function] = set()
+        self.given: set = set()
+        self._coming: set[Function] = set()
+        self._changed = threading.Condition()
+
+    def programs(self, what: str, bucket: int) -> list[Job]:
+        """What there is to compile for a function, traced now."""
+        found = self._stage.step.programs(bucket, self._stage.schedule.accumulate > 1, training=what == "training")
+        return [(program.name, program.compile) for program in found]
+
+    def go_on(self, wanted: list[Function]) -> None:
+        """Compile these too, in this order, in a thread."""
+        self._coming = set(wanted)
+        threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
+
+    def wait(self, what: str, bucket: int) -> None:
+        """Until a function that is being compiled is there, or has failed, so that its first call fails. Raises the stop's error."""
+        with self._changed:
+            while (what, bucket) in self._coming:
+                self._stop.check()
+                self._changed.wait(_POLL_S)
+
+    def watch(self, step: Step) -> WaitingStep:
+        """`step`, whose calls wait for their programs: where a stop can be noticed, as it is not inside a compilation."""
+        return WaitingStep(step, self)
+
+    def _run(self, wanted: list[Function]) -> None:
+        began, threads = time.monotonic(), max(1, min(_MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
+        workers, left = Workers(threads, self.given), dict[Function, int]()
+        try:
+            for function in wanted:
+                self._stop.check()
+                left[function] = workers.add(self.programs(*function), function)
+                self._collect(workers, left, wait=False)
+            while left:
+                self._collect(workers, left, wait=True)
+            log.info("all programs are compiled, %.0f s after the first steps could begin", time.monotonic() - began)
+        except Stopped:
+            pass  # the loop notices by itself
+        finally:
+            workers.end()
+            with self._changed:
+                self._coming.clear()
+                self._changed.notify_all()
+
+    def _collect(self, workers: Workers, left: dict[Function, int], wait: bool) -> None:
+        """Count what has been compiled; a function without anything left is ready."""
+        for function in [f for f, n in left.items() if n == 0]:
+            del left[function]
+            self._is_there(function)
+        if not left:
+            return
+        ended = workers.take(self._stop) if wait else workers.poll()
+        if ended is None:
+            return
+        function, error = ended
+        if error is not None:  # the step that needs it fails in the same way, and says so
+            said = (str(error) or type(error).__name__).splitlines()[0][:200]
+            log.info("%s of bucket %d is not compiled ahead: %s", *function, said)
+        if function in left:
+            left[function] -= 1
+        self._collect(workers, left, wait=False)
+
+    def _is_there(self, function: Function) -> None:
+        with self._changed:
+            self._coming.discard(function)
+            self.ready.add(function)
+            self._changed.notify_all()
+
+
+class WaitingStep:
+    """A step (`trainer.step.gpt.Step`) whose calls wait until their programs are compiled."""
+
+    def __init__(self, step: Step, compiled: Compiled):
+        self._step, self._compiled = step, compiled
+
+    def __getattr__(self, name: str):
+        return getattr(self._step, name)
+
+    def micro(self, bucket: int, *args):
+        """See `Step.micro`."""
+        self._compiled.wait("training", bucket)
+        return self._step.micro(bucket, *args)
+
+    def update(self, bucket: int, *args):
+        """See `Step.update`."""
+        self._compiled.wait("training", bucket)
+        return self._step.update(bucket, *args)
+
+    def evaluate(self, bucket: int, *args):
+        """See `Step.evaluate`."""
+        self._compiled.wait("evaluation", bucket)
+        return self._step.evaluate(bucket, *args)
 
 
 def largest_bucket(stage: Stage) -> int:
@@ -70,12 +180,12 @@ def largest_bucket(stage: Stage) -> int:
     return max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
 
 
-def buckets_in_order(stage: Stage, position: Position) -> Iterator[tuple[str, int]]:
+def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
     """("training" or "evaluation", bucket), each once, as the plan asks for them from `position` on."""
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
     wanted += [("evaluation", b) for b in dict.fromkeys(schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches))]
-    seen: dict[tuple[str, int], None] = {}
+    seen: dict[Function, None] = {}
     for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
         batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
         if (key := ("training" if plan == "train" else "evaluation", batch.bucket)) not in seen:
@@ -118,76 +228,64 @@ def tell_memory(stage: Stage, largest: int) -> None:
         log.warning("only %d MB of the card are left for the driver: a smaller batch is safer", account.free_mb)
 
 
-def _programs(stage: Stage, wanted: list[tuple[str, int]]) -> list[Job]:
-    """The programs of some functions, each once, traced now."""
-    grouped, found = stage.schedule.accumulate > 1, {}
-    for what, bucket in wanted:
-        for program in stage.step.programs(bucket, grouped, training=what == "training"):
-            found.setdefault(id(program), (program.name, program.compile))
-    return list(found.values())
-
-
-def _compile_later(stage: Stage, wanted: list[tuple[str, int]], stop: Stop) -> None:
-    """The thread beside training: bucket after bucket, so that the next one is ready first."""
-    began = time.monotonic()
-    for what, bucket in wanted:
-        if stop.is_set():
-            return
-        try:
-            Workers(_programs(stage, [(what, bucket)]), max(1, min(_BESIDE_TRAINING, cores() // 2)), None).wait(stop)
-        except Exception as e:  # noqa: BLE001 - the edge of a thread; the step that needs it says why it fails
-            log.info(
-                "%s of bucket %d is not compiled ahead: %s", what, bucket, str(e).splitlines()[0][:200] if str(e) else type(e).__name__
-            )
-    if wanted and not stop.is_set():
-        log.info("all programs are compiled, %.0f s after the first steps could begin", time.monotonic() - began)
-
-
 class Workers:
-    """Threads that compile; `observer`, if any, shows how far they are.
+    """Threads that compile what they are given, but for what is in `given`, where it is noted: each program once, whoever asks."""
 
-    Args:
-        jobs: (what, compile), the slowest first.
-    """
+    def __init__(self, threads: int, given: set):
+        self._threads, self._given, self._began = threads, given, time.monotonic()
+        self._waiting: queue.SimpleQueue[tuple[Job, Function] | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Function, Exception | None]] = queue.SimpleQueue()
+        self._started = self._new = 0
 
-    def __init__(self, jobs: list[Job], threads: int, observer: Observer | None):
-        self._jobs, self._observer, self._began = jobs, observer, time.monotonic()
-        self._waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[str, float, Exception | None]] = queue.SimpleQueue()
-        for job in jobs:
-            self._waiting.put(job)
-        for i in range(min(threads, len(jobs))):
-            threading.Thread(target=self._run, name=f"compile-{i}", daemon=True).start()
+    def add(self, jobs: list[Job], function: Function) -> int:
+        """More to compile for `function`, the slowest first; how many of them are new."""
+        new = [job for job in jobs if job[1] not in self._given]
+        for job in new:
+            self._given.add(job[1])
+            self._new += 1
+            self._waiting.put((job, function))
+            if self._started < self._threads:
+                self._started += 1
+                threading.Thread(target=self._run, name=f"compile-{self._started}", daemon=True).start()
+        return len(new)
+
+    def end(self) -> None:
+        """No more will come: the threads end."""
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def take(self, stop: Stop) -> tuple[Function, Exception | None]:
+        """The next that has ended. Raises the stop's error."""
+        return take(self._ended, stop)
+
+    def poll(self) -> tuple[Function, Exception | None] | None:
+        """The next that has ended, if any."""
+        try:
+            return self._ended.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait(self, stop: Stop, observer: Observer) -> None:
+        """Until all are compiled; `observer` shows how far they are. Raises what one of them raised, and the stop's error."""
+        total = self._new
+        self.end()
+        for done in range(total):
+            left_s = (time.monotonic() - self._began) / done * (total - done) if done else None
+            observer.compiling_programs(done + 1, total, left_s)
+            _, error = self.take(stop)
+            if error is not None:
+                raise error
+        log.info("compiled %d programs in %.0f s", total, time.monotonic() - self._began)
 
     def _run(self) -> None:
-        while True:
-            try:
-                name, compile_ = self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            began, error = time.monotonic(), None
+        while (given := self._waiting.get()) is not None:
+            ((name, compile_), function), began, error = given, time.monotonic(), None
             try:
                 compile_()
             except Exception as e:  # noqa: BLE001 - raised by whoever waits
                 error = e
-            self._ended.put((name, time.monotonic() - began, error))
-
-    def wait(self, stop: Stop) -> None:
-        """Until all are compiled. Raises what one of them raised, and the stop's error."""
-        done, total = 0, len(self._jobs)
-        while done < total:
-            if self._observer is not None:
-                self._observer.compiling_programs(done + 1, total, self._left_s(done, total))
-            name, seconds, error = take(self._ended, stop)
-            done += 1
-            if error is not None:
-                raise error
-            log.debug("compiled %s in %.1f s", name, seconds)
-        if total and self._observer is not None:
-            log.info("compiled %d programs in %.0f s", total, time.monotonic() - self._began)
-
-    def _left_s(self, done: int, total: int) -> float | None:
-        return (time.monotonic() - self._began) / done * (total - done) if done else None
+            log.debug("compiled %s in %.1f s", name, time.monotonic() - began)
+            self._ended.put((function, error))
 
 
 def run_aside(function: Callable[[], object], stop: Stop) -> None:

@@ -49,12 +49,14 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)
+        step = stage.step
         if position.step < stage.schedule.total_steps:
-            ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
+            compiled = ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
+            step = compiled.watch(step)
             wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
-        step = watch.clock.watch(stage.step)
+        step = watch.clock.watch(step)
         loop = Loop(
             step if profiler is None else profiler.wrap(step),
             stage.schedule,

@@ -126,7 +126,9 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     from trainer.step.upload import Upload
 
     c = run.config
-    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
+    # Weights that will be loaded need not be drawn first.
+    loaded = (stage == "gpt" and c.model.weights is not None) or any(files_of(run, stage).checkpoints.glob("step-*"))
+    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": None if loaded else c.seed}
     allow_tf32(c)
     if c.jit:
         # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.

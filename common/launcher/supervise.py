@@ -30,6 +30,7 @@ from common.system.lifecycle import REPLACE_S
 TICK_S = 0.1
 BACKOFF_S = 1.0  # doubled at each restart
 FORGET_S = 600.0
+LEAVES_AFTER_SAVE_S = 3.0  # a process whose save has just ended says so and goes
 DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
 
 
@@ -63,6 +64,7 @@ class Child:
         self.adopt_until: float | None = None
         self.last: int | None = None  # the last exit code
         self.asked_at: float | None = None
+        self.saving_at: float | None = None  # when it was last seen saving at a stop
 
     @property
     def is_pending(self) -> bool:
@@ -174,8 +176,11 @@ class Supervisor:
             if child.process is None or child.asked_at is None:
                 continue
             limit = child.spec.grace_s
-            if child.spec.save_s and now - child.asked_at > limit and self._phase(child) == status.SAVING:
-                limit = child.spec.save_s
+            if child.spec.save_s and now - child.asked_at > limit:
+                if self._phase(child) == status.SAVING:
+                    child.saving_at = now
+                if child.saving_at is not None and now - child.saving_at < LEAVES_AFTER_SAVE_S:
+                    limit = child.spec.save_s
             if now - child.asked_at > limit:
                 self._view.say(f"{child.spec.name} did not leave within {limit:.0f} s: killed")
                 child.process.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
@@ -19,7 +20,8 @@ def why_not() -> str | None:
     if not tf.config.list_logical_devices("GPU"):
         return "no GPU"
     try:
-        worst = max(_error(causal) for causal in (True, False))
+        with ThreadPoolExecutor(2) as pool:  # compiling is all the time that it takes
+            worst = max(pool.map(_error, (True, False)))
     except (tf.errors.OpError, NotImplementedError) as e:
         return f"cuDNN's fused attention does not run here: {str(e).splitlines()[0][:200]}"
     return None if worst <= _TOLERANCE else f"cuDNN's fused attention is off by {worst:.1%} here"
@@ -39,8 +41,8 @@ def _error(causal: bool) -> float:
         return [tf.cast(x, tf.float32) for x in (out, *tape.gradient(loss, qkv))]
 
     @tf.function(jit_compile=True, autograph=False)
-    def errors(seed):
-        qkv = [tf.cast(x, tf.bfloat16) for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], seed))]
+    def errors():
+        qkv = [tf.cast(x, tf.bfloat16) for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], [1, 2]))]
         plain = gradients(causal_attention if causal else attention, *qkv)
         attend = functools.partial(fused_attention, causal=causal)
         fused = gradients(attend, *qkv)
@@ -49,5 +51,5 @@ def _error(causal: bool) -> float:
         errors = tf.stack([tf.norm(f - p) / tf.norm(p) for f, p in zip(fused, plain, strict=True)])
         return tf.where(finite, errors, float("inf"))
 
-    worst = float(tf.reduce_max(errors(tf.constant([1, 2]))))
+    worst = float(tf.reduce_max(errors()))
     return worst if worst == worst else float("inf")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from common.xtts import kernels
+
+_DRAWN_AT_ONCE = 8
 
 # An initialiser fills a shape from a generator. The distributions used are i.i.d., so layout does not matter.
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -117,9 +120,15 @@ class Block(keras.layers.Layer):
 
     def initialise(self, seed: int) -> None:
         """Draw every tensor from its own generator, seeded by (seed, key): equal on every machine and in any order."""
-        for t in self.tensors():
-            rng = np.random.default_rng([seed, zlib.crc32(t.key.encode())])
-            t.variable.assign(t.init(rng, tuple(t.variable.shape)))
+
+        def drawn(t: Tensor) -> np.ndarray:
+            return t.init(np.random.default_rng([seed, zlib.crc32(t.key.encode())]), tuple(t.variable.shape))
+
+        # Generators let go of the interpreter's lock. A few at a time: what is drawn waits in memory until it is assigned.
+        with ThreadPoolExecutor(_DRAWN_AT_ONCE) as pool:
+            tensors = list(self.tensors())
+            for t, values in zip(tensors, pool.map(drawn, tensors), strict=True):
+                t.variable.assign(values)
 
 
 def dims_of(x: tf.Tensor) -> list:

@@ -203,7 +203,7 @@ class Noting:
     dims, options = model_dims(SMALL), StepOptions(jit=True)
 
     def __init__(self, broken=()):
-        self.broken, self.compiled, self.ran, self.all_done = broken, [], [], threading.Event()
+        self.broken, self.compiled, self.ran = broken, [], []
         self._shared = types.SimpleNamespace(name="update", compile=lambda: self.compiled.append("update"))
 
     def dry_run(self, bucket, grouped):
@@ -217,8 +217,6 @@ class Noting:
             self.compiled.append(name)
             if name in self.broken:
                 raise MemoryError(name)
-            if name == "evaluation 3":
-                self.all_done.set()
 
         own = types.SimpleNamespace(name=name, compile=compile_)
         return [self._shared, own] if training else [own]
@@ -243,15 +241,32 @@ def test_the_first_steps_programs_are_compiled_before_the_others(caplog):
     caplog.set_level("INFO")
     step, seen = Noting(broken=("training 0",)), Seen()
     stage = a_planned_stage(step)
-    ahead.prepare(stage, Position(), seen, Stop())
+    compiled = ahead.prepare(stage, Position(), seen, Stop())
     # Before step 1: the largest, the first that the plan asks for, and what they share, once.
     assert sorted(step.compiled[:3]) == ["training 1", "training 2", "update"]
     assert seen.programs == [(1, 3, False), (2, 3, True), (3, 3, True)]
     assert step.ran[0] == (2, False)
-    assert step.all_done.wait(20)
-    rest = [name for name in step.compiled[3:] if name != "update"]
-    assert rest == ["training 0", "evaluation 0", "evaluation 3", "training 3"][: len(rest)]
+    for function in (("evaluation", 3), ("training", 3), ("training", 0)):  # what failed is no reason to wait, either
+        compiled.wait(*function)
+    assert sorted(step.compiled[3:]) == ["evaluation 0", "evaluation 3", "training 0", "training 3"]
     assert "training of bucket 0 is not compiled ahead: training 0" in caplog.text
+
+
+def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
+    step, released, stop = Noting(), threading.Event(), Stop()
+    programs_of, calls = step.programs, []
+    endless = types.SimpleNamespace(name="endless", compile=lambda: released.wait(60))
+    step.programs = lambda bucket, grouped, training: [endless] if bucket == 3 else programs_of(bucket, grouped, training)
+    step.update = lambda bucket, *rest: calls.append(bucket)
+    try:
+        waiting = ahead.prepare(a_planned_stage(step), Position(), Seen(), stop).watch(step)
+        waiting.update(1, {}, (0, 0))
+        stop.request("stop", "SIGINT", 130)
+        with pytest.raises(Stopped):
+            waiting.update(3, {}, (0, 0))
+    finally:
+        released.set()
+    assert calls == [1]
 
 
 def test_the_order_is_the_plans():

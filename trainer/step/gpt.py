@@ -238,7 +238,7 @@ class GptStep:
         if not training:
             return [*own, Chain(f"evaluate/{bucket}", self._evaluate[bucket])]
         chain = Chain(f"micro/{bucket}", self._micro[bucket]) if grouped else Chain(f"update/{bucket}", self._update[bucket])
-        return [*self._updates(grouped).programs, *own, chain]
+        return [*self._updates(grouped, bucket).programs, *own, chain]
 
     def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
         """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""
@@ -329,7 +329,7 @@ class GptStep:
 
     def _chained_update(self, bucket: int, batch, seed, enabled) -> Scalars:
         out, gradients = self._programs[bucket].gradients(batch, seed, tf.constant(1.0))
-        return self._reported(self._updates(grouped=False)(gradients, _summed(out), enabled))
+        return self._reported(self._updates(grouped=False, bucket=bucket)(gradients, _summed(out), enabled))
 
     def _chained_evaluate(self, bucket: int, batch) -> Scalars:
         return _counted(self._programs[bucket].evaluate(batch))
@@ -339,9 +339,14 @@ class GptStep:
         self._group_losses.assign(tf.zeros([3]))
         return self._reported(report)
 
-    def _updates(self, grouped: bool) -> UpdatePrograms:
-        made = (self._parts, self.optimizer, self.kernels, self._decide, self.options.clip_norm > 0)
-        return self._shared.get(("update", grouped), lambda: UpdatePrograms(*made, self._sums(grouped)))
+    def _updates(self, grouped: bool, bucket: int = 0) -> UpdatePrograms:
+        """`bucket`: one whose gradients are given; all have the same dtypes."""
+
+        def make() -> UpdatePrograms:
+            given = self._sums(grouped) or self._programs[bucket].gradient_dtypes()
+            return UpdatePrograms(self._parts, self.optimizer, self.kernels, self._decide, self.options.clip_norm > 0, given)
+
+        return self._shared.get(("update", grouped), make)
 
     def _sums(self, grouped: bool) -> list[tf.Variable] | None:
         if grouped:

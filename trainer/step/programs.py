@@ -131,6 +131,12 @@ class BucketPrograms:
         values = regions.head(x, *(batch[name] for name in _FIELDS), *variables_of(parts.head))
         return dict(zip(self._loss_names, values, strict=True))
 
+    def gradient_dtypes(self) -> list[list[tf.DType]]:
+        """Of the gradients that `gradients` returns, by part."""
+        regions = self._training(None)
+        parts = [regions.conditioning, regions.stem, *regions.blocks]
+        return [*(region.gradient_dtypes for region in parts), regions.head.dtypes[-len(self._parts.head) :]]
+
     def programs(self, sums: Sequence[tf.Variable] | None, training: bool) -> list[Program]:
         """What `gradients` or `evaluate` calls, the slowest to compile first."""
         regions = self._training(sums) if training else self._evaluation()
@@ -230,10 +236,10 @@ class BucketPrograms:
                     tape.watch(watched)
                     out = self._head(x, text_targets, audio_targets, row_weights, *weights)
                     scaled = out["loss"] * tf.cast(scale, out["loss"].dtype)
-                gradients = [tf.cast(g, w.dtype) for g, w in zip(tape.gradient(scaled, watched), watched, strict=True)]
+                gradients = tape.gradient(scaled, watched)
             if adds:
                 for total, gradient in zip(variables[len(given) :], gradients[1:], strict=True):
-                    total.assign_add(gradient)
+                    total.assign_add(tf.cast(gradient, total.dtype))
             return [*out.values(), *gradients[: 1 if adds else None]]
 
         return run
@@ -251,15 +257,26 @@ class UpdatePrograms:
         decide: (sum of squares, losses [3], enabled) → whether to update, the scalars of `AdamW.change` with the factor of clipping
             after them, and what is reported.
         clips: whether that factor may be other than 1.
-        sums: where gradients were added up, one variable per tensor of the optimizer; cleared. None: the gradients are given.
+        given: where gradients were added up, one variable per tensor of the optimizer, to be cleared; or the dtypes of the gradients
+            that calls give, by part.
     """
 
-    def __init__(self, parts: Parts, optimizer: AdamW, chosen: Kernels, decide: Callable, clips: bool, sums: Sequence[tf.Variable] | None):
-        self._parts, self._optimizer, self._clips, self._sums = parts, optimizer, clips, sums
+    def __init__(
+        self,
+        parts: Parts,
+        optimizer: AdamW,
+        chosen: Kernels,
+        decide: Callable,
+        clips: bool,
+        given: Sequence[tf.Variable] | Sequence[Sequence[tf.DType]],
+    ):
+        self._parts, self._optimizer, self._clips = parts, optimizer, clips
+        self._sums, self._dtypes = (given, None) if isinstance(given[0], tf.Variable) else (None, given)
         made = Shared()
         self._squares, self._changes = [], []
         for i, part in enumerate(parts.all):
-            key = tuple((tuple(t.variable.shape), d) for t, d in zip(part, self._decayed(i), strict=True))
+            dtypes = self._dtypes[i] if self._dtypes is not None else None
+            key = (*((tuple(t.variable.shape), d) for t, d in zip(part, self._decayed(i), strict=True)), str(dtypes))
             self._squares.append(made.get(("squares", key), lambda i=i: self._square_program(i, chosen)))
             self._changes.append(made.get(("change", key), lambda i=i: self._change_program(i)))
         scalar, flag = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
@@ -310,7 +327,7 @@ class UpdatePrograms:
             gradients, args = ([], args) if cleared else (args[:n], args[n:])
             allowed, scalars, *variables = args
             p, m, v, sums = (variables[k * n : (k + 1) * n] for k in range(4))
-            gradients = gradients or [s.read_value() for s in sums]
+            gradients = [tf.cast(g, x.dtype) for g, x in zip(gradients, p, strict=True)] if gradients else [s.read_value() for s in sums]
             if self._clips:
                 gradients = [g * scalars[-1] for g in gradients]
             self._optimizer.change(p, m, v, gradients, decayed, scalars[:-1], allowed)
@@ -324,7 +341,7 @@ class UpdatePrograms:
     def _program(self, name: str, run: Callable, i: int, specs: list, variables: list) -> Program:
         part = self._parts.all[i]
         if self._sums is None:
-            specs = [*(tf.TensorSpec(t.variable.shape, tf.as_dtype(t.variable.dtype)) for t in part), *specs]
+            specs = [*(tf.TensorSpec(t.variable.shape, d) for t, d in zip(part, self._dtypes[i], strict=True)), *specs]
             return Program(f"{name} of {len(part)} tensors", run, specs, variables)
         return Program(f"{name} of {len(part)} tensors", run, specs, [*variables, *self._given(i, [])])
 

@@ -65,12 +65,18 @@ class Program:
         side, each in a thread of its own.
         """
 
-        def alone(*tensors):
-            return [x for x in self(*tensors, *self._variables) if x.dtype.is_floating][:1]
+        def alone():
+            # Zeros of the graph: made one by one by several threads, TensorFlow 2.21 confuses their shapes (seen on a GPU).
+            zeros = [tf.zeros(s.shape, s.dtype) for s in self._specs]
+            return [x for x in self(*zeros, *self._variables) if x.dtype.is_floating][:1]
 
-        traced = tf.function(alone, input_signature=self._specs, autograph=False)
-        for result in traced(*(tf.zeros(s.shape, s.dtype) for s in self._specs)):
+        for result in tf.function(alone, autograph=False)():
             result.numpy()
+
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """Of its results."""
+        return [x.dtype for x in tf.nest.flatten(self._call.structured_outputs)]
 
 
 class Region:
@@ -122,6 +128,11 @@ class Region:
         return sum(i < self._num_inputs for i in self._used)
 
     @property
+    def gradient_dtypes(self) -> list[tf.DType]:
+        """Of the weights' gradients that the backward program returns: as they were computed, not the weights'."""
+        return self.backward.dtypes[self._num_wrt :]
+
+    @property
     def programs(self) -> list[Program]:
         """Both, the larger one first."""
         return [self.backward, self.forward]
@@ -158,7 +169,6 @@ def _traced(
         without = [x.shape for x, g in zip(watched, gradients, strict=True) if g is None]
         if without:
             raise ValueError(f"arguments of shape {without} have no part in the outputs")
-        gradients = [tf.cast(g, x.dtype) for g, x in zip(gradients, watched, strict=True)]
     return _Traced(graph, args, len(inputs), outputs, d_outputs, gradients, boundary)
 
 
@@ -232,7 +242,7 @@ class _Cut:
             if sums is None:
                 return gradients
             for total, gradient in zip(given[len(feeds) :], gradients[num_wrt:], strict=True):
-                total.assign_add(gradient)
+                total.assign_add(tf.cast(gradient, total.dtype))
             return gradients[:num_wrt] or [tf.zeros([])]
 
         own = [variables[i - traced.num_inputs] for i in weights]
