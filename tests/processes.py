@@ -2,6 +2,9 @@
 
 python processes.py launch RUN CHILD…    CHILD = name:role:behaviour[:option=value…]
 python processes.py child RUN NAME BEHAVIOUR
+
+The launcher's clock is ahead by the seconds in RUN/ahead, so that a deadline passes when a test says so. ORPHAN_S and GRACE_S in the
+environment take the place of the children's own.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common import lock, logs, supervise  # noqa: E402
+from common import lifecycle, lock, logs, supervise  # noqa: E402
 from common import status as statuses  # noqa: E402
 from common.console import Console  # noqa: E402
 from common.errors import BadInput, Hopeless, RunError  # noqa: E402
@@ -68,14 +71,21 @@ def _launch(run: Path, children: list[str]) -> int:
     supervise.BACKOFF_S, supervise.DOUBLE_S = float(os.environ["BACKOFF_S"]), float(os.environ["DOUBLE_S"])
     try:
         with Console(program) as view:
-            return Supervisor(program, view).run()
+            return Supervisor(program, view, lambda: time.monotonic() + _ahead_s(run)).run()
     except RunError as e:
         sys.stdout.write(f"error: {e}\n")
         return e.exit_code
 
 
+def _ahead_s(run: Path) -> float:
+    file = run / "ahead"
+    return float(file.read_text()) if file.exists() else 0.0
+
+
 def _child(run: Path, name: str, behaviour: str) -> None:
     logs.setup(name)
+    for limit in ("ORPHAN_S", "GRACE_S"):
+        setattr(lifecycle, limit, float(os.environ.get(limit, getattr(lifecycle, limit))))
     run_main(lambda stop: _behave(stop, run, name, behaviour), saves=name == "trainer")
 
 

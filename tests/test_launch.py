@@ -38,7 +38,7 @@ OLD_FLAGS = {
 }  # fmt: skip
 
 
-def run(*args: str, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
+def run(*args: str, timeout_s: float = 280, **options) -> subprocess.CompletedProcess:
     return subprocess.run([*LAUNCH, *args], capture_output=True, text=True, timeout=timeout_s, **options)
 
 
@@ -165,7 +165,7 @@ def test_launcher_loads_no_tensorflow_and_nothing_slow():
 import sys, launch, common.check, producer.prepare, producer.scan
 slow = {'tensorflow', 'keras', 'librosa', 'numba', 'matplotlib'} & set(sys.modules)
 sys.exit(str(slow) if slow else 0)"""
-    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert p.returncode == 0, p.stderr
 
 
