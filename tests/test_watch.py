@@ -183,7 +183,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     class Compiling(ArithmeticStep):
         def update(self, bucket, batch, seed):
             if not self.trace_counts[f"update/{bucket}"]:
-                threading.Event().wait(0.6)
+                threading.Event().wait(1.0)
             self.trace_counts[f"update/{bucket}"] += 1
             return super().update(bucket, batch, seed)
 
@@ -194,7 +194,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     plan = run.plan("gpt", "train")
     assert {plan.batch(g).bucket for g in range(18)} == {0, 1}
     assert len(watches[-1].steps) >= 10
-    assert max(s.total_s for s in watches[-1].steps) < 0.5
+    assert max(s.total_s for s in watches[-1].steps) < 1.0
 
 
 # -- how busy the cards are ---------------------------------------------------------------------------------------------------------------
