@@ -23,8 +23,6 @@ from trainer import ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
-
-
 SLACK = 6  # so many more steps are trained before an event takes place; every 5th step is saved
 
 
