@@ -108,7 +108,7 @@ class Driver:
             time.sleep(0.02)
         for p in self.extra:
             try:
-                p.wait(90)
+                p.wait(280)
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.story("an added process did not leave")) from None
 

@@ -156,7 +156,7 @@ def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
         driver.wait_for(lambda: driver.step() >= taken_over + 5, "its steps")
         assert driver.producers() == before, driver.story("producers were restarted")
         driver.launchers[-1].terminate()
-        assert driver.launchers[-1].wait(90) == 143, driver.story("launch.py was told to stop")
+        assert driver.launchers[-1].wait(280) == 143, driver.story("launch.py was told to stop")
         driver.config.write_text(yaml.safe_dump({**tree, "train": {**tree["train"], "max_steps": driver.step() + 5}}))
         driver.launch()
         driver.finish()
