@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from common.config import Config
+from common.run.settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("common", "producer", "trainer", "launch", "tests")
@@ -47,7 +47,8 @@ def test_import_rule(path):
 
 
 def test_launch_and_what_it_imports_never_load_tensorflow():
-    modules = "launch, producer.prepare, producer.scan, common.run, common.supervise, common.console, trainer.loop, trainer.feed"
+    modules = "launch, producer.creation.prepare, producer.corpus.scan, common.run.folder, common.launcher.supervise, "
+    modules += "common.launcher.console, trainer.loop, trainer.feed"
     code = f"import sys, {modules}; bad = [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras', 'librosa', 'numba')]"
     code += "; print(bad); sys.exit(bool(bad))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -88,7 +89,7 @@ LOCAL_NAMES = {"Config": {"c"}, "Source": {"source"}, "Train": {"part"}, "DvaeSt
 def attributes(path: Path):
     """(x, y) for every `x.y` and `….x.y` that is read in a file; in class Config, `self` is the config."""
     tree = ast.parse((ROOT / path).read_text())
-    own = path == Path("common/config.py")
+    own = path == Path("common/run/settings.py")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Attribute, ast.Name)):
             of = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
@@ -123,8 +124,14 @@ def test_pictures_of_machines_stay_out():
 
 
 def test_the_readme_lists_every_module():
-    lines = {line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"^ {6}\S+\.py\s", line)}
-    folders = ("common", "common/xtts", "producer", "producer/readers", "trainer", "tests/bench")
-    modules = {p.name for folder in folders for p in (ROOT / folder).glob("*.py")} - {"__init__.py"}
-    assert modules <= lines, f"not in README, Files: {sorted(modules - lines)}"
-    assert lines <= modules | {"launch.py", "__init__.py"}, f"gone: {sorted(lines - modules)}"
+    listed, folder = set(), ""
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if m := re.match(r"^ {4}(\S+/)$", line):
+            folder = m[1]
+        elif m := re.match(r"^ {6}(\S+\.py)\s", line):
+            listed.add(folder + m[1])
+    inits = {name for name in listed if name.endswith("/__init__.py")}
+    modules = {str(p) for p in FILES if p.name != "__init__.py"} - {"launch.py"}
+    modules |= {str(p.relative_to(ROOT)) for p in (ROOT / "tests/bench").glob("*.py") if p.name != "__init__.py"}
+    assert modules <= listed, f"not in README, Files: {sorted(modules - listed)}"
+    assert listed - inits <= modules, f"gone: {sorted(listed - inits - modules)}"

@@ -27,7 +27,7 @@ def held(step, stage: int, position: int, stopping: Callable[[], bool]):
 
 
 class GatedStep:
-    """A `trainer.step.Step` that waits as the folder says; everything else is the step's own."""
+    """A `trainer.step.gpt.Step` that waits as the folder says; everything else is the step's own."""
 
     def __init__(self, step, folder: Path, stage: int, position: int, stopping: Callable[[], bool]):
         self._step, self._folder, self._stage, self._stopping = step, folder, stage, stopping
