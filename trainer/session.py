@@ -13,7 +13,7 @@ from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
 from common.transport.server import BatchFailed, LeaseServer, NoData
 from common.transport.server import Stopped as ChannelStopped
-from trainer import ahead, profile, stages
+from trainer import ahead, gate, profile, stages
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.history.ledger import Ledger
@@ -56,7 +56,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
         profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
-        step = watch.clock.watch(step)
+        step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
         loop = Loop(
             step if profiler is None else profiler.wrap(step),
             stage.schedule,

@@ -123,7 +123,7 @@ def test_every_speaker_says_as_much_as_the_others():
 
 def test_a_language_is_the_same_bytes_again(corpus, tmp_path):
     (tmp_path / "wavs").mkdir()
-    subprocess.run([sys.executable, "-m", "producer.corpus.demo", "--speak", "fa", str(tmp_path)], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "producer.corpus.demo", "--speak", "fa", str(tmp_path)], cwd=ROOT, check=True, timeout=280)
     again = contents(tmp_path)
     assert len(again) == 64
     assert again.items() <= contents(corpus).items()
@@ -132,7 +132,7 @@ def test_a_language_is_the_same_bytes_again(corpus, tmp_path):
 def test_an_existing_corpus_is_left_alone(corpus):
     before = {p: p.stat().st_mtime_ns for p in corpus.rglob("*")}
     argv = [sys.executable, "-m", "producer.corpus.demo", str(corpus)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout.strip()) == (0, str(corpus))
     assert {p: p.stat().st_mtime_ns for p in corpus.rglob("*")} == before
 

@@ -190,8 +190,9 @@ def test_a_data_folder_that_is_gone_condemns_no_clip(world):
     run, server, start = world
     open_stage(server, run, 1, [("train", 0)])
     start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"), "/not/mounted"))
+    wait_for(lambda: server.stats()["lease_ends"].get("postponed"))
     with pytest.raises(NoData, match="postponed by p0: the data folder /not/mounted is not there"):
-        server.next(2.0)
+        server.next(0.3)
 
 
 def test_an_unexpected_error_ends_the_loop(world):

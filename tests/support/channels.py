@@ -217,7 +217,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def run_trainer(address: str, folder: Path, count: int) -> None:
-    """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of every batch is written down."""
+    """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of every batch is written down. Waits
+    before batches beyond the number in FOLDER/limit."""
     generation = int((folder / "generation").read_text()) + 1
     replace(folder / "generation", str(generation))
     checkpoint = json.loads((folder / "checkpoint").read_text())
@@ -230,7 +231,7 @@ def run_trainer(address: str, folder: Path, count: int) -> None:
     server.open(generation, {}, (("train", g) for g in range(checkpoint["next_g"], count)))
     while (delivery := server.next(30.0)) is not None:
         np.testing.assert_array_equal(delivery.arrays["numbers"], numbers("train", delivery.g))
-        time.sleep(0.002)
+        wait_until(lambda g=delivery.g: g <= int((folder / "limit").read_text()))
         checkpoint = {"next_g": delivery.g + 1, "state": chain(checkpoint["state"], delivery.digest)}
         server.release()
         if delivery.g % 50 == 49 or delivery.g == count - 1:

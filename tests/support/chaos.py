@@ -1,4 +1,7 @@
-"""Driving a real run through kills: launch.py and its children as processes, found by what they say of themselves in RUN/status."""
+"""Driving a real run through kills: launch.py and its children as processes, found by what they say of themselves in RUN/status.
+
+The run stands at a gate until an event took place: none can come too late, however fast the machine is.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ import yaml
 
 from common.system import status
 from common.system.lock import holder, is_alive
+from tests.support.gates import LAG, Gate
 from trainer.history import ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
-
-
-class RunIsOver(Exception):
-    """The run ended before the event could take place."""
+SLACK = 6  # so many more steps are trained before an event takes place; every 5th step is saved
 
 
 @dataclass(frozen=True)
 class When:
     """The moment of an event, by what the run has done, so that it falls into the same work on a fast machine and on a slow one: once the
-    ledger of `stage` has `step` (0: at once), then once the trainer next is in `phase` ("": at once), then `seconds` later."""
+    ledger of `stage` has `step` (0: at once), then once the trainer next is in `phase` ("": at once), then `seconds` later. Until it took
+    place the run goes no further than LAG + `slack` steps after `step`."""
 
     step: int = 0
     phase: str = ""
     seconds: float = 0.0
     stage: int = 2
+    slack: int = SLACK
 
     @property
     def in_training(self) -> bool:
@@ -51,6 +54,7 @@ class Driver:
     run: Path
     config: Path
     env: dict[str, str]
+    gate: Gate
     launchers: list[subprocess.Popen] = field(default_factory=list)
     extra: list[subprocess.Popen] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -62,8 +66,9 @@ class Driver:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(tree))
-        env = {**os.environ, "XTTS_TEST_STEP_MS": str(step_ms), "XTTS_TEST_MAKE_MS": str(make_ms)}
-        return cls(Path(tree["run"]), config, env)
+        gate = Gate(folder / "gate")
+        env = {**os.environ, **gate.env, "XTTS_TEST_STEP_MS": str(step_ms), "XTTS_TEST_MAKE_MS": str(make_ms)}
+        return cls(Path(tree["run"]), config, env, gate)
 
     def say(self, text: str) -> None:
         self.log.append(f"{time.monotonic() - self.began:6.2f} {text}")
@@ -88,7 +93,9 @@ class Driver:
         self.extra.append(self._spawn("trainer", "--run", str(self.run), "--replace"))
 
     def finish(self, timeout_s: float = 400.0) -> None:
-        """Wait for the run's end; launch.py started again where it was killed. AssertionError with the story if it does not end well."""
+        """Open the gate and wait for the run's end; launch.py started again where it was killed. AssertionError with the story if it does
+        not end well."""
+        self.gate.open()
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.launchers[-1].poll()
@@ -101,7 +108,7 @@ class Driver:
             time.sleep(0.02)
         for p in self.extra:
             try:
-                p.wait(90)
+                p.wait(280)
             except subprocess.TimeoutExpired:
                 raise AssertionError(self.story("an added process did not leave")) from None
 
@@ -141,36 +148,27 @@ class Driver:
         return max((line["step"] for line in ledger.read(files[stage - 1]) if "step" in line), default=0)
 
     def wait_for(self, condition, what: str, timeout_s: float = 400.0, poll_s: float = 0.005) -> None:
-        """RunIsOver: the run ended first."""
+        """AssertionError with the story: not within the time, or the run ended first."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            if self.launchers[-1].poll() == 0:
-                raise RunIsOver
+            code = self.launchers[-1].poll()
+            assert code is None, self.story(f"launch.py ended with {code} before {what}")
             assert time.monotonic() < deadline, self.story(f"waited {timeout_s} s for {what}")
             time.sleep(poll_s)
 
     def wait_until(self, when: When) -> None:
-        """RunIsOver: the run ended first."""
+        """The run stands, or goes on for a few steps at most, until a later moment is waited for or the gate is opened."""
         if when.step:
+            self.gate.limit(when.stage, when.step + LAG)
             self.wait_for(lambda: self.trained(when.stage) >= when.step, f"step {when.step} of stage {when.stage}", poll_s=0.02)
         if when.phase:
-            self.wait_phase(when.phase)
+            self.gate.hold(when.phase)
+        if when.step:
+            self.gate.limit(when.stage, when.step + LAG + when.slack)
+        if when.phase:
+            self.wait_for(lambda: self.gate.holds(when.phase), f"phase {when.phase}")
+            self.gate.release(when.phase)
         time.sleep(when.seconds)
-
-    def wait_phase(self, phase: str) -> None:
-        path, word = status.status_path(self.run, "trainer"), f'"phase": "{phase}"'.encode()
-
-        def reached():
-            """A phase of a few milliseconds is looked for without parsing: four drivers do this at once, at the cost of what they watch."""
-            try:
-                if word not in path.read_bytes():
-                    return False
-            except FileNotFoundError:
-                return False
-            s = status.read(self.run, "trainer")
-            return s is not None and s.alive and s.phase == phase
-
-        self.wait_for(reached, f"phase {phase}", poll_s=0.0005)
 
     # -- hurting -------------------------------------------------------------------------------------------------------------------
 
@@ -266,15 +264,11 @@ def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
 
 def play(driver: Driver, schedule: Schedule, timeout_s: float = 400.0) -> None:
     """Launch, hurt at each event's moment, finish."""
+    driver.gate.limit(schedule[0][0].stage, schedule[0][0].step)
     driver.launch()
-    try:
-        for when, event in schedule:
-            driver.wait_until(when)
-            if driver.launchers[-1].poll() == 0:
-                break
-            hurt(driver, event)
-    except RunIsOver:
-        driver.say("the run is over")
+    for when, event in schedule:
+        driver.wait_until(when)
+        hurt(driver, event)
     driver.finish(timeout_s)
 
 

@@ -2,6 +2,9 @@
 
 python processes.py launch RUN CHILD…    CHILD = name:role:behaviour[:option=value…]
 python processes.py child RUN NAME BEHAVIOUR
+
+The launcher's clock is ahead by the seconds in RUN/ahead, so that a deadline passes when a test says so. ORPHAN_S and GRACE_S in the
+environment take the place of the children's own.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from common.launcher import supervise  # noqa: E402
 from common.launcher.child import ProcessSpec, Program  # noqa: E402
 from common.launcher.console import Console  # noqa: E402
 from common.launcher.supervise import Supervisor  # noqa: E402
-from common.system import lock, logs
+from common.system import lifecycle, lock, logs
 from common.system import status as statuses  # noqa: E402
 from common.system.errors import BadInput, Hopeless, RunError  # noqa: E402
 from common.system.lifecycle import Stop, run_main  # noqa: E402
@@ -69,14 +72,21 @@ def _launch(run: Path, children: list[str]) -> int:
     supervise.BACKOFF_S, supervise.DOUBLE_S = float(os.environ["BACKOFF_S"]), float(os.environ["DOUBLE_S"])
     try:
         with Console(program) as view:
-            return Supervisor(program, view).run()
+            return Supervisor(program, view, lambda: time.monotonic() + _ahead_s(run)).run()
     except RunError as e:
         sys.stdout.write(f"error: {e}\n")
         return e.exit_code
 
 
+def _ahead_s(run: Path) -> float:
+    file = run / "ahead"
+    return float(file.read_text()) if file.exists() else 0.0
+
+
 def _child(run: Path, name: str, behaviour: str) -> None:
     logs.setup(name)
+    for limit in ("ORPHAN_S", "GRACE_S"):
+        setattr(lifecycle, limit, float(os.environ.get(limit, getattr(lifecycle, limit))))
     run_main(lambda stop: _behave(stop, run, name, behaviour), saves=name == "trainer")
 
 

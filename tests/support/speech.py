@@ -32,7 +32,7 @@ def clips() -> list[np.ndarray]:
     """Each sentence in each voice, 1 to 3 s."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "clips.npz"
-        subprocess.run([sys.executable, __file__, out], check=True, timeout=120)
+        subprocess.run([sys.executable, __file__, out], check=True, timeout=280)
         with np.load(out) as arrays:
             return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
 

@@ -14,7 +14,7 @@ from common.transport import wire
 from common.transport.client import Lease
 from tests.support import channels as cb
 
-COUNT = 600
+COUNT, DISTURBANCES = 600, 24
 
 
 class Chaos:
@@ -24,6 +24,7 @@ class Chaos:
         self.folder, self.random = folder, random.Random(seed)
         self.address = f"ipc://{folder}/s"
         (folder / "generation").write_text("0")
+        (folder / "limit").write_text("0")
         (folder / "checkpoint").write_text(json.dumps({"next_g": 0, "state": ""}))
         self.producers: list[subprocess.Popen] = []
         self.kills = {"trainer": 0, "producer": 0, "freeze": 0}
@@ -58,16 +59,17 @@ class Chaos:
             self.kills[what] += 1
 
     def run(self) -> int:
-        """Exit code of the trainer that came to the end."""
+        """Exit code of the trainer that came to the end. Before each disturbance it goes some batches further, and not to the end."""
         self.join()
         self.join()
-        deadline = time.monotonic() + 240
-        while self.trainer.poll() is None:
-            assert time.monotonic() < deadline, f"no end after {self.kills}"
-            time.sleep(self.random.uniform(0.2, 0.9))
-            if self.trainer.poll() is None:
-                self.disturb()
-        return self.trainer.returncode
+        for i in range(DISTURBANCES):
+            cb.replace(self.folder / "limit", str(COUNT * (i + 1) // (DISTURBANCES + 1)))
+            time.sleep(self.random.uniform(0.1, 0.5))
+            self.disturb()
+        cb.replace(self.folder / "limit", str(COUNT))
+        for producer in self.producers:
+            producer.send_signal(signal.SIGCONT)
+        return self.trainer.wait(240)
 
     def close(self) -> None:
         for process in [self.trainer, *self.producers]:

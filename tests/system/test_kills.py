@@ -13,13 +13,14 @@ from tests.support import chaos
 from tests.support.arithmetic_runs import assert_exact, settings
 from tests.support.chaos import Driver, Schedule, When, play, random_schedule
 from tests.support.corpora import make_corpus
+from tests.support.gates import LAG
 from trainer.history import ledger
 
 STEPS = 60
 SAVING, EVALUATING = "saving", "evaluating"  # after every 5th and every 7th step
 SCHEDULES: dict[str, Schedule] = {
     "trainer in stage 1": [(When(2, stage=1), "trainer"), (When(5, stage=1), "trainer")],
-    "trainer while it saves": [(When(11, SAVING), "trainer"), (When(23, SAVING), "trainer")],
+    "trainer while it saves": [(When(11, SAVING, 0.004), "trainer"), (When(23, SAVING, 0.008), "trainer")],
     "trainer while it evaluates": [(When(9, EVALUATING), "trainer"), (When(24, EVALUATING), "trainer")],
     "each producer in turn": [(When(4), "producer-0"), (When(14), "producer-1"), (When(24), "producer-0")],
     "both producers at once": [(When(9, EVALUATING), "both"), (When(26), "both")],
@@ -40,11 +41,11 @@ def outcomes(tmp_path_factory):
 
     def one(number: int, schedule) -> RunFolder:
         folder = root / f"r{number}"
-        # 0.8 s of stage 1; 60 steps x 3 batches x 25 ms: 4.5 s, 12 saves, 8 evaluations, 20 epochs.
+        # 60 steps of 3 batches, 12 saves, 8 evaluations, 20 epochs; every event comes before the end, as the run waits for it.
         tree = settings(
             folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS, dvae__max_steps=30
         )
-        driver = Driver.create(folder, tree, step_ms=25, make_ms=5)
+        driver = Driver.create(folder, tree, step_ms=5, make_ms=5)
         try:
             play(driver, schedule)
             run = RunFolder(folder / "run")
@@ -86,11 +87,12 @@ def killed_at_50(tmp_path_factory):
     """A trainer killed at step 50 of stage 2 under two producers, with every lease logged."""
     root = tmp_path_factory.mktemp("at50")
     make_corpus(root / "corpus", 41, seconds=0.6)
-    driver = Driver.create(root, settings(root / "run", root / "corpus", producers__count=2, train__max_steps=100), step_ms=10, make_ms=5)
+    driver = Driver.create(root, settings(root / "run", root / "corpus", producers__count=2, train__max_steps=100), step_ms=5, make_ms=5)
     driver.env["XTTS_CHANNEL_LOG"] = "1"
+    driver.gate.limit(2, 50 + LAG)
     driver.launch()
     try:
-        driver.wait_for(lambda: driver.step() >= 50, "step 50")
+        driver.wait_for(lambda: driver.trained(2) >= 50, "step 50")
         before = driver.producers()
         driver.signal("trainer", signal.SIGKILL)
         driver.finish()
@@ -154,7 +156,7 @@ def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
         driver.wait_for(lambda: driver.step() >= taken_over + 5, "its steps")
         assert driver.producers() == before, driver.story("producers were restarted")
         driver.launchers[-1].terminate()
-        assert driver.launchers[-1].wait(90) == 143, driver.story("launch.py was told to stop")
+        assert driver.launchers[-1].wait(280) == 143, driver.story("launch.py was told to stop")
         driver.config.write_text(yaml.safe_dump({**tree, "train": {**tree["train"], "max_steps": driver.step() + 5}}))
         driver.launch()
         driver.finish()

@@ -41,7 +41,7 @@ OLD_FLAGS = {
 }  # fmt: skip
 
 
-def run(*args: str, timeout_s: float = 120, **options) -> subprocess.CompletedProcess:
+def run(*args: str, timeout_s: float = 280, **options) -> subprocess.CompletedProcess:
     return subprocess.run([*LAUNCH, *args], capture_output=True, text=True, timeout=timeout_s, **options)
 
 
@@ -168,7 +168,7 @@ def test_launcher_loads_no_tensorflow_and_nothing_slow():
 import sys, launch, common.launcher.check, producer.creation.prepare, producer.corpus.scan
 slow = {'tensorflow', 'keras', 'librosa', 'numba', 'matplotlib'} & set(sys.modules)
 sys.exit(str(slow) if slow else 0)"""
-    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert p.returncode == 0, p.stderr
 
 
@@ -200,7 +200,7 @@ def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
 
 def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_replaced(tmp_path):
     p = processes.start_child(tmp_path, "trainer", "wait-0.2")
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 280
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -211,7 +211,7 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     threading.Thread(target=p.communicate).start()
     ownership.make_room(tmp_path, True, lambda text: None)
     assert lock.holder(tmp_path / "lock") is None
-    assert p.wait(90) == 4
+    assert p.wait(280) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
 
 
@@ -293,7 +293,7 @@ def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):
     out = open(tmp_path / "out", "w")
     first = subprocess.Popen([*LAUNCH, "--config", str(tmp_path / "c.yaml")], stdout=out, stderr=out, env=env, start_new_session=True)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 280
         while (s := status.read(run_dir, "trainer")) is None or s.stage_name != "gpt" or s.step < 3:
             assert first.poll() is None, (tmp_path / "out").read_text()
             assert time.monotonic() < deadline
@@ -309,7 +309,7 @@ def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):
         assert "gpt" in shown
         stopped = run("stop", "--run", str(run_dir))
         assert stopped.returncode == 0, stopped.stderr
-        assert first.wait(90) == 128 + signal.SIGTERM
+        assert first.wait(280) == 128 + signal.SIGTERM
         last = status.read(run_dir, "trainer")
         assert last.saved_step == last.step
         assert not any(x.alive for x in status.read_all(run_dir))

@@ -251,7 +251,7 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
     corpus = make_corpus(tmp_path / "corpus", 30, seconds=lambda i: 0.6 + 0.05 * (i % 9))
     run = tmp_path / "run"
     options = ["model.size=arithmetic", "devices=auto", f"data.train={corpus}", "batching.batch_size=4", "batching.buckets=2"]
-    env_of = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 200}
+    env_of = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 280}
     command = [sys.executable, "launch.py", "profile", f"run={run}", "--steps", "20", "--json"]
     fresh = subprocess.run([*command, *options], **env_of)
     assert fresh.returncode == 0, fresh.stdout + fresh.stderr
@@ -283,7 +283,7 @@ def test_settings_that_need_other_plans_are_not_borrowed():
 
 
 def test_too_few_steps_are_refused(tmp_path):
-    done = subprocess.run([sys.executable, "launch.py", "profile", "--steps", "3"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "launch.py", "profile", "--steps", "3"], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2
     assert "at least 20" in done.stderr
 

@@ -21,6 +21,7 @@ from tests.support import channels as cb
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact, settings
 from tests.support.chaos import LAUNCH, Driver
 from tests.support.corpora import make_corpus
+from tests.support.gates import LAG
 from tests.support.serving import open_stage, take_all, wait_for
 from trainer.history import ledger
 
@@ -37,12 +38,12 @@ def made(work: Path) -> int:
 
 @pytest.mark.timeout(600)
 def test_a_remote_producer_is_killed_the_trainer_is_killed_and_nothing_is_lost(tmp_path):
+    """It is the only producer until both were killed, and the trainer stands at a gate: whatever comes, comes from its successor."""
     make_corpus(tmp_path / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
-    at, there = free_address(), tmp_path / "there"
-    tree = settings(
-        tmp_path / "run", tmp_path / "corpus", producers__count=1, producers__lease_ttl_s=8.0, train__max_steps=150, transport__bind=at
-    )
-    driver = Driver.create(tmp_path, tree, step_ms=25, make_ms=20)
+    at, there, here = free_address(), tmp_path / "there", "producer-extra-0"
+    more = {"producers__count": 0, "producers__lease_ttl_s": 8.0, "transport__bind": at}
+    driver = Driver.create(tmp_path, settings(tmp_path / "run", tmp_path / "corpus", **more), step_ms=1, make_ms=5)
+    driver.gate.limit(1, 2)
     driver.launch()
     try:
         driver.wait_for(lambda: (tmp_path / "run" / "endpoint.json").exists(), "the trainer to listen")
@@ -58,22 +59,26 @@ def test_a_remote_producer_is_killed_the_trainer_is_killed_and_nothing_is_lost(t
         first = status.read(there / "work", name).pid
         driver.say(f"SIGKILL {name}")
         os.kill(first, signal.SIGKILL)
+        driver.gate.limit(2, 10 + LAG)
         remote = lambda: status.read(there / "work", name)  # noqa: E731
         driver.wait_for(lambda: remote().pid != first and made(there / "work") > 5, "the batches of its successor")
         second = remote()
-        driver.wait_for(lambda: driver.step() >= 10, "step 10 of stage 2")
+        driver.wait_for(lambda: driver.trained(2) >= 10, "step 10 of stage 2")
         trainer, before = driver.pid("trainer"), made(there / "work")
         driver.signal("trainer", signal.SIGKILL)
         driver.wait_for(lambda: driver.pid("trainer") not in (None, trainer), "another trainer")
+        driver.gate.limit(2, 30)
         driver.wait_for(lambda: made(there / "work") > before + 20, "batches for the new trainer")
         assert remote().pid == second.pid, driver.story("the remote producer did not survive its trainer")
+        driver.add_producer()
+        driver.wait_for(lambda: (s := status.read(driver.run, here)) is not None and s.phase == "blocked", "a producer on this host")
         driver.finish()
         assert driver.extra[0].returncode == 0, driver.story("the remote producer")
         assert_exact(RunFolder(driver.run))
     finally:
         driver.kill_everything()
     who = {p for line in ledger.read(driver.run / "ledger.jsonl") for p in line.get("producers", [])}
-    assert {"producer-0", name} <= who
+    assert who == {here, name}
     assert name == f"producer-{socket.gethostname()}-0"
     assert status.read(there / "work", name).exit_code == 0
     assert (there / "work" / "logs" / f"{name}.log").exists()

@@ -143,7 +143,7 @@ def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best
 
     def slow(self, step, *args, **kwargs):
         if step == 5:
-            in_time.append(trained.wait(30))
+            in_time.append(trained.wait(200))
         save(self, step, *args, **kwargs)
 
     off = {"train__eval_at_epoch_end": False, "train__save_every": 100, "train__accumulate": 1, "dvae__max_steps": 1, "dvae__eval_every": 0}

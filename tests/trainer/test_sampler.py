@@ -6,6 +6,7 @@ import math
 import shutil
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -185,17 +186,20 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+LATER_S = 200.0  # longer than anything takes that still happens
+
+
 class FakeNetworks:
-    """Takes its time, or fails."""
+    """Speaks as long as `speaking` does, or fails."""
 
     error: Exception | None = None
-    seconds = 0.0
+    speaking: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, run):
         self.run = run
 
     def speak(self, state, step):
-        time.sleep(self.seconds)
+        self.speaking()
         if self.error is not None:
             raise self.error
         return 1
@@ -217,14 +221,20 @@ def test_failures_that_stay_end_the_process_and_others_do_not(run, monkeypatch, 
 
 def test_a_stop_does_not_wait_for_the_speaker(run, monkeypatch):
     monkeypatch.setattr(sampler, "Networks", FakeNetworks)
-    monkeypatch.setattr(FakeNetworks, "seconds", 3.0)
+    stop, may_end = Stop(), threading.Event()
+
+    def speaking():
+        stop.request("stop", "SIGTERM", 143)
+        assert may_end.wait(LATER_S)
+
+    monkeypatch.setattr(FakeNetworks, "speaking", staticmethod(speaking))
     Script(run).save(4)
-    stop = Stop()
-    threading.Timer(0.5, stop.request, ("stop", "SIGTERM", 143)).start()
-    began = time.monotonic()
-    with pytest.raises(Stopped):
-        sampler.Sampler(run.path, stop).run(lambda: False)
-    assert time.monotonic() - began < 2.5
+    try:
+        with pytest.raises(Stopped):
+            sampler.Sampler(run.path, stop).run(lambda: False)
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
 
 
 def test_settings_that_change_are_taken_up(run, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import threading
 import time
 
@@ -184,7 +185,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     class Compiling(ArithmeticStep):
         def update(self, bucket, batch, seed):
             if not self.trace_counts[f"update/{bucket}"]:
-                threading.Event().wait(0.6)
+                threading.Event().wait(1.0)
             self.trace_counts[f"update/{bucket}"] += 1
             return super().update(bucket, batch, seed)
 
@@ -195,7 +196,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     plan = run.plan("gpt", "train")
     assert {plan.batch(g).bucket for g in range(18)} == {0, 1}
     assert len(watches[-1].steps) >= 10
-    assert max(s.total_s for s in watches[-1].steps) < 0.5
+    assert max(s.total_s for s in watches[-1].steps) < 1.0
 
 
 # -- how busy the cards are ---------------------------------------------------------------------------------------------------------------
@@ -373,8 +374,7 @@ def test_c25_what_takes_long_is_said_again(caplog):
             assert time.monotonic() < deadline
             threading.Event().wait(0.01)
         reminder.stop()
-        threading.Event().wait(0.1)  # for the one that was about to be said
-        count = len(caplog.records)
-        threading.Event().wait(0.2)
-    assert len(caplog.records) == count, "silent once it is done"
-    assert caplog.records[0].message == "compiling update for bucket 1 of 4: 0 s so far"
+        while any(t.name == "reminder" for t in threading.enumerate()):  # the one that was about to be said may still be
+            assert time.monotonic() < deadline, "silent once it is done"
+            threading.Event().wait(0.01)
+    assert re.fullmatch(r"compiling update for bucket 1 of 4: \d+ s so far", caplog.records[0].message)
