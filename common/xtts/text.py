@@ -1,8 +1,8 @@
 """Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one spelling per sound.
 
 `clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for its 17 languages, and repairs what it
-loses: digits of other scripts, numbers that num2words cannot spell, typographic characters, invisible marks. `parity=True` gives XTTS's
-own output. Persian is ours.
+loses: money, units, times and dates, digits of other scripts, numbers that num2words cannot spell, typographic characters, marks without a
+sound. `parity=True` gives XTTS's own output. Persian is ours. docs/text.md lists what is read how.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib
 import re
 import unicodedata
 
-from common.xtts import text_chinese, text_numbers
+from common.xtts import text_amounts, text_chinese, text_clock, text_fractions, text_marks, text_names, text_numbers
 from common.xtts import text_rules as rules
 from common.xtts.text_errors import LanguageUnavailable, TextError, UnknownLanguage
 
@@ -22,11 +22,14 @@ __all__ = [
 ]  # fmt: skip
 
 # Part of a vocabulary's digest: raise it whenever `clean` gives another text for the same input.
-VERSION = 1
+VERSION = 2
 LANGUAGES = rules.LANGUAGES
 
 _WHITESPACE = re.compile(r"\s+")
-_COMPATIBILITY = re.compile("[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffef]+")
+# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees; not the sign of the rial (U+FDFC).
+_COMPATIBILITY = re.compile(
+    "[\u2080-\u2089\u2103\u2109\u2160-\u217f\u2460-\u249b\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc\uff01-\uffef]+"
+)
 _ZWNJ = "\u200c"
 _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
@@ -38,7 +41,7 @@ def normalize_language(code: str) -> str:
     base = rules.ALIASES.get(base, base)
     if base in rules.LANGUAGES or base in rules.GENERIC_LANGUAGES:
         return base
-    raise UnknownLanguage(code, rules.LANGUAGES)
+    raise UnknownLanguage(code, rules.LANGUAGES, text_names.code_of(code))
 
 
 def char_limit(language: str) -> int:
@@ -66,8 +69,11 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
     """
     language = normalize_language(language)
     parity = parity and language in rules.XTTS_LANGUAGES
+    text_marks.require_undamaged(text, _script_ranges(language))
     if not parity:
         text = _normalize(text, language)
+        text = text_amounts.expand(text_clock.expand(text, language), language)
+        text = text_fractions.expand(text, language)
     if language in ("ar", "fa") and not keep_diacritics:
         text = text.translate(_diacritics())
     if language == "ja":
@@ -87,7 +93,7 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
         return _with_backend("zh", lambda: text_chinese.to_pinyin(text))
     if language == "ko":
         return _with_backend("ko", lambda: _romanizer().translit(text))
-    return text
+    return text if parity or text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def script_share(text: str, language: str) -> float:
@@ -109,15 +115,18 @@ def _script_ranges(language: str) -> tuple[tuple[int, int], ...]:
 
 def _normalize(text: str, language: str) -> str:
     if text.isascii():
+        text = text_marks.remove_silent(text)
         return _percent_last(text) if language in ("fa", "ar") else text
     text = unicodedata.normalize("NFC", text)
     text = _COMPATIBILITY.sub(lambda m: unicodedata.normalize("NFKC", m.group()), text)
+    text = text_fractions.plain(text, language)
     text = text_numbers.ungroup(text).translate(_translation(language))
     if _ZWNJ in text:
         # Between Arabic letters it separates the parts of a word ("mi-khaham"): a space keeps them apart in any vocabulary.
         text = text.replace(_ZWNJ, " ") if language in ("fa", "ar", "ur") else text.replace(_ZWNJ, "")
     if language == "fa":
         text = _HAMZA_HEH.sub("ه ی ", text)
+    text = text_marks.remove_silent(text)
     return _percent_last(text) if language in ("fa", "ar") else text
 
 
@@ -130,11 +139,8 @@ def _percent_last(text: str) -> str:
 def _translation(language: str) -> dict[int, str | None]:
     table: dict[int, str | None] = dict(text_numbers.FOREIGN_DIGITS)
     table |= text_numbers.separators(language)
-    table |= dict.fromkeys(map(ord, rules.INVISIBLE))
     if language not in ("zh", "ja"):  # there, XTTS has rules of its own for these
         table |= rules.TYPOGRAPHY | rules.CJK_PUNCTUATION
-    if language in ("fa", "ar", "ur"):
-        table[0x640] = None  # tatweel only stretches the line
     if language == "fa":
         table |= {ord(c): plain for c, plain in rules.PERSIAN_LETTERS.items()}
     return table
@@ -215,4 +221,4 @@ def _clean_japanese(text: str, parity: bool) -> str:
 
 def has_words(clean_text: str) -> bool:
     """Whether a cleaned text has anything to speak."""
-    return any(c.isalnum() for c in clean_text)
+    return any(c.isalnum() and not text_marks.is_silent(c) for c in clean_text)
