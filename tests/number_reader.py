@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 
 
 class Unreadable(ValueError):
@@ -170,9 +170,7 @@ _SCALES = {
     "pl": _scales(
         "tysiąc/tysiące/tysięcy milion/miliony/milionów/miliona miliard/miliardy/miliardów/miliarda bilion/biliony/bilionów/biliona"
     ),
-    "ru": _scales(
-        "тысяча/тысячи/тысяч миллион/миллиона/миллионов миллиард/миллиарда/миллиардов триллион/триллиона/триллионов"
-    ),
+    "ru": _scales("тысяча/тысячи/тысяч миллион/миллиона/миллионов миллиард/миллиарда/миллиардов триллион/триллиона/триллионов"),
     "cs": _scales("tisíc/tisíce milion/miliony/milionů/milionu miliarda/miliardy/miliard bilion/biliony/bilionů/bilionu"),
     "tr": _scales("bin milyon milyar trilyon"),
     "hu": _scales("ezer millió milliárd billió"),
@@ -277,7 +275,7 @@ def _tokens(token: str, language: str) -> tuple[tuple[int, str], ...]:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _lexicon(language: str) -> dict[str, tuple[int, str] | None]:
     words = {word: (value, "value") for word, value in _VALUES[language].items()}
     words |= {word: (value, "hundred") for word, value in _HUNDREDS.get(language, {}).items()}

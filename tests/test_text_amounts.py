@@ -9,7 +9,6 @@ from number_reader import Unreadable, read
 
 from common.xtts import text, text_amounts, text_chinese, text_clock, text_fractions, text_numbers
 from common.xtts.text import clean
-from common.xtts.text_errors import TextError
 
 LANGUAGES = "en de fr es pt it pl ru tr nl cs hu ar hi fa zh ja ko".split()
 COMMAS = {"en", "ru", "fa", "hi", "zh", "ja", "ko"}  # thousands

@@ -17,8 +17,8 @@ from common.xtts import text_rules as rules
 from common.xtts.text_errors import LanguageUnavailable, TextError, UnknownLanguage
 
 __all__ = [
-    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit", "clean", "normalize_language",
-    "require_backend", "script_share",
+    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit", "clean", "foreign_script",
+    "has_words", "normalize_language", "require_backend", "script_share",
 ]  # fmt: skip
 
 # Part of a vocabulary's digest: raise it whenever `clean` gives another text for the same input.
@@ -27,9 +27,7 @@ LANGUAGES = rules.LANGUAGES
 
 _WHITESPACE = re.compile(r"\s+")
 # Presentation forms, full width, circled and subscript digits, Roman numerals, degrees; not the sign of the rial (U+FDFC).
-_COMPATIBILITY = re.compile(
-    "[\u2080-\u2089\u2103\u2109\u2160-\u217f\u2460-\u249b\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc\uff01-\uffef]+"
-)
+_COMPATIBILITY = re.compile("[\u2080-\u2089\u2103\u2109\u2160-\u217f\u2460-\u249b\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc\uff01-\uffef]+")
 _ZWNJ = "\u200c"
 _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
@@ -92,7 +90,7 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
     if language == "zh":
         return _with_backend("zh", lambda: text_chinese.to_pinyin(text))
     if language == "ko":
-        return _with_backend("ko", lambda: _romanizer().translit(text))
+        text = _with_backend("ko", lambda: _romanizer().translit(text))
     return text if parity or text.isascii() else unicodedata.normalize("NFC", text)
 
 
@@ -103,6 +101,32 @@ def script_share(text: str, language: str) -> float:
     if not letters:
         return 0.0
     return sum(not any(low <= ord(c) <= high for low, high in ranges) for c in letters) / len(letters)
+
+
+def foreign_script(text: str, language: str) -> dict[str, int]:
+    """How many letters of `text` belong to a script that `language` is not written in, by script ("Latin", "Cyrillic")."""
+    language = normalize_language(language)
+    if text.isascii() and "Latin" in rules.LANGUAGE_SCRIPTS.get(language, ("Latin",)):
+        return {}
+    found: dict[str, int] = {}
+    for character in set(text):
+        script = _foreign_script_of(character, language)
+        if script:
+            found[script] = found.get(script, 0) + text.count(character)
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _foreign_script_of(character: str, language: str) -> str | None:
+    if not character.isalpha() or text_marks.is_silent(character) or unicodedata.category(character) == "Lm":
+        return None
+    code = ord(character)
+    if any(low <= code <= high for low, high in _script_ranges(language)):
+        return None
+    for script, ranges in rules.SCRIPT_RANGES.items():
+        if any(low <= code <= high for low, high in ranges):
+            return script
+    return unicodedata.name(character, "unnamed").partition(" ")[0].title()
 
 
 @functools.cache

@@ -156,7 +156,9 @@ def _money_patterns(language: str) -> tuple[re.Pattern, ...]:
 def _unnamed_signs() -> str:
     """Every other currency sign of Unicode: it is found, to be refused by name."""
     known = set("".join(currencies.SIGNS))
-    return "".join(chr(c) for c in (*range(0xA2, 0x3000), *range(0xA800, 0xABFF)) if unicodedata.category(chr(c)) == "Sc" and chr(c) not in known)
+    return "".join(
+        chr(c) for c in (*range(0xA2, 0x3000), *range(0xA800, 0xABFF)) if unicodedata.category(chr(c)) == "Sc" and chr(c) not in known
+    )
 
 
 def _money(match: re.Match, language: str) -> str:
@@ -336,8 +338,12 @@ def _unit_pattern(language: str, unit: str, value: Decimal) -> str | None:
     known = currencies.locale(language)
     if known is None:
         return None
-    written = format_unit(value, unit, "long", "0.################", locale=known)
-    pattern, found = re.subn(r"[0-9]+(?:[.,٫][0-9]+)?", "{0}", written)
+    if value >= 10**6:
+        value = value % 10**6 + 10**6  # of the same plural form
+    if value.as_tuple().exponent < -3:
+        value = round(value, 3)
+    written = currencies.plain(format_unit(value, unit, "long", "0.###", locale=known), language)
+    pattern, found = re.subn(r"[0-9]+(?:[.,٫][0-9]+)?", "{0}", written, count=1)
     if not found:
         return written if value in (1, 2) else None  # Arabic says one and two by the noun
     return pattern.replace("{0} ", "{0}") if language in _UNSPACED else pattern

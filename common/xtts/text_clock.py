@@ -11,12 +11,13 @@ import re
 
 from common.xtts import text_currencies as currencies
 from common.xtts import text_numbers as numbers
-from common.xtts import text_rules as rules
 from common.xtts.text_amounts import placed
 
-_TIME = re.compile(r"(?<![A-Za-z0-9_:.,/])([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?(?![A-Za-z0-9_:/]|[.,][0-9])(?P<after> ?(?:Uhr\b|uur\b|[ap]\.?m\b\.?))?")
-_HOUR_MARK = re.compile(r"(?<![A-Za-z0-9_:.,/])([0-9]{1,2}) ?h ?([0-5][0-9])(?![A-Za-z0-9_])")  # French, Portuguese: 10h30
-_DOTTED = re.compile(r"(?<![A-Za-z0-9_:.,/])([0-9]{1,2})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
+_ALONE, _END = r"(?<![A-Za-z0-9_:.,/])", r"(?![A-Za-z0-9_:/]|[.,][0-9])"
+_SUFFIX = r"(?P<after> ?(?:Uhr\b|uur\b|[ap]\.?m\b\.?))?"
+_TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_END}{_SUFFIX}")
+_HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h ?([0-5][0-9])(?![A-Za-z0-9_])")  # 10h30
+_DOTTED = re.compile(rf"{_ALONE}([0-9]{{1,2}})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
 _HAS_TIME = re.compile("[0-9] ?[:h.] ?[0-5][0-9]")
 
 _YEAR_FIRST = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])")
@@ -182,7 +183,7 @@ def _month(month: int, year: int, language: str) -> str:
         return {6: "유", 10: "시"}.get(month) or numbers.cardinal(str(month), "ko")
     if language == "fa" and 1200 <= year <= 1500:
         return _PERSIAN_MONTHS[month - 1]
-    return _months(language)[month].lower()
+    return currencies.plain(_months(language)[month], language)
 
 
 @functools.cache

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from decimal import Decimal
 
 from babel import Locale, UnknownLocaleError
 from babel.numbers import get_currency_name
+
+from common.xtts.text_marks import remove_silent
 
 # Signs, the longest first where one begins another. "¥" is the yuan in Chinese.
 SIGNS = {
@@ -112,7 +115,11 @@ _SMALL_NAMES = {
     "ja": "セント, セント, ペンス, パイサ, コペイカ, クルシュ",
     "ko": "센트, 센트, 펜스, 파이사, 코페이카, 쿠루시",
 }
-_OWN_SMALL_NAMES = {("pl", "PLN"): "grosz|grosze|groszy|grosza", ("cs", "CZK"): "haléř|haléře|haléřů|haléře", ("pt", "BRL"): "centavo|centavos"}
+_OWN_SMALL_NAMES = {
+    ("pl", "PLN"): "grosz|grosze|groszy|grosza",
+    ("cs", "CZK"): "haléř|haléře|haléřů|haléře",
+    ("pt", "BRL"): "centavo|centavos",
+}
 
 
 class _Forms:
@@ -162,14 +169,22 @@ def name(language: str, code: str, count: Decimal) -> tuple[str, str] | None:
     found = get_currency_name(code, count=abs(count), locale=known) if known else code
     if found == code:
         return None
-    lowered = (found.replace("İ", "i").replace("I", "ı") if language in ("tr", "az") else found).lower()
-    return lowered, _gender_of(language, lowered)
+    found = plain(found, language)
+    return found, _gender_of(language, found)
 
 
 def small_name(language: str, code: str, count: int) -> tuple[str, str] | None:
     """`name` of the hundredth part ("cents"); None where amounts of that currency are read as decimals."""
     forms = _forms(language, code, True)
     return (forms.of(plural(language, Decimal(count))), forms.gender) if forms else None
+
+
+def plain(words: str, language: str) -> str:
+    """Words of CLDR as cleaning writes them: lower case, nothing invisible."""
+    if language in ("tr", "az"):
+        words = words.replace("İ", "i").replace("I", "ı")
+    words = words.replace("\u200c", " " if language in ("ar", "fa", "ur") else "")
+    return unicodedata.normalize("NFC", remove_silent(words.replace("\xa0", " ")).lower())
 
 
 def _gender_of(language: str, found: str) -> str:
@@ -179,7 +194,11 @@ def _gender_of(language: str, found: str) -> str:
         forms = _forms(language, code, False)
         if forms and words & set(forms.by_category.values()):
             return forms.gender
-    return "f" if language in ("cs", "ru", "pl") and words & {"koruna", "koruny", "korun", "крона", "кроны", "крон", "korona", "korony"} else "m"
+    return (
+        "f"
+        if language in ("cs", "ru", "pl") and words & {"koruna", "koruny", "korun", "крона", "кроны", "крон", "korona", "korony"}
+        else "m"
+    )
 
 
 def signs(language: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from common.xtts.text_amounts import placed
 from common.xtts.text_currencies import plural
 
 _SLASH = "\u2044"
-_VULGAR = re.compile("([0-9\u0660-\u0669\u06f0-\u06f9]*) ?([\u00bc-\u00be\u2150-\u215e])")
+_VULGAR = re.compile("(?:([0-9\u0660-\u0669\u06f0-\u06f9]) ?)?([\u00bc-\u00be\u2150-\u215e])")
 _FRACTION = re.compile(rf"(?<![A-Za-z0-9_.,/{_SLASH}])(?:([0-9]+) )?([0-9]+)([/{_SLASH}])([0-9]+)(?![A-Za-z0-9_/{_SLASH}]|[.,][0-9])")
 _PERSIAN_POINT = re.compile(r"(?<![\w/.,])([۰-۹0-9]+)/([۰-۹0-9]+)(?![\w/]|[.,][0-9۰-۹])")
 _PERSIAN_FRACTIONS = frozenset({("1", "2"), ("1", "3"), ("2", "3"), ("1", "4"), ("3", "4")})

@@ -35,8 +35,8 @@ _ORDINAL = {language: re.compile(f"([0-9]+)({suffixes})") for language, suffixes
 _PERSIAN_ORDINAL = re.compile("([0-9]+)( ?ا\u064f?م|م| ?ا?مین)(?![\u0621-\u06cc\u200c])")
 # A thin or no-break space between digits in threes groups thousands in any language, an ordinary space only in some.
 _THIN_GROUPS = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
-# Two or more groups after one mark are thousands, whatever the language's custom ("1.000.000" in English).
-_MANY_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:,[0-9]{3}){2,})(?![0-9])")
+# Two or more groups after one mark are thousands, whatever the language's custom ("1.000.000" in English, "12,34,567" in India).
+_MANY_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:,[0-9]{3}){2,}|(?:,[0-9]{2})+,[0-9]{3})(?![0-9])")
 _SPACE_GROUPS = re.compile("(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _LETTER_MEETS_DIGIT = re.compile(r"(?<=[^\W\d_])(?=[0-9])|(?<=[0-9])(?=[^\W\d_])")
 _PERSIAN_FRACTIONS = {1: "دهم", 2: "صدم", 3: "هزارم"}
@@ -126,7 +126,9 @@ def _turkish(value: int) -> str:
     for scale in _TURKISH_SCALES:
         value, group = divmod(value, 1000)
         hundreds, tens, units = group // 100, group // 10 % 10, group % 10
-        spelled = (_TURKISH_UNITS[hundreds] if hundreds > 1 else "") + ("yüz" if hundreds else "") + _TURKISH_TENS[tens] + _TURKISH_UNITS[units]
+        spelled = (
+            (_TURKISH_UNITS[hundreds] if hundreds > 1 else "") + ("yüz" if hundreds else "") + _TURKISH_TENS[tens] + _TURKISH_UNITS[units]
+        )
         if group:
             words = ("" if scale == "bin" and group == 1 else spelled) + scale + words
     return words or "sıfır"

@@ -37,9 +37,7 @@ BACKENDS = {
 }
 
 # Languages whose thousands are grouped with commas and whose decimals follow a point; elsewhere the other way round.
-COMMA_GROUPS = frozenset(
-    {"en", "ru", "fa", "ja", "ko", "zh", "hi", "bn", "cy", "ga", "he", "ms", "sw", "ta", "te", "th", "tl", "ur"}
-)
+COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh", "hi", "bn", "cy", "ga", "he", "ms", "sw", "ta", "te", "th", "tl", "ur"})
 XTTS_COMMA_GROUPS = frozenset({"en", "ru"})
 # Ours: languages that group thousands with a space ("12 500").
 SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "no", "sk", "sv", "uk"})
