@@ -123,6 +123,6 @@ def _read_source(rows: CorpusRows, languages: _Languages, source: Source, number
             rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
             continue
         code = item.language or source.language or language
-        settled = languages.settle(code, f"{item.file}:{item.line}")
         by_default = item.language is None and source.language is None
+        settled = languages.settle(code, f"{item.file}:{item.line}" + (", by data.language" if by_default else ""))
         rows.entries.append(CorpusRow(item, number, split, settled, item.speaker or speaker, by_default))

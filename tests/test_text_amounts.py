@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from number_reader import Unreadable, read
 
-from common.xtts import text, text_amounts, text_chinese, text_clock, text_fractions, text_numbers
+from common.xtts import text, text_amounts, text_chinese, text_clock, text_fractions, text_numbers, text_rules
 from common.xtts.text import clean
 
 LANGUAGES = "en de fr es pt it pl ru tr nl cs hu ar hi fa zh ja ko".split()
@@ -43,6 +43,14 @@ CENTS = {
     "pl": "cent pens", "ru": "цент пенс", "tr": "sent peni", "nl": "cent pen", "cs": "cent pen", "hu": "cent penny", "ar": "سنت بنس",
     "hi": "सेंट पेंस", "fa": "سنت پنس", "ja": "セント ペンス", "ko": "센트 펜스",
 }  # fmt: skip
+KILOMETRES = dict(
+    zip(
+        LANGUAGES,
+        "kilomet kilometer kilomètre kilómetro quilômetro chilometr kilometr километр kilometre kilometer kilometr kilométer كيلومتر"
+        " किलोमीटर کیلومتر 公里 キロメートル 킬로미터".split(),
+        strict=True,
+    )
+)
 UNSPACED = {"zh", "ja"}
 
 
@@ -64,8 +72,8 @@ def written(value, language):
 
 
 def amount_read(words, language, code):
-    """The value of an amount; Unreadable where its currency is not named beside the number."""
-    noun = NOUNS[language].split()[ORDER.index(code)]
+    """The value of an amount; Unreadable where its currency (or unit) is not named beside the number."""
+    noun = KILOMETRES[language] if code == "km" else NOUNS[language].split()[ORDER.index(code)]
     cents = dict(zip(("USD", "GBP"), CENTS.get(language, "(?!) (?!)").split(), strict=True)).get("USD" if code == "EUR" else code, "(?!)")
     found = _noun(noun, words, language)
     small = _noun(cents, words[found.end() :] if found else words, language)
@@ -76,13 +84,14 @@ def amount_read(words, language, code):
         value += _count(_longest(words[: found.start()], language, first=True), found.group(), language)
     if small:
         between = words[found.end() :][: small.start()] if found else words[: small.start()]
+        between = between.removeprefix(" واحد")  # the one before it
         value += _count(_longest(between, language, first=False), small.group(), language) / 100
     return value
 
 
 def _noun(stem, words, language):
     """Where a name that begins so stands, with its ending; an adjective may come before the stem."""
-    if language in UNSPACED:
+    if language in ("zh", "ja", "ko"):
         return re.search(stem, words)
     return re.search(rf"(?<![^\W_])(?:d')?(?:{stem})\w*", words)
 
@@ -111,7 +120,7 @@ def _count(value, noun, language):
 def _samples(language, number=200):
     rng = random.Random(f"amounts {language}")
     for i in range(number):
-        kind = ("whole", "decimal", "before", "after", "cents", "code", "thousands", "millions")[i % 8]
+        kind = ("whole", "decimal", "before", "after", "cents", "code", "thousands", "millions", "negative", "unit")[i % 10]
         value = rng.choice((rng.randrange(30), rng.randrange(130), rng.randrange(2500), rng.randrange(10 ** rng.randint(4, 12))))
         sign = rng.choice(list(SIGNS))
         if language == "zh" and sign == "¥":
@@ -132,6 +141,11 @@ def _samples(language, number=200):
             code = rng.choice(("SGD", "CHF", "USD", "INR"))
             both = f"{code} {written(value, language)}", f"{written(value, language)} {code}"
             yield rng.choice(both), Decimal(value), code
+        elif kind == "negative":
+            yield "-" + written(value, language), Decimal(-value), None
+        elif kind == "unit":
+            value = Decimal(value) if value % 2 else Decimal(value) + Decimal("0.5")
+            yield written(value, language) + rng.choice(("", " ")) + "km", value, "km"
         elif kind == "thousands":
             value = value % 900 + 1
             yield f"{sign}{value}k", Decimal(value) * 1000, SIGNS[sign]
@@ -139,6 +153,15 @@ def _samples(language, number=200):
             value = Decimal(rng.randrange(11, 9999)) / 10
             shown = f"{value}" if language in COMMAS else f"{value}".replace(".", ",")
             yield f"{sign}{shown}M", value * 10**6, SIGNS[sign]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_unit_has_words(language):
+    for unit in {**text_rules.UNITS, **text_rules.LOCAL_UNITS.get(language, {})}.values():
+        pattern = text_amounts._unit_pattern(language, unit, Decimal(5))
+        words = pattern.replace("{0}", "")
+        assert any(c.isalpha() for c in words), (unit, pattern)
+        assert not re.search("[0-9/%‰°]", words), (unit, pattern)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -336,8 +336,8 @@ def _unit(match: re.Match, language: str) -> str:
 def _unit_pattern(language: str, unit: str, value: Decimal) -> str | None:
     """ "{0} kilometres" as it goes with `value`; None where CLDR has none for the language."""
     known = currencies.locale(language)
-    if known is None:
-        return None
+    if known is None or (language, unit) in rules.UNIT_PATTERNS:
+        return rules.UNIT_PATTERNS.get((language, unit))
     if value >= 10**6:
         value = value % 10**6 + 10**6  # of the same plural form
     if value.as_tuple().exponent < -3:

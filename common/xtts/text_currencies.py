@@ -183,6 +183,8 @@ def plain(words: str, language: str) -> str:
     """Words of CLDR as cleaning writes them: lower case, nothing invisible."""
     if language in ("tr", "az"):
         words = words.replace("İ", "i").replace("I", "ı")
+    if language == "fa":
+        words = words.replace("\u0647\u0654", "\u0647 \u06cc")
     words = words.replace("\u200c", " " if language in ("ar", "fa", "ur") else "")
     return unicodedata.normalize("NFC", remove_silent(words.replace("\xa0", " ")).lower())
 

@@ -110,10 +110,10 @@ SCALE_WORDS = {
     "ko": {"천": 3, "만": 4, "백만": 6, "억": 8, "조": 12},
 }  # fmt: skip
 SCALE_ABBREVIATIONS = {
-    "de": {"Tsd.": 3, "Tsd": 3, "Mio.": 6, "Mio": 6, "Mrd.": 9, "Mrd": 9}, "fr": {"Md": 9, "Mds": 9}, "es": {"M": 6, "MM": 6},
+    "de": {"Tsd.": 3, "Tsd": 3, "Mio.": 6, "Mio": 6, "Mrd.": 9, "Mrd": 9}, "fr": {"Md": 9, "Mds": 9}, "es": {"MM": 6},
     "pt": {"mi": 6, "bi": 9}, "it": {"mln": 6, "mld": 9}, "nl": {"mln.": 6, "mln": 6, "mld.": 9, "mld": 9, "mrd": 9},
     "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9}, "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
-    "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"M": 6, "Mrd": 9},
+    "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"Mrd": 9},
 }  # fmt: skip
 # After a decimal number: million, thousand million, million million.
 DECIMAL_SCALES = {
@@ -130,7 +130,15 @@ UNITS = {
     "°F": "temperature-fahrenheit", "kB": "digital-kilobyte", "MB": "digital-megabyte", "GB": "digital-gigabyte",
     "TB": "digital-terabyte", "Hz": "frequency-hertz", "kHz": "frequency-kilohertz", "MHz": "frequency-megahertz",
     "GHz": "frequency-gigahertz", "kW": "power-kilowatt", "kWh": "energy-kilowatt-hour",
+    "‰": "concentr-permille",
 }  # fmt: skip
+# Ours, where CLDR writes a sign.
+UNIT_PATTERNS = {
+    ("tr", "speed-kilometer-per-hour"): "saatte {0} kilometre",
+    ("ar", "energy-kilowatt-hour"): "{0} كيلو واط ساعة",
+    ("ko", "concentr-permille"): "{0} 퍼밀",
+    ("zh", "concentr-permille"): "千分之{0}",
+}
 LOCAL_UNITS = {
     "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound", "oz": "mass-ounce"},
     "ru": {"км/ч": UNITS["km/h"], "км": UNITS["km"], "см": UNITS["cm"], "мм": UNITS["mm"], "кг": UNITS["kg"], "мл": UNITS["ml"],
