@@ -3,6 +3,7 @@
 import random
 import re
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from number_reader import Unreadable, read
@@ -10,6 +11,7 @@ from number_reader import Unreadable, read
 from common.xtts import text, text_amounts, text_chinese, text_clock, text_fractions, text_numbers, text_rules
 from common.xtts.text import clean
 
+ROOT = Path(__file__).parents[1]
 LANGUAGES = "en de fr es pt it pl ru tr nl cs hu ar hi fa zh ja ko".split()
 COMMAS = {"en", "ru", "fa", "hi", "zh", "ja", "ko"}  # thousands
 SIGNS = {
@@ -176,3 +178,13 @@ def test_200_numbers_and_amounts_are_read_back(language):
         if found != value:
             wrong.append((shown, words, found))
     assert not wrong, f"{len(wrong)} of 200: {wrong[:5]}"
+
+
+def test_the_table_in_the_documentation_is_what_is_read():
+    lines = (ROOT / "docs" / "text.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rows = [row for row in rows if len(row) == 7 and row[0] in LANGUAGES]
+    assert {row[0] for row in rows} == set(LANGUAGES)
+    for language, _, _, *expected in rows:
+        amount = "$5.50" if language in COMMAS else "$5,50"
+        assert [spoken(text, language) for text in (amount, "8:30", "½", "-5")] == expected, language

@@ -39,7 +39,7 @@ MONEY = [
     ("en", "$5.5 million", "five point five million dollars"),
     ("en", "$20k", "twenty thousand dollars"),
     ("en", "$1.2bn and £3M", "one point two billion dollars and three million pounds sterling"),
-    ("en", "2.5k views, 4K", "two thousand, five hundred views, fourk"),
+    ("en", "2.5k views, 4K", "two thousand, five hundred views, four k"),
     ("de", "5,5 Mio. € und 3 Mrd. $", "fünf komma fünf millionen euro und drei milliarden dollar"),
     ("fr", "1,5 M€ et 20k€", "un virgule cinq millions d'euros et vingt mille euros"),
     ("ru", "5,5 млн руб. и 5 тыс. руб. ныне", "пять целых пять десятых миллиона рублей и пять тысяч рублей ныне"),
@@ -56,6 +56,7 @@ MONEY = [
     ("en", "in 2020 $30, then 5€ 10€", "in two thousand and twenty thirty dollars, then five euro ten euro"),
     ("en", "5-10 €", "five - ten euro"),
     ("en", "it cost $5.", "it cost five dollars."),
+    ("nl", "€ 5,- of 20.-- €", "vijf euro of twintig euro"),
     ("en", "$0.05 and 50¢", "five cents and fifty cents"),
     ("en", "₹1,00,000", "one hundred thousand rupees"),
 ]  # fmt: skip
@@ -79,7 +80,8 @@ READ = [
     ("hu", "8:30", "nyolc óra harminc"),
     ("tr", "8:30", "sekiz otuz"),
     ("ar", "الساعة 8:30", "الساعة الثامنة و ثلاثون دقيقة"),
-    ("hi", "8:30", "आठ बजकर तीस मिनट"),
+    ("hi", "8:30 बजे और 9:00 बजे", "आठ बजकर तीस मिनट और नौ बजे"),
+    ("de", "um 1 Uhr", "um ein uhr"),
     ("en", "a ratio of 16:9, John 3:2", "a ratio of sixteen:nine, john three:two"),
     ("en", "2024-05-03", "may third, twenty twenty-four"),
     ("en", "13.5.2024 or 5/13/1984", "may thirteenth, twenty twenty-four or may thirteenth, nineteen eighty-four"),
@@ -103,7 +105,11 @@ READ = [
     ("hi", "⅗", "तीन बटा पाँच"),
     ("en", "24/7 and/or 10/3", "twenty-four/seven and/or ten/three"),
     # negative numbers, and hyphens that are none
-    ("en", "-5 or (-2.5), 3-4, covid-19", "minus five or (minus two point five), three-four, covid-nineteen"),
+    ("en", "-5 or (-2.5), 3-4, covid-19", "minus five or (minus two point five), three - four, covid-nineteen"),
+    ("en", "1990-2000", "one thousand, nine hundred and ninety - two thousand"),
+    ("en", "x=-3", "x=minus three"),
+    ("en", "the 1990s, '80s and 1900s", "the nineteen nineties, eighties and nineteen hundreds"),
+    ("en", "B2B in 1080p", "b two b in one thousand and eighty p"),
     ("de", "-5", "minus fünf"),
     ("ru", "−5", "минус пять"),
     ("hi", "-5", "ऋण पाँच"),
@@ -243,11 +249,11 @@ def test_a_given_vocabulary_says_the_text_without_them():
 # -- D15: damage -----------------------------------------------------------------------------------------
 
 WHOLE = ["Spaß“ sagte er", "CAFÉ… fermé", "»MENÜ« und »Ü«", "naïve œuf", "« À bientôt… »", "“it’s”…", "30°C – 5 €", "SEÑOR — ¡OLÉ!", "ÂGE",
-         "Đorđe Ž. Š.", "ĞÜŞİ ÖÇ", "привет, как дела?", "سگ و گربه", "عکس طغرا", "日本語です。"]  # fmt: skip
+         "Đorđe Ž. Š.", "ĞÜŞİ ÖÇ", "привет, как дела?", "سگ و گربه", "عکس طغرا", "XÃ HỘI CHỦ NGHĨA", "日本語です。"]  # fmt: skip
 DAMAGED = [
     ("en", "it\ufffds"), ("en", "itâ€™s"), ("fr", "cafÃ© au lait"), ("de", "fÃ¼r"), ("ru", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚ Ð¼Ð¸Ñ€"), ("ru", "РїСЂРёРІРµС‚"),
     ("fa", "Ø³Ù„Ø§Ù… Ø¯Ù†ÛŒØ§"), ("fa", "ط³ظ„ط§ظ…"), ("en", "5 â‚¬ each"), ("tr", "Ä°stanbul"), ("cs", "ÄŒeskÃ½"), ("en", "a \ud83d b"),
-    ("en", "itâ\x80\x99s"),
+    ("en", "itâ\x80\x99s"), ("fr", "voilÃ\xa0 tout"), ("fr", "voilÃ  tout"),
 ]  # fmt: skip
 
 

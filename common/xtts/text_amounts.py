@@ -24,6 +24,8 @@ _UNSPACED = ("zh", "ja")
 _EXACT_SCALES = ("zh", "ja", "ko", "hi")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3})+(?![0-9])|[0-9]+)(?:[.,][0-9]+)*|[.,][0-9]+"
 
+_NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -80,6 +82,7 @@ def expand(text: str, language: str) -> str:
     TextError: a currency sign that stands by a number and has no name in `language`.
     """
     if any(c.isdigit() for c in text):
+        text = _NO_CENTS.sub("", text)
         for pattern in _money_patterns(language):
             text = pattern.sub(lambda m: _money(m, language), text)
         text = _counted(language).sub(lambda m: _unit(m, language), text)

@@ -14,10 +14,12 @@ from common.xtts import text_numbers as numbers
 from common.xtts.text_amounts import placed
 
 _ALONE, _END = r"(?<![A-Za-z0-9_:.,/])", r"(?![A-Za-z0-9_:/]|[.,][0-9])"
-_SUFFIX = r"(?P<after> ?(?:Uhr\b|uur\b|[ap]\.?m\b\.?))?"
+_SUFFIX = r"(?P<after> ?(?:Uhr\b|uur\b|बजे|[ap]\.?m\b\.?))?"
 _TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_END}{_SUFFIX}")
 _HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h ?([0-5][0-9])(?![A-Za-z0-9_])")  # 10h30
 _DOTTED = re.compile(rf"{_ALONE}([0-9]{{1,2}})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
+_ONE_O_CLOCK = re.compile(r"(?<![A-Za-z0-9_:.,/])1(?= Uhr\b)")
+_DECADE = re.compile(r"(?<![A-Za-z0-9_:.,/$£€])'?([12][0-9][0-9]|[2-9])0'?s\b")
 _HAS_TIME = re.compile("[0-9] ?[:h.] ?[0-5][0-9]")
 
 _YEAR_FIRST = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])")
@@ -58,6 +60,10 @@ def expand(text: str, language: str) -> str:
         for pattern in patterns:
             text = pattern.sub(lambda m: _date(m, m[1], m[3], m[4], language), text)
         text = _YEAR_LAST.sub(lambda m: _day_first(m, language), text)
+    if language == "en":
+        text = _DECADE.sub(lambda m: placed(m, _decade(m[1]), "en"), text)
+    if language == "de":
+        text = _ONE_O_CLOCK.sub("ein", text)
     if language in _TIMES and _HAS_TIME.search(text):
         text = _TIME.sub(lambda m: _time(m, language), text)
         if language in ("fr", "pt"):
@@ -84,7 +90,7 @@ def _time(match: re.Match, language: str) -> str:
         words = hours if half else _sharp(hour, hours, language, sharp)
     if match.re is _TIME and match[3]:
         words += _SECONDS.get(language, " {}").format(numbers.cardinal(str(int(match[3])), language))
-    if (groups.get("after") or "").strip() and language not in ("de", "nl"):
+    if (groups.get("after") or "").strip() and language not in ("de", "nl", "hi"):
         words += groups["after"] if groups["after"].startswith(" ") else " " + groups["after"]
     return placed(match, words, language)
 
@@ -154,6 +160,13 @@ def _date(match: re.Match, year: str, month: str, day: str, language: str) -> st
         return match.group()
     words = _DATES[language].format(d=_day(int(day), language), m=_month(int(month), int(year), language), y=_year(int(year), language))
     return placed(match, words, language)
+
+
+def _decade(tens: str) -> str:
+    """ "199" -> "nineteen nineties"."""
+    number = int(tens) * 10
+    words = numbers.year(number, "en") if number > 100 else numbers.cardinal(str(number), "en")
+    return words[:-1] + "ies" if words.endswith("ty") else words + "s"
 
 
 def _day(day: int, language: str) -> str:

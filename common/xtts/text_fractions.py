@@ -20,7 +20,7 @@ _VULGAR = re.compile("(?:([0-9\u0660-\u0669\u06f0-\u06f9]) ?)?([\u00bc-\u00be\u2
 _FRACTION = re.compile(rf"(?<![A-Za-z0-9_.,/{_SLASH}])(?:([0-9]+) )?([0-9]+)([/{_SLASH}])([0-9]+)(?![A-Za-z0-9_/{_SLASH}]|[.,][0-9])")
 _PERSIAN_POINT = re.compile(r"(?<![\w/.,])([۰-۹0-9]+)/([۰-۹0-9]+)(?![\w/]|[.,][0-9۰-۹])")
 _PERSIAN_FRACTIONS = frozenset({("1", "2"), ("1", "3"), ("2", "3"), ("1", "4"), ("3", "4")})
-_MINUS = re.compile(r"(?:(?<=[\s(\[{\"'])|^)-(?=[0-9])")
+_MINUS = re.compile(r"(?:(?<=[\s(\[{\"'=<>×*])|^)-(?=[0-9])")
 
 # The names of halves to tenths, by plural form: one and other; one, few and many in Slavic languages; one, two and more in Arabic.
 _NAMES = {
@@ -100,6 +100,8 @@ def _words(n: int, d: int, language: str) -> str | None:
     count = numbers.cardinal(str(n), language).lower()
     if language == "tr":
         return f"{forms[0]} {count}"
+    if language == "nl":
+        count = count.replace("één", "een")  # "een half", not "one half"
     gender = "f" if language in ("pl", "ru", "cs") else "m"
     return f"{numbers.agree(count, language, gender)} {_form(forms, n, language)}"
 

@@ -19,6 +19,7 @@ _FILLERS = frozenset("\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u18
 # Invisible between letters: taken out without parting them. Anything else leaves a space.
 _JOINED = frozenset("\u034f\u0640")
 _ANSI = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
+_CAPITALS = re.compile(r"(\w)Ã ")
 _PRIVATE = ("Cc", "Cf", "Cn", "Co", "Cs", "So")
 # UTF-8 read as the code page of Arabic Windows: each letter became one of these and a second character.
 _ARABIC_WINDOWS = re.compile("[طظعغ][^\\s\\w]|[طظعغ][\u0679\u067e\u0686\u0688\u0691\u0698\u06a9\u06af\u06ba\u06be\u0192ˆ]")
@@ -66,13 +67,14 @@ def require_undamaged(text: str, scripts: tuple[tuple[int, int], ...]) -> None:
         if bad in text:
             raise DamagedText(f"damaged text: U+{ord(bad):04X} at character {text.index(bad) + 1}, where a letter was lost")
     repaired = _repaired(text)
-    if repaired != text and all(not c.isalpha() or ord(c) < 0x250 or _within(c, scripts) for c in set(repaired) - set(text)):
+    if repaired != text and all(_expected(c, scripts) for c in set(repaired) - set(text)):
         raise DamagedText(f"damaged text: UTF-8 that was read in another encoding; perhaps it was {repaired.strip()[:60]!r}")
 
 
 def _repaired(text: str) -> str:
     if is_bad(text):
-        return ftfy.fix_encoding(text)
+        capitals = _CAPITALS.search(text)  # Vietnamese "XÃ HỘI", not a French "à" whose second byte was stripped
+        return ftfy.fix_encoding(text, restore_byte_a0=not (capitals and capitals[1].isupper()))
     if _ARABIC_WINDOWS.search(text):
         return " ".join(map(_from_arabic_windows, text.split(" ")))
     return text
@@ -87,5 +89,7 @@ def _from_arabic_windows(word: str) -> str:
     return repaired if len(word) >= 4 else word
 
 
-def _within(character: str, ranges: tuple[tuple[int, int], ...]) -> bool:
-    return any(low <= ord(character) <= high for low, high in ranges)
+def _expected(character: str, scripts: tuple[tuple[int, int], ...]) -> bool:
+    if character.isalpha():
+        return ord(character) < 0x250 or any(low <= ord(character) <= high for low, high in scripts)
+    return unicodedata.category(character) not in ("Cn", "Co")
