@@ -1,4 +1,6 @@
-"""What a scan says of the texts it keeps: letters of a foreign script, characters without a sound, what cleaning changes."""
+"""What a scan says of the texts it keeps: letters of a foreign script, characters without a sound,
+what cleaning changes.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class TextFindings:
             self._removed.add(where, {c: text.count(c) for c in removed})
 
     def messages(self) -> list[str]:
-        """One line per language with letters of another script, one for the characters that were left out."""
+        """One line per language with letters of another script, one for the characters that were
+        left out.
+        """
         out = []
         for language, seen in self._foreign.items():
             letters = ", ".join(f"{script} x{n}" for script, n in seen.what.most_common())
@@ -83,5 +87,7 @@ class TextFindings:
         return out
 
     def cleaning(self) -> dict[str, dict]:
-        """By language: how many `texts`, how many `changed` beyond case and spaces, and `examples` [before, after]."""
+        """By language: how many `texts`, how many `changed` beyond case and spaces, and `examples`
+        [before, after].
+        """
         return {language: {"texts": c.texts, "changed": c.changed, "examples": c.examples} for language, c in sorted(self._changes.items())}

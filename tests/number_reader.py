@@ -1,7 +1,8 @@
-"""Reads number words back, in 18 languages: written from their grammars, knowing nothing of the product's tables.
+"""Reads number words back, in 18 languages: written from their grammars, knowing nothing of the
+product's tables.
 
-A word is looked up, or cut into known words (fünf|und|zwanzig), and the values are combined as people do:
-a hundred multiplies what precedes it, a scale everything smaller that precedes it.
+A word is looked up, or cut into known words (fünf|und|zwanzig), and the values are combined as
+people do: a hundred multiplies what precedes it, a scale everything smaller that precedes it.
 """
 
 from __future__ import annotations
@@ -25,53 +26,65 @@ def _counted(words: str, start: int = 0, step: int = 1) -> dict[str, int]:
 _VALUES = {
     "en": {
         **_counted(
-            "zero/oh one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+            "zero/oh one two three four five six seven eight nine ten eleven twelve thirteen"
+            " fourteen fifteen sixteen seventeen"
             " eighteen nineteen"
         ),
         **_counted("twenty thirty forty fifty sixty seventy eighty ninety", 20, 10),
     },
     "de": {
         **_counted(
-            "null eins/ein/eine zwei drei vier fünf sechs/sech sieben/sieb acht neun zehn elf zwölf dreizehn vierzehn fünfzehn"
+            "null eins/ein/eine zwei drei vier fünf sechs/sech sieben/sieb acht neun zehn elf"
+            " zwölf dreizehn vierzehn fünfzehn"
             " sechzehn siebzehn achtzehn neunzehn"
         ),
         **_counted("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig", 20, 10),
     },
     "nl": {
         **_counted(
-            "nul een/één twee drie vier vijf zes zeven acht negen tien elf twaalf dertien veertien vijftien zestien zeventien"
+            "nul een/één twee drie vier vijf zes zeven acht negen tien elf twaalf dertien veertien"
+            " vijftien zestien zeventien"
             " achttien negentien"
         ),
         **_counted("twintig dertig veertig vijftig zestig zeventig tachtig negentig", 20, 10),
     },
     "fr": {
-        **_counted("zéro un/une deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize"),
+        **_counted("zéro un/une deux trois quatre cinq six sept huit neuf dix onze douze treize"
+        " quatorze quinze seize"),
         **_counted("vingt trente quarante cinquante soixante", 20, 10),
         "quatrevingt": 80,
         "quatrevingts": 80,
     },
     "es": {
         **_counted(
-            "cero uno/un/una dos tres cuatro cinco seis siete ocho nueve diez once doce trece catorce quince dieciséis diecisiete"
-            " dieciocho diecinueve veinte veintiuno/veintiún/veintiuna veintidós veintitrés veinticuatro veinticinco veintiséis"
+            "cero uno/un/una dos tres cuatro cinco seis siete ocho nueve diez once doce trece"
+            " catorce quince dieciséis diecisiete"
+            " dieciocho diecinueve veinte veintiuno/veintiún/veintiuna veintidós veintitrés"
+            " veinticuatro veinticinco veintiséis"
             " veintisiete veintiocho veintinueve"
         ),
-        **_counted("treinta cuarenta cincuenta sesenta setenta ochenta noventa cien/ciento", 30, 10),
+        **_counted("treinta cuarenta cincuenta sesenta setenta ochenta noventa cien/ciento", 30,
+        10),
         **_counted(
-            "doscientos/doscientas trescientos/trescientas cuatrocientos/cuatrocientas quinientos/quinientas"
-            " seiscientos/seiscientas setecientos/setecientas ochocientos/ochocientas novecientos/novecientas",
+            "doscientos/doscientas trescientos/trescientas cuatrocientos/cuatrocientas"
+            " quinientos/quinientas"
+            " seiscientos/seiscientas setecientos/setecientas ochocientos/ochocientas"
+            " novecientos/novecientas",
             200,
             100,
         ),
     },
     "pt": {
         **_counted(
-            "zero um/uma dois/duas três quatro cinco seis sete oito nove dez onze doze treze catorze/quatorze quinze"
+            "zero um/uma dois/duas três quatro cinco seis sete oito nove dez onze doze treze"
+            " catorze/quatorze quinze"
             " dezesseis/dezasseis dezessete/dezassete dezoito dezenove/dezanove"
         ),
-        **_counted("vinte trinta quarenta cinquenta sessenta setenta oitenta noventa cem/cento", 20, 10),
+        **_counted("vinte trinta quarenta cinquenta sessenta setenta oitenta noventa cem/cento",
+        20, 10),
         **_counted(
-            "duzentos/duzentas trezentos/trezentas quatrocentos/quatrocentas quinhentos/quinhentas seiscentos/seiscentas"
+            "duzentos/duzentas trezentos/trezentas quatrocentos/quatrocentas quinhentos/quinhentas"
+            " seiscentos/seiscentas"
             " setecentos/setecentas oitocentos/oitocentas novecentos/novecentas",
             200,
             100,
@@ -79,11 +92,13 @@ _VALUES = {
     },
     "it": {
         **_counted(
-            "zero uno/un/una due tre/tré quattro cinque sei sette otto nove dieci undici dodici tredici quattordici quindici sedici"
+            "zero uno/un/una due tre/tré quattro cinque sei sette otto nove dieci undici dodici"
+            " tredici quattordici quindici sedici"
             " diciassette diciotto diciannove"
         ),
         **_counted(
-            "venti/vent trenta/trent quaranta/quarant cinquanta/cinquant sessanta/sessant settanta/settant ottanta/ottant"
+            "venti/vent trenta/trent quaranta/quarant cinquanta/cinquant sessanta/sessant"
+            " settanta/settant ottanta/ottant"
             " novanta/novant",
             20,
             10,
@@ -91,23 +106,30 @@ _VALUES = {
     },
     "pl": {
         **_counted(
-            "zero jeden/jedna/jedno dwa/dwie trzy cztery pięć sześć siedem osiem dziewięć dziesięć jedenaście dwanaście trzynaście"
+            "zero jeden/jedna/jedno dwa/dwie trzy cztery pięć sześć siedem osiem dziewięć dziesięć"
+            " jedenaście dwanaście trzynaście"
             " czternaście piętnaście szesnaście siedemnaście osiemnaście dziewiętnaście"
         ),
-        **_counted("dwadzieścia trzydzieści czterdzieści pięćdziesiąt sześćdziesiąt siedemdziesiąt osiemdziesiąt dziewięćdziesiąt", 20, 10),
-        **_counted("sto dwieście trzysta czterysta pięćset sześćset siedemset osiemset dziewięćset", 100, 100),
+        **_counted("dwadzieścia trzydzieści czterdzieści pięćdziesiąt sześćdziesiąt siedemdziesiąt"
+        " osiemdziesiąt dziewięćdziesiąt", 20, 10),
+        **_counted("sto dwieście trzysta czterysta pięćset sześćset siedemset osiemset"
+        " dziewięćset", 100, 100),
     },
     "ru": {
         **_counted(
-            "ноль один/одна/одно два/две три четыре пять шесть семь восемь девять десять одиннадцать двенадцать тринадцать"
+            "ноль один/одна/одно два/две три четыре пять шесть семь восемь девять десять"
+            " одиннадцать двенадцать тринадцать"
             " четырнадцать пятнадцать шестнадцать семнадцать восемнадцать девятнадцать"
         ),
-        **_counted("двадцать тридцать сорок пятьдесят шестьдесят семьдесят восемьдесят девяносто сто", 20, 10),
-        **_counted("двести триста четыреста пятьсот шестьсот семьсот восемьсот девятьсот", 200, 100),
+        **_counted("двадцать тридцать сорок пятьдесят шестьдесят семьдесят восемьдесят девяносто"
+        " сто", 20, 10),
+        **_counted("двести триста четыреста пятьсот шестьсот семьсот восемьсот девятьсот", 200,
+        100),
     },
     "cs": {
         **_counted(
-            "nula jedna/jeden/jedno dva/dvě tři čtyři pět šest sedm osm devět deset jedenáct dvanáct třináct čtrnáct patnáct"
+            "nula jedna/jeden/jedno dva/dvě tři čtyři pět šest sedm osm devět deset jedenáct"
+            " dvanáct třináct čtrnáct patnáct"
             " šestnáct sedmnáct osmnáct devatenáct"
         ),
         **_counted("dvacet třicet čtyřicet padesát šedesát sedmdesát osmdesát devadesát", 20, 10),
@@ -122,25 +144,32 @@ _VALUES = {
     },
     "ar": {
         **_counted(
-            "صفر واحد/احد/أحد اثنان/اثنا/اثني/اثنتان ثلاثة/ثلاث أربعة/أربع خمسة/خمس ستة/ست سبعة/سبع ثمانية/ثماني/ثمان تسعة/تسع عشرة/عشر"
+            "صفر واحد/احد/أحد اثنان/اثنا/اثني/اثنتان ثلاثة/ثلاث أربعة/أربع خمسة/خمس ستة/ست"
+            " سبعة/سبع ثمانية/ثماني/ثمان تسعة/تسع عشرة/عشر"
         ),
         **_counted("عشرون ثلاثون أربعون خمسون ستون سبعون ثمانون تسعون", 20, 10),
         **dict.fromkeys("مئتان مائتان مئتا مائتا".split(), 200),
     },
     "fa": {
         **_counted(
-            "صفر یک دو سه چهار پنج شش هفت هشت نه ده یازده دوازده سیزده چهارده پانزده شانزده هفده هجده نوزده"
+            "صفر یک دو سه چهار پنج شش هفت هشت نه ده یازده دوازده سیزده چهارده پانزده شانزده هفده"
+            " هجده نوزده"
         ),
         **_counted("بیست سی چهل پنجاه شصت هفتاد هشتاد نود صد", 20, 10),
         **_counted("دویست سیصد چهارصد پانصد ششصد هفتصد هشتصد نهصد", 200, 100),
     },
     # CLDR's words, with the other usual spelling of three of them.
     "hi": _counted(
-        "शून्य एक दो तीन चार पाँच छह सात आठ नौ दस ग्यारह बारह तेरह चौदह पन्द्रह/पंद्रह सोलह सत्रह अठारह उन्नीस बीस इक्कीस बाईस तेईस चौबीस"
-        " पच्चीस छब्बीस सत्ताईस अट्ठाईस उनतीस तीस इकतीस बत्तीस तैंतीस चौंतीस पैंतीस छत्तीस सैंतीस अड़तीस उनतालीस चालीस इकतालीस बयालीस"
-        " तैंतालीस चौवालीस पैंतालीस छियालीस सैंतालीस अड़तालीस उनचास पचास इक्यावन बावन तिरेपन चौवन पचपन छप्पन सत्तावन अट्ठावन उनसठ साठ"
-        " इकसठ बासठ तिरेसठ चौंसठ पैंसठ छियासठ सड़सठ अड़सठ उनहत्तर सत्तर इकहत्तर बहत्तर तिहत्तर चौहत्तर पचहत्तर छिहत्तर सतहत्तर अठहत्तर"
-        " उनासी/उन्यासी अस्सी इक्यासी बयासी तिरासी चौरासी पचासी छियासी सत्तासी अट्ठासी नवासी नब्बे इक्यानबे बानबे तिरानबे चौरानबे"
+        "शून्य एक दो तीन चार पाँच छह सात आठ नौ दस ग्यारह बारह तेरह चौदह पन्द्रह/पंद्रह सोलह सत्रह"
+        " अठारह उन्नीस बीस इक्कीस बाईस तेईस चौबीस"
+        " पच्चीस छब्बीस सत्ताईस अट्ठाईस उनतीस तीस इकतीस बत्तीस तैंतीस चौंतीस पैंतीस छत्तीस सैंतीस"
+        " अड़तीस उनतालीस चालीस इकतालीस बयालीस"
+        " तैंतालीस चौवालीस पैंतालीस छियालीस सैंतालीस अड़तालीस उनचास पचास इक्यावन बावन तिरेपन चौवन"
+        " पचपन छप्पन सत्तावन अट्ठावन उनसठ साठ"
+        " इकसठ बासठ तिरेसठ चौंसठ पैंसठ छियासठ सड़सठ अड़सठ उनहत्तर सत्तर इकहत्तर बहत्तर तिहत्तर"
+        " चौहत्तर पचहत्तर छिहत्तर सतहत्तर अठहत्तर"
+        " उनासी/उन्यासी अस्सी इक्यासी बयासी तिरासी चौरासी पचासी छियासी सत्तासी अट्ठासी नवासी नब्बे"
+        " इक्यानबे बानबे तिरानबे चौरानबे"
         " पंचानबे/पचानबे छियानबे सत्तानबे अट्ठानबे निन्यानबे"
     ),
     "zh": _counted("零 一 二/两 三 四 五 六 七 八 九"),
@@ -148,8 +177,10 @@ _VALUES = {
     "ko": _counted("영 일 이 삼 사 오 육 칠 팔 구"),
 }  # fmt: skip
 _HUNDREDS = {
-    "en": {"hundred": 100}, "de": {"hundert": 100}, "nl": {"honderd": 100}, "fr": {"cent": 100, "cents": 100},
-    "it": {"cento": 100, "cent": 100}, "cs": {"sto": 100, "stě": 100, "sta": 100, "set": 100}, "tr": {"yüz": 100}, "hu": {"száz": 100},
+    "en": {"hundred": 100}, "de": {"hundert": 100}, "nl": {"honderd": 100}, "fr": {"cent": 100,
+    "cents": 100},
+    "it": {"cento": 100, "cent": 100}, "cs": {"sto": 100, "stě": 100, "sta": 100, "set": 100},
+    "tr": {"yüz": 100}, "hu": {"száz": 100},
     "ar": {"مائة": 100, "مئة": 100}, "hi": {"सौ": 100}, "zh": {"十": 10, "百": 100, "千": 1000},
     "ja": {"十": 10, "百": 100, "千": 1000}, "ko": {"십": 10, "백": 100, "천": 1000},
 }  # fmt: skip
@@ -185,16 +216,21 @@ _SCALES = {
 }
 _DUALS = {"ألفان": 2000, "ألفين": 2000, "مليونان": 2 * 10**6, "ملياران": 2 * 10**9, "تريليونان": 2 * 10**12}
 _AND = {
-    "en": "and", "de": "und", "nl": "en ën", "fr": "et de d'", "es": "y de", "pt": "e de", "it": "e di", "ar": "و", "fa": "و",
+    "en": "and", "de": "und", "nl": "en ën", "fr": "et de d'", "es": "y de", "pt": "e de",
+    "it": "e di", "ar": "و", "fa": "و",
 }  # fmt: skip
 _MINUS = {
-    "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی", "fr": "moins", "hi": "ऋण",
-    "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus", "pt": "menos", "ru": "минус",
+    "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی",
+    "fr": "moins", "hi": "ऋण",
+    "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus",
+    "pt": "menos", "ru": "минус",
     "tr": "eksi", "zh": "负",
 }  # fmt: skip
 _POINTS = {
-    "en": "point", "de": "komma", "nl": "komma", "fr": "virgule", "es": "punto", "pt": "vírgula", "it": "virgola", "hi": "दशमलव",
-    "pl": "przecinek", "cs": "celá", "tr": "virgül", "ar": "فاصلة", "ja": "点", "zh": "点", "ko": "점", "fa": "ممیز", "hu": "egész",
+    "en": "point", "de": "komma", "nl": "komma", "fr": "virgule", "es": "punto", "pt": "vírgula",
+    "it": "virgola", "hi": "दशमलव",
+    "pl": "przecinek", "cs": "celá", "tr": "virgül", "ar": "فاصلة", "ja": "点", "zh": "点",
+    "ko": "점", "fa": "ممیز", "hu": "egész",
     "ru": "целых целая",
 }  # fmt: skip
 # "N hundredths" -> how many decimals.

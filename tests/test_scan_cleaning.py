@@ -1,4 +1,6 @@
-"""The scan on texts: damage and unnamed currencies refused, foreign letters and silent characters counted, what cleaning changes."""
+"""The scan on texts: damage and unnamed currencies refused, foreign letters and silent characters
+counted, what cleaning changes.
+"""
 
 import io
 import json

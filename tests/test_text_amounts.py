@@ -1,4 +1,6 @@
-"""Amounts and numbers in 18 languages, read out by the product and read back by `number_reader`: same value, same unit."""
+"""Amounts and numbers in 18 languages, read out by the product and read back by `number_reader`:
+same value, same unit.
+"""
 
 import random
 import re
@@ -15,11 +17,13 @@ ROOT = Path(__file__).parents[1]
 LANGUAGES = "en de fr es pt it pl ru tr nl cs hu ar hi fa zh ja ko".split()
 COMMAS = {"en", "ru", "fa", "hi", "zh", "ja", "ko"}  # thousands
 SIGNS = {
-    "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW", "₽": "RUB", "₺": "TRY", "₪": "ILS", "฿": "THB", "₴": "UAH",
+    "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW", "₽": "RUB",
+    "₺": "TRY", "₪": "ILS", "฿": "THB", "₴": "UAH",
     "﷼": "IRR",
 }  # fmt: skip
 ORDER = [*SIGNS.values(), "SGD", "CHF"]
-# How the name of each currency (and of its hundredth part) begins, in the order above; of the last two any part of the name.
+# How the name of each currency (and of its hundredth part) begins, in the order above; of the last
+# two any part of the name.
 NOUNS = {
     "en": "dollar euro pound yen rupee won roubl lira|liras shekel baht hryvnia rial singapore franc",
     "de": "dollar euro pfund yen rupie won rubel lira schekel baht hrywnja rial singapur frank",
@@ -41,8 +45,10 @@ NOUNS = {
     "ko": "달러 유로 파운드 엔 루피 원 루블 리라 셰켈 바트 흐리브냐 리알 싱가포르 프랑",
 }
 CENTS = {
-    "en": "cent pen", "de": "cent pen", "fr": "cent pen", "es": "céntimo|centavo peni", "pt": "cêntimo pence|péni", "it": "centesim penny",
-    "pl": "cent pens", "ru": "цент пенс", "tr": "sent peni", "nl": "cent pen", "cs": "cent pen", "hu": "cent penny", "ar": "سنت بنس",
+    "en": "cent pen", "de": "cent pen", "fr": "cent pen", "es": "céntimo|centavo peni",
+    "pt": "cêntimo pence|péni", "it": "centesim penny",
+    "pl": "cent pens", "ru": "цент пенс", "tr": "sent peni", "nl": "cent pen", "cs": "cent pen",
+    "hu": "cent penny", "ar": "سنت بنس",
     "hi": "सेंट पेंस", "fa": "سنت پنس", "ja": "セント ペンス", "ko": "센트 펜스",
 }  # fmt: skip
 KILOMETRES = dict(
@@ -74,7 +80,9 @@ def written(value, language):
 
 
 def amount_read(words, language, code):
-    """The value of an amount; Unreadable where its currency (or unit) is not named beside the number."""
+    """The value of an amount; Unreadable where its currency (or unit) is not named beside the
+    number.
+    """
     noun = KILOMETRES[language] if code == "km" else NOUNS[language].split()[ORDER.index(code)]
     cents = dict(zip(("USD", "GBP"), CENTS.get(language, "(?!) (?!)").split(), strict=True)).get("USD" if code == "EUR" else code, "(?!)")
     found = _noun(noun, words, language)
@@ -99,7 +107,9 @@ def _noun(stem, words, language):
 
 
 def _longest(words, language, first):
-    """The value of as many words at the beginning (or end) as are a number; None where there is none."""
+    """The value of as many words at the beginning (or end) as are a number; None where there is
+    none.
+    """
     parts = list(words) if language in UNSPACED else words.replace(",", " ").split()
     for end in range(len(parts), 0, -1):
         chosen = parts[:end] if first else parts[len(parts) - end :]

@@ -1,4 +1,6 @@
-"""Field cases T1 to T8 with siblings: money, units, times, dates and fractions; emoji, fillers and control characters; damage."""
+"""Field cases T1 to T8 with siblings: money, units, times, dates and fractions; emoji, fillers and
+control characters; damage.
+"""
 
 import random
 import unicodedata
@@ -201,7 +203,7 @@ def test_currency_names_are_num2words_where_it_has_them():
     assert compared >= 30
 
 
-# -- characters without a sound, T7 and T8 ---------------------------------------------------------------
+# -- characters without a sound, T7 and T8 -------------------------------------------------------
 
 SILENT = [
     ("fa", "🇮🇷 سلام", "سلام"),
@@ -246,7 +248,7 @@ def test_a_given_vocabulary_says_the_text_without_them():
     assert given.unk not in given.encode("hi😀there \0ok", "en")
 
 
-# -- D15: damage -----------------------------------------------------------------------------------------
+# -- D15: damage ---------------------------------------------------------------------------------
 
 WHOLE = ["Spaß“ sagte er", "CAFÉ… fermé", "»MENÜ« und »Ü«", "naïve œuf", "« À bientôt… »", "“it’s”…", "30°C – 5 €", "SEÑOR — ¡OLÉ!", "ÂGE",
          "Đorđe Ž. Š.", "ĞÜŞİ ÖÇ", "привет, как дела?", "سگ و گربه", "عکس طغرا", "XÃ HỘI CHỦ NGHĨA", "日本語です。"]  # fmt: skip
@@ -270,7 +272,7 @@ def test_d15_whole_text_is_not_damaged(text):
         clean(text, language)
 
 
-# -- languages -------------------------------------------------------------------------------------------
+# -- languages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_letters_of_a_foreign_script_are_counted():
     assert foreign_script("カタカナと漢字", "ja") == {}
 
 
-# -- whatever comes --------------------------------------------------------------------------------------
+# -- whatever comes ------------------------------------------------------------------------------
 
 PIECES = [
     "abc xyz ÄÖÜß éàç", "привет ёЁ", "سلام یک پژ", "こんにちはカタカナ漢字", "안녕하세요", "你好世界", "नमस्ते", "Ωμέγα", "שלום", "ไทย",

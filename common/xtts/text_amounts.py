@@ -1,7 +1,9 @@
-"""Amounts of money, counted units and shortened numbers in words: "$5.5 million", "20k", "12 km", "SGD 5".
+"""Amounts of money, counted units and shortened numbers in words: "$5.5 million", "20k", "12 km",
+"SGD 5".
 
-Works on text that is normalised but not yet lower case ("5 M" and "5 m" differ). What is read here leaves
-no digit and no sign behind; an amount in a currency without a name is a TextError, never the number alone.
+Works on text that is normalised but not yet lower case ("5 M" and "5 m" differ). What is read here
+leaves no digit and no sign behind; an amount in a currency without a name is a TextError, never the
+number alone.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ class Figure:
 
 
 def parse(written: str, language: str, currency: str | None = None) -> Figure | None:
-    """The number that is written: both separators, spaces and apostrophes between groups; None for "2.0.1".
+    """The number that is written: both separators, spaces and apostrophes between groups; None for
+    "2.0.1".
 
-    A single separator before three digits groups thousands where the language, or the currency's home,
-    groups with it.
+    A single separator before three digits groups thousands where the language, or the currency's
+    home, groups with it.
     """
     written = written.replace(" ", "").replace("'", "")
     marks = re.findall("[.,]", written)
@@ -91,7 +94,9 @@ def expand(text: str, language: str) -> str:
 
 
 def placed(match: re.Match, words: str, language: str) -> str:
-    """Words in the place of a match, kept apart from letters beside it; a dot that ends the text stays."""
+    """Words in the place of a match, kept apart from letters beside it; a dot that ends the text
+    stays.
+    """
     if match.group().endswith(".") and not match.string[match.end() :].strip():
         words += "."
     if language in _UNSPACED or language == "ko":  # particles follow without a space
@@ -113,17 +118,21 @@ def number(figure: Figure, language: str) -> str:
     return numbers.cardinal(figure.whole, language).lower()
 
 
-# -- what stands for money -------------------------------------------------------------------------------
+# -- what stands for money -----------------------------------------------------------------------
 
 
 def _word(language: str) -> str:
-    """What may not stand beside a code or a unit, inside of brackets: letters, but particles follow without a space in East Asia."""
+    """What may not stand beside a code or a unit, inside of brackets: letters, but particles follow
+    without a space in East Asia.
+    """
     return "A-Za-z0-9_" if language in ("zh", "ja", "ko") else r"\w"
 
 
 @functools.cache
 def _marks(language: str) -> tuple[str, str]:
-    """Signs as a pattern before and after a number: one that begins or ends with a letter is no part of a word."""
+    """Signs as a pattern before and after a number: one that begins or ends with a letter is no
+    part of a word.
+    """
     signs = sorted(currencies.signs(language), key=len, reverse=True)
     word = _word(language)
     before = [(rf"(?<![{word}])" if s[0].isalpha() else "") + re.escape(s) for s in signs]
@@ -133,8 +142,8 @@ def _marks(language: str) -> tuple[str, str]:
 
 @functools.cache
 def _money_patterns(language: str) -> tuple[re.Pattern, ...]:
-    """By how close the sign is: "$30" and "30€" before "30 €" and "€ 30", so that a sign between two
-    numbers goes with the one it touches.
+    """By how close the sign is: "$30" and "30€" before "30 €" and "€ 30", so that a sign between
+    two numbers goes with the one it touches.
     """
     word, scales = _word(language), _scale_words(language)
     before, after = _marks(language)
@@ -249,7 +258,8 @@ def _cents(figure: Figure, language: str) -> str:
 
 
 def _name_signs(text: str, language: str) -> str:
-    """Signs that stand alone, as the currency's name; those without a name in `language` are refused.
+    """Signs that stand alone, as the currency's name; those without a name in `language` are
+    refused.
 
     "$" and "£" have XTTS's own words and are left to the table of symbols.
     """
@@ -262,7 +272,7 @@ def _name_signs(text: str, language: str) -> str:
     return text
 
 
-# -- thousands, millions ---------------------------------------------------------------------------------
+# -- thousands, millions -------------------------------------------------------------------------
 
 
 @functools.cache
@@ -281,7 +291,9 @@ def _power(letter: str | None, word: str | None, language: str) -> int:
 
 
 def _scale_word(power: int, typed: str | None, language: str) -> str:
-    """What is said for a power of ten after a decimal number: the word as typed, else the language's."""
+    """What is said for a power of ten after a decimal number: the word as typed, else the
+    language's.
+    """
     if typed and typed in rules.SCALE_WORDS.get(language, {}):
         return typed.lower()
     try:
@@ -292,7 +304,9 @@ def _scale_word(power: int, typed: str | None, language: str) -> str:
 
 @functools.cache
 def _scaled(language: str) -> re.Pattern:
-    """A number with a suffix that is no unit: "20k", "1.5M", "5 Mio.". 4K and 8K are the names of screens."""
+    """A number with a suffix that is no unit: "20k", "1.5M", "5 Mio.". 4K and 8K are the names of
+    screens.
+    """
     short = "|".join(re.escape(w) for w in rules.SCALE_ABBREVIATIONS.get(language, {}))
     spaced = rf"| ?(?P<word>{short})" if short else r"|(?P<word>(?!))"
     word = _word(language)
@@ -309,7 +323,7 @@ def _shortened(match: re.Match, language: str) -> str:
     return placed(match, number(figure.shifted(power), language), language)
 
 
-# -- units -----------------------------------------------------------------------------------------------
+# -- units ---------------------------------------------------------------------------------------
 
 
 @functools.cache

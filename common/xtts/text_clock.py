@@ -1,7 +1,8 @@
 """Times of day and dates in words: "8:30", "10h30", "2024-05-03", "3.5.2024", "۱۴۰۲/۵/۱".
 
-Works on normalised text before it is lower case. Read are times with two digits of minutes, and dates with
-four digits of the year. A date like 5/3/2024, which is May or March in English, is left as it is.
+Works on normalised text before it is lower case. Read are times with two digits of minutes, and
+dates with four digits of the year. A date like 5/3/2024, which is May or March in English, is left
+as it is.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ _HAS_DATE = re.compile("[0-9][-/.] ?[0-9]{1,2}[-/.]")
 
 # {h} and {m}: hours and minutes in words. The second form is of a full hour.
 _TIMES = {
-    "ar": ("{h} و {m} دقيقة", "{h}"), "cs": ("{h} {m}", "{h}"), "de": ("{h} uhr {m}", "{h} uhr"), "en": ("{h} {m}", "{h} o'clock"),
-    "es": ("{h} {m}", "{h}"), "fa": ("{h} و {m} دقیقه", "{h}"), "fr": ("{h} {m}", "{h}"), "hi": ("{h} बजकर {m} मिनट", "{h} बजे"),
-    "hu": ("{h} óra {m}", "{h} óra"), "it": ("{h} e {m}", "{h}"), "ja": ("{h}時{m}分", "{h}時"), "ko": ("{h}시 {m}분", "{h}시"),
-    "nl": ("{h} uur {m}", "{h} uur"), "pl": ("{h} {m}", "{h}"), "pt": ("{h} e {m}", "{h}"), "ru": ("{h} {m}", "{h}"),
+    "ar": ("{h} و {m} دقيقة", "{h}"), "cs": ("{h} {m}", "{h}"), "de": ("{h} uhr {m}", "{h} uhr"),
+    "en": ("{h} {m}", "{h} o'clock"),
+    "es": ("{h} {m}", "{h}"), "fa": ("{h} و {m} دقیقه", "{h}"), "fr": ("{h} {m}", "{h}"),
+    "hi": ("{h} बजकर {m} मिनट", "{h} बजे"),
+    "hu": ("{h} óra {m}", "{h} óra"), "it": ("{h} e {m}", "{h}"), "ja": ("{h}時{m}分", "{h}時"),
+    "ko": ("{h}시 {m}분", "{h}시"),
+    "nl": ("{h} uur {m}", "{h} uur"), "pl": ("{h} {m}", "{h}"), "pt": ("{h} e {m}", "{h}"),
+    "ru": ("{h} {m}", "{h}"),
     "tr": ("{h} {m}", "{h}"), "zh": ("{h}点{m}分", "{h}点"),
 }  # fmt: skip
 _SECONDS = {"ja": "{}秒", "ko": " {}초", "zh": "{}秒"}
@@ -44,9 +49,12 @@ _ARABIC_HOURS = (
 _KOREAN_HOURS = "영 한 두 세 네 다섯 여섯 일곱 여덟 아홉 열 열한 열두".split()
 
 _DATES = {
-    "ar": "{d} {m} {y}", "cs": "{d} {m} {y}", "de": "{d} {m} {y}", "en": "{m} {d}, {y}", "es": "{d} de {m} de {y}", "fa": "{d} {m} {y}",
-    "fr": "{d} {m} {y}", "hi": "{d} {m} {y}", "hu": "{y} {m} {d}", "it": "{d} {m} {y}", "ja": "{y}年{m}月{d}日", "ko": "{y}년 {m}월 {d}일",
-    "nl": "{d} {m} {y}", "pl": "{d} {m} {y}", "pt": "{d} de {m} de {y}", "ru": "{d} {m} {y} года", "tr": "{d} {m} {y}",
+    "ar": "{d} {m} {y}", "cs": "{d} {m} {y}", "de": "{d} {m} {y}", "en": "{m} {d}, {y}",
+    "es": "{d} de {m} de {y}", "fa": "{d} {m} {y}",
+    "fr": "{d} {m} {y}", "hi": "{d} {m} {y}", "hu": "{y} {m} {d}", "it": "{d} {m} {y}",
+    "ja": "{y}年{m}月{d}日", "ko": "{y}년 {m}월 {d}일",
+    "nl": "{d} {m} {y}", "pl": "{d} {m} {y}", "pt": "{d} de {m} de {y}", "ru": "{d} {m} {y} года",
+    "tr": "{d} {m} {y}",
     "zh": "{y}年{m}月{d}日",
 }  # fmt: skip
 _PERSIAN_MONTHS = "فروردین اردیبهشت خرداد تیر مرداد شهریور مهر آبان آذر دی بهمن اسفند".split()
@@ -73,7 +81,7 @@ def expand(text: str, language: str) -> str:
     return text
 
 
-# -- times -----------------------------------------------------------------------------------------------
+# -- times ---------------------------------------------------------------------------------------
 
 
 def _time(match: re.Match, language: str) -> str:
@@ -141,7 +149,7 @@ def _feminine(ordinal: str) -> str:
     return " ".join(w[:-1] + "a" if w.endswith("y") else w + "a" for w in ordinal.split()).replace("gia", "ga")
 
 
-# -- dates -----------------------------------------------------------------------------------------------
+# -- dates ---------------------------------------------------------------------------------------
 
 
 def _day_first(match: re.Match, language: str) -> str:
@@ -180,7 +188,9 @@ def _day(day: int, language: str) -> str:
 
 
 def _genitive(ordinal: str, language: str) -> str:
-    """ "dwudziesty trzeci" -> "dwudziestego trzeciego"; in Russian the last word alone is inflected."""
+    """ "dwudziesty trzeci" -> "dwudziestego trzeciego"; in Russian the last word alone is
+    inflected.
+    """
     if language == "pl":
         return " ".join((w[:-1] if w.endswith("y") else w) + "ego" for w in ordinal.split())
     if language == "cs":

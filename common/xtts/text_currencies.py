@@ -1,7 +1,9 @@
-"""Currencies in words: which sign, code or local abbreviation means which, and its name in the number's plural form.
+"""Currencies in words: which sign, code or local abbreviation means which, and its name in the
+number's plural form.
 
 Short names ("dollars", not "US dollars") of the currencies that have a sign are listed here for the
-languages of XTTS and Persian; every other currency, and every other language, has CLDR's name (Babel).
+languages of XTTS and Persian; every other currency, and every other language, has CLDR's name
+(Babel).
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from common.xtts.text_marks import remove_silent
 
 # Signs, the longest first where one begins another. "¥" is the yuan in Chinese.
 SIGNS = {
-    "US$": "USD", "AU$": "AUD", "CA$": "CAD", "NZ$": "NZD", "HK$": "HKD", "NT$": "TWD", "MX$": "MXN", "A$": "AUD", "C$": "CAD",
-    "R$": "BRL", "S$": "SGD", "CN¥": "CNY", "JP¥": "JPY", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₨": "INR",
-    "₩": "KRW", "₽": "RUB", "₺": "TRY", "₪": "ILS", "฿": "THB", "₴": "UAH", "﷼": "IRR", "₫": "VND", "₦": "NGN", "₱": "PHP",
-    "₸": "KZT", "₾": "GEL", "₼": "AZN", "₡": "CRC", "₲": "PYG", "₵": "GHS", "₭": "LAK", "₮": "MNT", "؋": "AFN", "៛": "KHR",
+    "US$": "USD", "AU$": "AUD", "CA$": "CAD", "NZ$": "NZD", "HK$": "HKD", "NT$": "TWD",
+    "MX$": "MXN", "A$": "AUD", "C$": "CAD",
+    "R$": "BRL", "S$": "SGD", "CN¥": "CNY", "JP¥": "JPY", "$": "USD", "€": "EUR", "£": "GBP",
+    "¥": "JPY", "₹": "INR", "₨": "INR",
+    "₩": "KRW", "₽": "RUB", "₺": "TRY", "₪": "ILS", "฿": "THB", "₴": "UAH", "﷼": "IRR",
+    "₫": "VND", "₦": "NGN", "₱": "PHP",
+    "₸": "KZT", "₾": "GEL", "₼": "AZN", "₡": "CRC", "₲": "PYG", "₵": "GHS", "₭": "LAK",
+    "₮": "MNT", "؋": "AFN", "៛": "KHR",
     "৳": "BDT", "֏": "AMD",
 }  # fmt: skip
 CODES = frozenset(
@@ -43,7 +49,8 @@ LOCAL = {
 # Currencies whose countries group thousands with commas: "$1,250" is that in any language.
 COMMA_CURRENCIES = frozenset("USD GBP JPY CNY INR KRW ILS THB AUD CAD NZD HKD SGD TWD MXN PHP NGN KES".split())
 
-# CLDR's plural categories in the order of the forms below; one form stands for all, two for "one" and "other".
+# CLDR's plural categories in the order of the forms below; one form stands for all, two for "one"
+# and "other".
 _CATEGORIES = {
     "pl": ("one", "few", "many", "other"),
     "ru": ("one", "few", "many", "other"),
@@ -53,31 +60,47 @@ _CATEGORIES = {
 _COLUMNS = "USD EUR GBP JPY CNY INR KRW RUB TRY ILS THB UAH IRR".split()
 # "f:" feminine, "n:" neuter: where the number's last word agrees with it.
 _NAMES = {
-    "en": "dollar|dollars, euro, pound sterling|pounds sterling, yen, yuan, rupee|rupees, won, rouble|roubles, lira|liras,"
+    "en": "dollar|dollars, euro, pound sterling|pounds sterling, yen, yuan, rupee|rupees, won,"
+    " rouble|roubles, lira|liras,"
     " shekel|shekels, baht, hryvnia|hryvnias, rial|rials",
-    "de": "dollar, euro, pfund, yen, yuan, f:rupie|rupien, won, rubel, f:lira, schekel, baht, f:hrywnja, rial",
-    "fr": "dollar|dollars, euro|euros, f:livre|livres, yen|yens, yuan|yuans, f:roupie|roupies, won|wons, rouble|roubles,"
+    "de": "dollar, euro, pfund, yen, yuan, f:rupie|rupien, won, rubel, f:lira, schekel, baht,"
+    " f:hrywnja, rial",
+    "fr": "dollar|dollars, euro|euros, f:livre|livres, yen|yens, yuan|yuans, f:roupie|roupies,"
+    " won|wons, rouble|roubles,"
     " f:livre turque|livres turques, shekel|shekels, baht|bahts, f:hryvnia|hryvnias, rial|rials",
-    "es": "dólar|dólares, euro|euros, f:libra|libras, yen|yenes, yuan|yuanes, f:rupia|rupias, won|wones, rublo|rublos, f:lira|liras,"
+    "es": "dólar|dólares, euro|euros, f:libra|libras, yen|yenes, yuan|yuanes, f:rupia|rupias,"
+    " won|wones, rublo|rublos, f:lira|liras,"
     " séquel|séqueles, bat|bats, f:grivna|grivnas, rial|riales",
-    "pt": "dólar|dólares, euro|euros, f:libra|libras, iene|ienes, yuan|yuans, f:rupia|rupias, won|wons, rublo|rublos, f:lira|liras,"
+    "pt": "dólar|dólares, euro|euros, f:libra|libras, iene|ienes, yuan|yuans, f:rupia|rupias,"
+    " won|wons, rublo|rublos, f:lira|liras,"
     " shekel|shekels, baht|bahts, f:grívnia|grívnias, rial|riais",
-    "it": "dollaro|dollari, euro, f:sterlina|sterline, yen, yuan, f:rupia|rupie, won, rublo|rubli, f:lira turca|lire turche,"
+    "it": "dollaro|dollari, euro, f:sterlina|sterline, yen, yuan, f:rupia|rupie, won, rublo|rubli,"
+    " f:lira turca|lire turche,"
     " shekel, baht, f:grivnia|grivnie, rial",
     "nl": "dollar, euro, pond, yen, yuan, roepie, won, roebel, lira, sjekel, baht, hryvnia, rial",
-    "pl": "dolar amerykański|dolary amerykańskie|dolarów amerykańskich|dolara amerykańskiego, euro, funt|funty|funtów|funta,"
-    " jen|jeny|jenów|jena, juan|juany|juanów|juana, f:rupia|rupie|rupii|rupii, won|wony|wonów|wona, rubel|ruble|rubli|rubla,"
-    " f:lira|liry|lir|liry, szekel|szekle|szekli|szekla, bat|baty|batów|bata, f:hrywna|hrywny|hrywien|hrywny, rial|riale|riali|riala",
-    "ru": "доллар|доллара|долларов|доллара, евро, фунт|фунта|фунтов|фунта, f:иена|иены|иен|иены, юань|юаня|юаней|юаня,"
-    " f:рупия|рупии|рупий|рупии, f:вона|воны|вон|воны, рубль|рубля|рублей|рубля, f:лира|лиры|лир|лиры,"
-    " шекель|шекеля|шекелей|шекеля, бат|бата|батов|бата, f:гривна|гривны|гривен|гривны, риал|риала|риалов|риала",
+    "pl": "dolar amerykański|dolary amerykańskie|dolarów amerykańskich|dolara amerykańskiego,"
+    " euro, funt|funty|funtów|funta,"
+    " jen|jeny|jenów|jena, juan|juany|juanów|juana, f:rupia|rupie|rupii|rupii,"
+    " won|wony|wonów|wona, rubel|ruble|rubli|rubla,"
+    " f:lira|liry|lir|liry, szekel|szekle|szekli|szekla, bat|baty|batów|bata,"
+    " f:hrywna|hrywny|hrywien|hrywny, rial|riale|riali|riala",
+    "ru": "доллар|доллара|долларов|доллара, евро, фунт|фунта|фунтов|фунта, f:иена|иены|иен|иены,"
+    " юань|юаня|юаней|юаня,"
+    " f:рупия|рупии|рупий|рупии, f:вона|воны|вон|воны, рубль|рубля|рублей|рубля,"
+    " f:лира|лиры|лир|лиры,"
+    " шекель|шекеля|шекелей|шекеля, бат|бата|батов|бата, f:гривна|гривны|гривен|гривны,"
+    " риал|риала|риалов|риала",
     "tr": "dolar, euro, sterlin, yen, yuan, rupi, won, ruble, lira, şekel, baht, grivna, riyal",
-    "cs": "dolar|dolary|dolarů|dolaru, n:euro, f:libra|libry|liber|libry, jen|jeny|jenů|jenu, jüan|jüany|jüanů|jüanu,"
-    " f:rupie|rupie|rupií|rupie, won|wony|wonů|wonu, rubl|rubly|rublů|rublu, f:lira|liry|lir|liry, šekel|šekely|šekelů|šekelu,"
+    "cs": "dolar|dolary|dolarů|dolaru, n:euro, f:libra|libry|liber|libry, jen|jeny|jenů|jenu,"
+    " jüan|jüany|jüanů|jüanu,"
+    " f:rupie|rupie|rupií|rupie, won|wony|wonů|wonu, rubl|rubly|rublů|rublu, f:lira|liry|lir|liry,"
+    " šekel|šekely|šekelů|šekelu,"
     " baht|bahty|bahtů|bahtu, f:hřivna|hřivny|hřiven|hřivny, rijál|rijály|rijálů|rijálu",
     "hu": "dollár, euró, font, jen, jüan, rúpia, von, rubel, líra, sékel, bát, hrivnya, riál",
-    "ar": "دولار|دولاران|دولارات|دولارا|دولار, يورو, جنيه|جنيهان|جنيهات|جنيها|جنيه, ين, يوان, روبية|روبيتان|روبيات|روبية|روبية,"
-    " وون, روبل|روبلان|روبلات|روبلا|روبل, ليرة|ليرتان|ليرات|ليرة|ليرة, شيكل|شيكلان|شواكل|شيكلا|شيكل, بات, هريفنيا,"
+    "ar": "دولار|دولاران|دولارات|دولارا|دولار, يورو, جنيه|جنيهان|جنيهات|جنيها|جنيه, ين, يوان,"
+    " روبية|روبيتان|روبيات|روبية|روبية,"
+    " وون, روبل|روبلان|روبلات|روبلا|روبل, ليرة|ليرتان|ليرات|ليرة|ليرة,"
+    " شيكل|شيكلان|شواكل|شيكلا|شيكل, بات, هريفنيا,"
     " ريال|ريالان|ريالات|ريالا|ريال",
     "hi": "डॉलर, यूरो, पाउंड, येन, युआन, रुपया|रुपये, वॉन, रूबल, लीरा, शेकेल, बाट, रिव्निया, रियाल",
     "fa": "دلار, یورو, پوند, ین, یوان, روپیه, وون, روبل, لیر, شقل, بات, هریونا, ریال",
@@ -174,7 +197,9 @@ def name(language: str, code: str, count: Decimal) -> tuple[str, str] | None:
 
 
 def small_name(language: str, code: str, count: int) -> tuple[str, str] | None:
-    """`name` of the hundredth part ("cents"); None where amounts of that currency are read as decimals."""
+    """`name` of the hundredth part ("cents"); None where amounts of that currency are read as
+    decimals.
+    """
     forms = _forms(language, code, True)
     return (forms.of(plural(language, Decimal(count))), forms.gender) if forms else None
 

@@ -1,7 +1,7 @@
 """Fractions and negative numbers in words: "½", "2½", "3/5", "-5".
 
-A slash is a fraction where the numerator is the smaller number and the denominator has a name (2 to 10).
-Persian writes its decimal point as a slash: ۳/۵ is three and a half.
+A slash is a fraction where the numerator is the smaller number and the denominator has a name (2 to
+10). Persian writes its decimal point as a slash: ۳/۵ is three and a half.
 """
 
 from __future__ import annotations
@@ -22,39 +22,56 @@ _PERSIAN_POINT = re.compile(r"(?<![\w/.,])([۰-۹0-9]+)/([۰-۹0-9]+)(?![\w/]|[.
 _PERSIAN_FRACTIONS = frozenset({("1", "2"), ("1", "3"), ("2", "3"), ("1", "4"), ("3", "4")})
 _MINUS = re.compile(r"(?:(?<=[\s(\[{\"'=<>×*])|^)-(?=[0-9])")
 
-# The names of halves to tenths, by plural form: one and other; one, few and many in Slavic languages; one, two and more in Arabic.
+# The names of halves to tenths, by plural form: one and other; one, few and many in Slavic
+# languages; one, two and more in Arabic.
 _NAMES = {
-    "en": "half|halves third|thirds quarter|quarters fifth|fifths sixth|sixths seventh|sevenths eighth|eighths ninth|ninths tenth|tenths",
+    "en": "half|halves third|thirds quarter|quarters fifth|fifths sixth|sixths seventh|sevenths"
+    " eighth|eighths ninth|ninths tenth|tenths",
     "de": "halb|halbe drittel viertel fünftel sechstel siebtel achtel neuntel zehntel",
-    "fr": "demi|demis tiers quart|quarts cinquième|cinquièmes sixième|sixièmes septième|septièmes huitième|huitièmes neuvième|neuvièmes"
+    "fr": "demi|demis tiers quart|quarts cinquième|cinquièmes sixième|sixièmes septième|septièmes"
+    " huitième|huitièmes neuvième|neuvièmes"
     " dixième|dixièmes",
-    "es": "medio|medios tercio|tercios cuarto|cuartos quinto|quintos sexto|sextos séptimo|séptimos octavo|octavos noveno|novenos"
+    "es": "medio|medios tercio|tercios cuarto|cuartos quinto|quintos sexto|sextos séptimo|séptimos"
+    " octavo|octavos noveno|novenos"
     " décimo|décimos",
-    "pt": "meio|meios terço|terços quarto|quartos quinto|quintos sexto|sextos sétimo|sétimos oitavo|oitavos nono|nonos décimo|décimos",
-    "it": "mezzo|mezzi terzo|terzi quarto|quarti quinto|quinti sesto|sesti settimo|settimi ottavo|ottavi nono|noni decimo|decimi",
+    "pt": "meio|meios terço|terços quarto|quartos quinto|quintos sexto|sextos sétimo|sétimos"
+    " oitavo|oitavos nono|nonos décimo|décimos",
+    "it": "mezzo|mezzi terzo|terzi quarto|quarti quinto|quinti sesto|sesti settimo|settimi"
+    " ottavo|ottavi nono|noni decimo|decimi",
     "nl": "half|halve derde kwart vijfde zesde zevende achtste negende tiende",
-    "pl": "druga|drugie|drugich trzecia|trzecie|trzecich czwarta|czwarte|czwartych piąta|piąte|piątych szósta|szóste|szóstych"
-    " siódma|siódme|siódmych ósma|ósme|ósmych dziewiąta|dziewiąte|dziewiątych dziesiąta|dziesiąte|dziesiątych",
-    "ru": "вторая|вторых|вторых третья|третьих|третьих четвёртая|четвёртых|четвёртых пятая|пятых|пятых шестая|шестых|шестых"
-    " седьмая|седьмых|седьмых восьмая|восьмых|восьмых девятая|девятых|девятых десятая|десятых|десятых",
-    "cs": "polovina|poloviny|polovin třetina|třetiny|třetin čtvrtina|čtvrtiny|čtvrtin pětina|pětiny|pětin šestina|šestiny|šestin"
-    " sedmina|sedminy|sedmin osmina|osminy|osmin devítina|devítiny|devítin desetina|desetiny|desetin",
+    "pl": "druga|drugie|drugich trzecia|trzecie|trzecich czwarta|czwarte|czwartych"
+    " piąta|piąte|piątych szósta|szóste|szóstych"
+    " siódma|siódme|siódmych ósma|ósme|ósmych dziewiąta|dziewiąte|dziewiątych"
+    " dziesiąta|dziesiąte|dziesiątych",
+    "ru": "вторая|вторых|вторых третья|третьих|третьих четвёртая|четвёртых|четвёртых"
+    " пятая|пятых|пятых шестая|шестых|шестых"
+    " седьмая|седьмых|седьмых восьмая|восьмых|восьмых девятая|девятых|девятых"
+    " десятая|десятых|десятых",
+    "cs": "polovina|poloviny|polovin třetina|třetiny|třetin čtvrtina|čtvrtiny|čtvrtin"
+    " pětina|pětiny|pětin šestina|šestiny|šestin"
+    " sedmina|sedminy|sedmin osmina|osminy|osmin devítina|devítiny|devítin"
+    " desetina|desetiny|desetin",
     "tr": "ikide üçte dörtte beşte altıda yedide sekizde dokuzda onda",
     "hu": "fél harmad negyed ötöd hatod heted nyolcad kilenced tized",
-    "ar": "نصف|نصفان|أنصاف ثلث|ثلثان|أثلاث ربع|ربعان|أرباع خمس|خمسان|أخماس سدس|سدسان|أسداس سبع|سبعان|أسباع ثمن|ثمنان|أثمان"
+    "ar": "نصف|نصفان|أنصاف ثلث|ثلثان|أثلاث ربع|ربعان|أرباع خمس|خمسان|أخماس سدس|سدسان|أسداس"
+    " سبع|سبعان|أسباع ثمن|ثمنان|أثمان"
     " تسع|تسعان|أتساع عشر|عشران|أعشار",
     "fa": "دوم سوم چهارم پنجم ششم هفتم هشتم نهم دهم",
 }  # fmt: skip
 # Any denominator: numerator {n}, denominator {d}.
 _PATTERNS = {"hi": "{n} बटा {d}", "ja": "{d}分の{n}", "ko": "{d}분의 {n}", "zh": "{d}分之{n}"}
 _AND = {
-    "ar": " و ", "cs": " a ", "de": " und ", "en": " and ", "es": " y ", "fa": " و ", "fr": " et ", "hi": " सही ", "hu": " egész ",
-    "it": " e ", "ja": "と", "ko": "와 ", "nl": " en ", "pl": " i ", "pt": " e ", "ru": " и ", "tr": " tam ", "zh": "又",
+    "ar": " و ", "cs": " a ", "de": " und ", "en": " and ", "es": " y ", "fa": " و ",
+    "fr": " et ", "hi": " सही ", "hu": " egész ",
+    "it": " e ", "ja": "と", "ko": "와 ", "nl": " en ", "pl": " i ", "pt": " e ", "ru": " и ",
+    "tr": " tam ", "zh": "又",
 }  # fmt: skip
 
 
 def plain(text: str, language: str) -> str:
-    """Fractions of one character as digits around U+2044, before digits are translated; in Persian the slash as a decimal sign."""
+    """Fractions of one character as digits around U+2044, before digits are translated; in Persian
+    the slash as a decimal sign.
+    """
     text = _VULGAR.sub(lambda m: (m[1] + " " if m[1] else "") + unicodedata.normalize("NFKC", m[2]), text)
     return _PERSIAN_POINT.sub(_persian_point, text) if language == "fa" and "/" in text else text
 

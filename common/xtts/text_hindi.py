@@ -1,4 +1,6 @@
-"""Hindi numbers in words, which num2words lacks: every number below a hundred has a word of its own, then lakhs and crores."""
+"""Hindi numbers in words, which num2words lacks: every number below a hundred has a word of its
+own, then lakhs and crores.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Characters that say nothing, which cleaning removes, and text that was decoded wrongly, which nobody can repair."""
+"""Characters that say nothing, which cleaning removes, and text that was decoded wrongly, which
+nobody can repair.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,25 @@ from common.xtts.text_errors import DamagedText
 
 # Signs of category So that are read out or written in words.
 _SPOKEN_SIGNS = frozenset("°№℃℉")
-# Letters and marks that Unicode lists as ignorable or blank: Hangul fillers, Khmer inherent vowels, the
-# grapheme joiner, Mongolian selectors, the blank Braille cell; and the tatweel, which stretches a line.
+# Letters and marks that Unicode lists as ignorable or blank: Hangul fillers, Khmer inherent vowels,
+# the grapheme joiner, Mongolian selectors, the blank Braille cell; and the tatweel, which stretches
+# a line.
 _FILLERS = frozenset("\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2800\u3164\uffa0\u20e3")
 # Invisible between letters: taken out without parting them. Anything else leaves a space.
 _JOINED = frozenset("\u034f\u0640")
 _ANSI = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
 _CAPITALS = re.compile(r"(\w)Ã ")
 _PRIVATE = ("Cc", "Cf", "Cn", "Co", "Cs", "So")
-# UTF-8 read as the code page of Arabic Windows: each letter became one of these and a second character.
+# UTF-8 read as the code page of Arabic Windows: each letter became one of these and a second
+# character.
 _ARABIC_WINDOWS = re.compile("[طظعغ][^\\s\\w]|[طظعغ][\u0679\u067e\u0686\u0688\u0691\u0698\u06a9\u06af\u06ba\u06be\u0192ˆ]")
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_silent(character: str) -> bool:
-    """Whether a character carries no sound: control and format characters, emoji and pictures, variation
-    selectors, tags, joiners, fillers, unassigned and private code points. White space is none of them.
+    """Whether a character carries no sound: control and format characters, emoji and pictures,
+    variation selectors, tags, joiners, fillers, unassigned and private code points. White space is
+    none of them.
     """
     if character in _FILLERS:
         return True
@@ -58,8 +63,9 @@ def require_undamaged(text: str, scripts: tuple[tuple[int, int], ...]) -> None:
     """DamagedText: U+FFFD, half of a surrogate pair, or UTF-8 that was read in another encoding.
 
     Args:
-        scripts: code point ranges of the letters that the language is written in. What looks decoded wrongly counts
-            as such if the repair gives Latin letters, these, or signs: »Ü« is a quotation, not Syriac.
+        scripts: code point ranges of the letters that the language is written in. What looks
+            decoded wrongly counts as such if the repair gives Latin letters, these, or signs: »Ü«
+            is a quotation, not Syriac.
     """
     if text.isascii():
         return
