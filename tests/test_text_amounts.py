@@ -167,6 +167,18 @@ def _samples(language, number=200):
             yield f"{sign}{shown}M", value * 10**6, SIGNS[sign]
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("ja", "￥500、気温−5度、5㎏、3:30pm", "五百円、気温マイナス五度、五キログラム、三時三十分 pm"),
+        ("zh", "500￥，气温-5℃，010-87654321", "五百元,气温负五摄氏度,零一零八七六五四三二一"),
+        ("ko", "₩5,000를 오전 8:30에", "오천 원를 오전 여덟시 삼십분에"),
+    ],
+)
+def test_amounts_within_a_sentence_without_spaces(language, text, expected):
+    assert spoken(text, language) == expected
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_unit_has_words(language):
     for unit in {**text_rules.UNITS, **text_rules.LOCAL_UNITS.get(language, {})}.values():

@@ -122,6 +122,11 @@ READ = [
     ("ru", "5 км", "пять километров"),
     ("de", "1 km und 5–10 m²", "ein kilometer und fünf - zehn quadratmeter"),
     ("hu", "2 km", "két kilométer"),
+    ("en", "5㎏, 3㎡ and 5'10\"", "five kilograms, three square meters and five foot ten"),
+    ("de", "𝟓 ㎞ und ｆünf ℓ", "fünf kilometer und fünf l"),
+    ("es", "1ºC, n.º 1 y 1.º", "un grado celsius, n.º uno y primero"),
+    ("fr", "n° 5, à 20h", "numéro cinq, à vingt heures"),
+    ("en", "8:30pm, № 5", "eight thirty pm, number five"),
     ("en", "I'm 5'7 on 5th Ave.", "i'm five'seven on fifth ave."),
     # numbers that num2words reads wrongly
     ("tr", "491.027", "dörtyüzdoksanbirbinyirmiyedi"),

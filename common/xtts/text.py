@@ -26,8 +26,15 @@ VERSION = 2
 LANGUAGES = rules.LANGUAGES
 
 _WHITESPACE = re.compile(r"\s+")
-# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees; not the sign of the rial (U+FDFC).
-_COMPATIBILITY = re.compile("[\u2080-\u2089\u2103\u2109\u2160-\u217f\u2460-\u249b\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc\uff01-\uffef]+")
+# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees, East Asian squares (㎏), mathematical
+# letters; not the sign of the rial (U+FDFC).
+_COMPATIBILITY = re.compile(
+    "[\u2080-\u2089\u2103\u2109\u2113\u2160-\u217f\u2460-\u249b\u3200-\u33ff\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc"
+    "\uff01-\uffef\U0001d400-\U0001d7ff]+"
+)
+_SQUARES = str.maketrans({"㎟": "mm²", "㎠": "cm²", "㎡": "m²", "㎢": "km²", "㎣": "mm³", "㎤": "cm³", "㎥": "m³"})
+_NUMBER_SIGN = re.compile("\\b[nN][°º] ?(?=[0-9])")
+_MINUS_BEFORE_DIGIT = re.compile("\u2212(?=[0-9])")
 _ZWNJ = "\u200c"
 _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
@@ -142,9 +149,13 @@ def _normalize(text: str, language: str) -> str:
         text = text_marks.remove_silent(text)
         return _percent_last(text) if language in ("fa", "ar") else text
     text = unicodedata.normalize("NFC", text)
+    text = text.translate(_SQUARES)
     text = _COMPATIBILITY.sub(lambda m: unicodedata.normalize("NFKC", m.group()), text)
     text = text_fractions.plain(text, language)
     text = text_numbers.ungroup(text).translate(_translation(language))
+    text = _MINUS_BEFORE_DIGIT.sub("-", text)  # in Chinese and Japanese, where typographic characters stay
+    if language in ("es", "fr", "it", "pt"):
+        text = _NUMBER_SIGN.sub("№ ", text)
     if _ZWNJ in text:
         # Between Arabic letters it separates the parts of a word ("mi-khaham"): a space keeps them apart in any vocabulary.
         text = text.replace(_ZWNJ, " ") if language in ("fa", "ar", "ur") else text.replace(_ZWNJ, "")

@@ -26,6 +26,7 @@ _UNSPACED = ("zh", "ja")
 _EXACT_SCALES = ("zh", "ja", "ko", "hi")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3})+(?![0-9])|[0-9]+)(?:[.,][0-9]+)*|[.,][0-9]+"
 
+_FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
 _NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"
 
 
@@ -86,6 +87,8 @@ def expand(text: str, language: str) -> str:
     """
     if any(c.isdigit() for c in text):
         text = _NO_CENTS.sub("", text)
+        if language == "en":
+            text = _FEET.sub(lambda m: f"{number(Figure(m[1]), 'en')} foot {number(Figure(m[2]), 'en')}", text)
         for pattern in _money_patterns(language):
             text = pattern.sub(lambda m: _money(m, language), text)
         text = _counted(language).sub(lambda m: _unit(m, language), text)

@@ -16,12 +16,12 @@ from common.xtts.text_amounts import placed
 
 _ALONE, _END = r"(?<![A-Za-z0-9_:.,/])", r"(?![A-Za-z0-9_:/]|[.,][0-9])"
 _SUFFIX = r"(?P<after> ?(?:Uhr\b|uur\b|बजे|[ap]\.?m\b\.?))?"
-_TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_END}{_SUFFIX}")
-_HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h ?([0-5][0-9])(?![A-Za-z0-9_])")  # 10h30
+_TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_SUFFIX}{_END}")
+_HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h(?: ?([0-5][0-9]))?(?![A-Za-z0-9_'/])")  # 10h30, 20 h
 _DOTTED = re.compile(rf"{_ALONE}([0-9]{{1,2}})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
 _ONE_O_CLOCK = re.compile(r"(?<![A-Za-z0-9_:.,/])1(?= Uhr\b)")
 _DECADE = re.compile(r"(?<![A-Za-z0-9_:.,/$£€])'?([12][0-9][0-9]|[2-9])0'?s\b")
-_HAS_TIME = re.compile("[0-9] ?[:h.] ?[0-5][0-9]")
+_HAS_TIME = re.compile("[0-9] ?(?:h|[:.] ?[0-5][0-9])")
 
 _YEAR_FIRST = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])")
 _YEAR_FIRST_DOTS = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})(\. ?)(0?[1-9]|1[0-2])\. ?(0?[1-9]|[12][0-9]|3[01])\.?(?![A-Za-z0-9_/])")
@@ -85,7 +85,7 @@ def expand(text: str, language: str) -> str:
 
 
 def _time(match: re.Match, language: str) -> str:
-    hour, minute = int(match[1]), int(match[2])
+    hour, minute = int(match[1]), int(match[2] or 0)
     if hour > 24:
         return match.group()
     groups = match.groupdict()

@@ -21,6 +21,7 @@ _FRACTION = re.compile(rf"(?<![A-Za-z0-9_.,/{_SLASH}])(?:([0-9]+) )?([0-9]+)([/{
 _PERSIAN_POINT = re.compile(r"(?<![\w/.,])([۰-۹0-9]+)/([۰-۹0-9]+)(?![\w/]|[.,][0-9۰-۹])")
 _PERSIAN_FRACTIONS = frozenset({("1", "2"), ("1", "3"), ("2", "3"), ("1", "4"), ("3", "4")})
 _MINUS = re.compile(r"(?:(?<=[\s(\[{\"'=<>×*])|^)-(?=[0-9])")
+_MINUS_IN_CHINESE = re.compile(r"(?<![A-Za-z0-9_.,)])-(?=[0-9])")
 
 # The names of halves to tenths, by plural form: one and other; one, few and many in Slavic
 # languages; one, two and more in Arabic.
@@ -89,7 +90,8 @@ def expand(text: str, language: str) -> str:
         text = _FRACTION.sub(lambda m: _fraction(m, language), text).replace(_SLASH, "/")
     sign = rules.MINUS_WORDS.get(language)
     if sign and "-" in text:
-        text = _MINUS.sub(sign + ("" if language in ("zh", "ja") else " "), text)
+        pattern = _MINUS_IN_CHINESE if language in ("zh", "ja") else _MINUS
+        text = pattern.sub(sign + ("" if language in ("zh", "ja") else " "), text)
     return text
 
 

@@ -39,6 +39,7 @@ _THIN_GROUPS = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 _MANY_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:,[0-9]{3}){2,}|(?:,[0-9]{2})+,[0-9]{3})(?![0-9])")
 _SPACE_GROUPS = re.compile("(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _LETTER_MEETS_DIGIT = re.compile(r"(?<=[^\W\d_])(?=[0-9])|(?<=[0-9])(?=[^\W\d_])")
+_DOTTED_ORDINAL = re.compile("(?<=[0-9])[.](?=[ºª])")  # 1.º
 _DIGITS_HYPHEN_DIGITS = re.compile("(?<=[0-9])-(?=[0-9])")  # "1990-2000" is not ninety-two thousand
 _PERSIAN_FRACTIONS = {1: "دهم", 2: "صدم", 3: "هزارم"}
 
@@ -61,6 +62,7 @@ def expand(text: str, language: str, *, parity: bool) -> str:
     text = _join_groups_like_xtts(text, language) if parity else _join_groups(text, language)
     text = _expand_amounts_like_xtts(text, language) if parity else text
     if not parity:
+        text = _DOTTED_ORDINAL.sub("", text)
         text = _DIGITS_HYPHEN_DIGITS.sub(" - ", text)
         if language not in ("zh", "ja", "ko"):  # there, counters follow without a space
             text = _LETTER_MEETS_DIGIT.sub(" ", _expand_ordinals(text, language, parity))

@@ -127,7 +127,8 @@ UNITS = {
     "km/h": "speed-kilometer-per-hour", "km²": "area-square-kilometer", "km": "length-kilometer", "m²": "area-square-meter",
     "m³": "volume-cubic-meter", "m": "length-meter", "cm": "length-centimeter", "mm": "length-millimeter", "kg": "mass-kilogram",
     "mg": "mass-milligram", "g": "mass-gram", "ml": "volume-milliliter", "l": "volume-liter", "°C": "temperature-celsius",
-    "°F": "temperature-fahrenheit", "kB": "digital-kilobyte", "MB": "digital-megabyte", "GB": "digital-gigabyte",
+    "°F": "temperature-fahrenheit", "ºC": "temperature-celsius", "ºF": "temperature-fahrenheit",
+    "kB": "digital-kilobyte", "MB": "digital-megabyte", "GB": "digital-gigabyte",
     "TB": "digital-terabyte", "Hz": "frequency-hertz", "kHz": "frequency-kilohertz", "MHz": "frequency-megahertz",
     "GHz": "frequency-gigahertz", "kW": "power-kilowatt", "kWh": "energy-kilowatt-hour",
     "‰": "concentr-permille",
@@ -140,7 +141,7 @@ UNIT_PATTERNS = {
     ("zh", "concentr-permille"): "千分之{0}",
 }
 LOCAL_UNITS = {
-    "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound", "oz": "mass-ounce"},
+    "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound", "oz": "mass-ounce", "″": "length-inch"},
     "ru": {"км/ч": UNITS["km/h"], "км": UNITS["km"], "см": UNITS["cm"], "мм": UNITS["mm"], "кг": UNITS["kg"], "мл": UNITS["ml"],
            "кВт": UNITS["kW"], "ГБ": UNITS["GB"], "МБ": UNITS["MB"]},
     "ar": {"كم": UNITS["km"], "كلم": UNITS["km"], "سم": UNITS["cm"], "كغ": UNITS["kg"], "كجم": UNITS["kg"]},
@@ -196,7 +197,11 @@ EXTRA_SYMBOLS = {
         "ar": "يورو", "cs": "euro", "de": "euro", "en": "euro", "es": "euro", "fa": "یورو", "fr": "euro", "hi": "यूरो", "hu": "euró",
         "it": "euro", "ja": "ユーロ", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro", "ru": "евро", "tr": "euro", "zh": "欧元",
     },
-    "№": {"ru": "номер"},
+    "№": {
+        "ar": "رقم", "cs": "číslo", "de": "nummer", "en": "number", "es": "número", "fa": "شماره", "fr": "numéro", "hi": "नंबर",
+        "hu": "szám", "it": "numero", "ja": "ナンバー", "ko": "번호", "nl": "nummer", "pl": "numer", "pt": "número", "ru": "номер",
+        "tr": "numara", "zh": "号",
+    },
     "٪": {"ar": "في المئة", "fa": "درصد"},
 }  # fmt: skip
 
