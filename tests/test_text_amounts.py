@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from number_reader import Unreadable, read
 
-from common.xtts import text, text_amounts, text_chinese, text_clock, text_fractions, text_numbers, text_rules
+from common.xtts import text, text_amounts, text_chinese, text_clock, text_currencies, text_fractions, text_numbers, text_rules
 from common.xtts.text import clean
 
 ROOT = Path(__file__).parents[1]
@@ -177,6 +177,20 @@ def _samples(language, number=200):
 )
 def test_amounts_within_a_sentence_without_spaces(language, text, expected):
     assert spoken(text, language) == expected
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_sign_and_code_has_a_name(language):
+    for sign, code in SIGNS.items():
+        if not (language == "zh" and sign == "¥"):
+            assert amount_read(spoken(f"{sign}7", language), language, code) == 7, sign
+            assert amount_read(spoken(f"1000 {sign}", language), language, code) == 1000, sign
+    for code in text_currencies.CODES | text_currencies.LATE_CODES - {"ALL", "MAD"} | set(text_currencies.SIGNS.values()):
+        for count in (1, 2, 5):
+            name, _ = text_currencies.name(language, code, Decimal(count))
+            assert name == name.lower(), name
+            assert re.fullmatch(r"[^\d()/]+", name), name
+            assert code.lower() not in name.split(), name
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
