@@ -24,7 +24,7 @@ from common.xtts.text_errors import TextError
 _UNSPACED = ("zh", "ja")
 # Read exactly, with their own scales ("five and a half million" is 550 ten thousands).
 _EXACT_SCALES = ("zh", "ja", "ko", "hi")
-_FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3})+(?![0-9])|[0-9]+)(?:[.,][0-9]+)*|[.,][0-9]+"
+_FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3}){1,5}(?![0-9])|[0-9]+)(?:[.,][0-9]+){0,9}|[.,][0-9]+"
 
 _FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
 _NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"

@@ -29,10 +29,10 @@ _XTTS_DOT_GROUPS = re.compile(r"\b\d{1,3}(.\d{3})*(,\d+)?\b")  # any character m
 # Ours also see the end of a number before a letter ("1,000" before a Korean or Japanese counter).
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _DOT_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:\.[0-9]{3})+(?![0-9])")
-_DECIMAL = re.compile("[0-9]+[.,][0-9]+")
+_DECIMAL = re.compile("(?<![0-9])[0-9]+[.,][0-9]+")
 _AMOUNT = {sign: re.compile(f"{re.escape(sign)}[0-9.,]*[0-9]+|[0-9.,]*[0-9]+{re.escape(sign)}") for sign in rules.CURRENCY_SIGNS}
-_ORDINAL = {language: re.compile(f"([0-9]+)({suffixes})") for language, suffixes in rules.ORDINAL_SUFFIXES.items()}
-_PERSIAN_ORDINAL = re.compile("([0-9]+)( ?ا\u064f?م|م| ?ا?مین)(?![\u0621-\u06cc\u200c])")
+_ORDINAL = {language: re.compile(f"(?<![0-9])([0-9]+)({suffixes})") for language, suffixes in rules.ORDINAL_SUFFIXES.items()}
+_PERSIAN_ORDINAL = re.compile("(?<![0-9])([0-9]+)( ?ا\u064f?م|م| ?ا?مین)(?![\u0621-\u06cc\u200c])")
 # A thin or no-break space between digits in threes groups thousands in any language, an ordinary space only in some.
 _THIN_GROUPS = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 # Two or more groups after one mark are thousands, whatever the language's custom ("1.000.000" in English, "12,34,567" in India).
