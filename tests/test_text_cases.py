@@ -32,7 +32,9 @@ MONEY = [
     ("tr", "100 TL, ₺5", "yüz lira, beş lira"),
     ("hi", "₹1 और ₹500", "एक रुपया और पाँच सौ रुपये"),
     ("fa", "₺۵ و ۲۰ ¥", "پنج لیر و بیست ین"),
-    ("sv", "€5", "fem euro"),
+    ("sv", "€5 och 2,50 €", "fem euro och två komma fem noll euro"),
+    ("uk", "5 ₴, -1,5 км", "п'ять українських гривень, мінус один кома п'ять км"),
+    ("vi", "1,5 km", "một phẩy năm kilômét"),
     # T3: the sign of the rial is a sign, not four letters
     ("en", "500 ﷼", "five hundred rials"),
     ("ar", "15 ﷼", "خمسة عشر ريالا"),
@@ -349,6 +351,11 @@ def test_any_text_in_any_language_is_cleaned_or_refused():
             assert not any(c.isdecimal() for c in found), (language, text)
             assert clean(found, language) == found, (language, text)
     assert cleaned > 300
+
+
+def test_a_number_that_num2words_cannot_end_is_refused():
+    with pytest.raises(TextError, match="^digits left, no speller for hu"):
+        clean("01234567892014132715665665,50", "hu", parity=True)
 
 
 def test_any_text_under_parity_is_cleaned_or_refused():

@@ -110,7 +110,7 @@ def placed(match: re.Match, words: str, language: str) -> str:
 
 def negative(words: str, language: str) -> str:
     """The words with the language's word for the minus sign; unchanged where none is known."""
-    sign = rules.MINUS_WORDS.get(language)
+    sign = numbers.minus_word(language)
     return words if sign is None else sign + ("" if language in _UNSPACED else " ") + words
 
 

@@ -57,6 +57,7 @@ _CATEGORIES = {
     "cs": ("one", "few", "other", "many"),
     "ar": ("one", "two", "few", "many", "other"),
 }
+_LOCALES = {"sr": "sr_Latn"}  # num2words has Serbian in Latin letters
 _COLUMNS = "USD EUR GBP JPY CNY INR KRW RUB TRY ILS THB UAH IRR".split()
 # "f:" feminine, "n:" neuter: where the number's last word agrees with it.
 _NAMES = {
@@ -172,7 +173,7 @@ def _forms(language: str, code: str, small: bool) -> _Forms | None:
 def locale(language: str) -> Locale | None:
     """CLDR's data of a language; None where Babel has none."""
     try:
-        return Locale.parse(language)
+        return Locale.parse(_LOCALES.get(language, language))
     except (UnknownLocaleError, ValueError):
         return None
 

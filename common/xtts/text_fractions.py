@@ -11,7 +11,6 @@ import unicodedata
 from decimal import Decimal
 
 from common.xtts import text_numbers as numbers
-from common.xtts import text_rules as rules
 from common.xtts.text_amounts import placed
 from common.xtts.text_currencies import plural
 
@@ -88,7 +87,7 @@ def expand(text: str, language: str) -> str:
     """`text` with fractions and the minus signs of numbers in words."""
     if _SLASH in text or "/" in text:
         text = _FRACTION.sub(lambda m: _fraction(m, language), text).replace(_SLASH, "/")
-    sign = rules.MINUS_WORDS.get(language)
+    sign = numbers.minus_word(language)
     if sign and "-" in text:
         pattern = _MINUS_IN_CHINESE if language in ("zh", "ja") else _MINUS
         text = pattern.sub(sign + ("" if language in ("zh", "ja") else " "), text)

@@ -14,7 +14,7 @@ from common.xtts import text_rules as rules
 from common.xtts.text_errors import TextError
 
 # num2words raises these for a language, currency, kind or size of number that it does not have.
-_UNSPELLABLE = (NotImplementedError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
+_UNSPELLABLE = (NotImplementedError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
 # Above this many digits a number is a card or serial number, and some of num2words' languages give nothing or nonsense.
 _MAX_DIGITS = 15
 _MOST_DIGITS_AT_ONCE = 3  # of a fraction: "sixty-seven hundredths", beyond that digit by digit
@@ -175,12 +175,33 @@ def decimal(whole: str, fraction: str, language: str, mark: str = ",") -> str:
         return joint.join([cardinal(whole, language), rules.POINT_WORDS[language], *digits])
     if language in rules.DECIMAL_WORDS:
         return _plain_decimal(whole, fraction, rules.DECIMAL_WORDS[language], language)
+    point = _point_word(language)
+    if point is None:
+        return _plain_decimal(whole, fraction, mark, language)
+    return " ".join([cardinal(whole, language), point, *(_spelled(int(c), language) for c in fraction)])
+
+
+@functools.cache
+def _point_word(language: str) -> str | None:
+    """What num2words says between two and three in 2.3; None where it says something else."""
     try:
-        if len(whole + fraction) <= _MAX_DIGITS and not fraction.endswith("0"):
-            return _words(float(f"{whole}.{fraction}"), language)
+        words, two, three = _words(2.3, language), _words(2, language), _words(3, language)
     except TextError:
-        pass  # read in parts below
-    return _plain_decimal(whole, fraction, mark, language)
+        return None
+    between = words[len(two) : len(words) - len(three)].strip()
+    return between if between and words.startswith(two) and words.endswith(three) else None
+
+
+@functools.cache
+def minus_word(language: str) -> str | None:
+    """What the language says for a minus sign: of our table, else as num2words has it; None where neither does."""
+    if language in rules.MINUS_WORDS:
+        return rules.MINUS_WORDS[language]
+    try:
+        words, three = _words(-3, language), _words(3, language)
+    except TextError:
+        return None
+    return words.removesuffix(three).strip() or None if words.endswith(three) else None
 
 
 def _decimal(number: str, language: str, parity: bool) -> str:

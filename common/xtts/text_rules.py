@@ -73,12 +73,12 @@ MILLIONS_OF = {"es": "de", "fr": "de", "it": "di", "pt": "de"}
 MINUS_WORDS = {
     "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی", "fr": "moins", "hi": "ऋण",
     "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus", "pt": "menos", "ru": "минус",
-    "tr": "eksi", "zh": "负",
+    "tr": "eksi", "zh": "负", "bn": "মাইনাস", "sk": "mínus", "te": "మైనస్", "vi": "âm",
 }  # fmt: skip
 # Ours, where num2words has no words for decimals or wrong ones: number, this word, the digits one by one.
 POINT_WORDS = {
     "de": "komma", "en": "point", "es": "punto", "fr": "virgule", "hi": "दशमलव", "it": "virgola", "ja": "点", "ko": "점",
-    "nl": "komma", "pt": "vírgula",
+    "nl": "komma", "pt": "vírgula", "vi": "phẩy",
 }  # fmt: skip
 # The same, with the fraction read as a number (Arabic: num2words reads ,5 as fifty).
 DECIMAL_WORDS = {"ar": "فاصلة", "tr": "virgül", "cs": "celá", "pl": "przecinek"}
