@@ -113,6 +113,7 @@ READ = [
     ("en", "1990-2000", "one thousand, nine hundred and ninety - two thousand"),
     ("en", "x=-3", "x=minus three"),
     ("en", "the 1990s, '80s and 1900s", "the nineteen nineties, eighties and nineteen hundreds"),
+    ("en", "in the 80s, wait 30s", "in the eighties, wait thirty s"),
     ("en", "B2B in 1080p", "b two b in one thousand and eighty p"),
     ("de", "-5", "minus fünf"),
     ("ru", "−5", "минус пять"),

@@ -20,7 +20,13 @@ _TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_SUF
 _HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h(?: ?([0-5][0-9]))?(?![A-Za-z0-9_'/])")  # 10h30, 20 h
 _DOTTED = re.compile(rf"{_ALONE}([0-9]{{1,2}})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
 _ONE_O_CLOCK = re.compile(r"(?<![A-Za-z0-9_:.,/])1(?= Uhr\b)")
-_DECADE = re.compile(r"(?<![A-Za-z0-9_:.,/$£€])'?([12][0-9][0-9]|[2-9])0'?s\b")
+# "1990s" anywhere, but "30s" may be seconds: two digits after an apostrophe or one of these words.
+_BEFORE_DECADE = "the |mid-|early |late |his |her |their |my |our "
+_DECADE = re.compile(
+    r"(?<![A-Za-z0-9_:.,/$£€])(?:'?([12][0-9][0-9])0'?s\b|'([2-9])0s\b)|"
+    + "|".join(rf"(?<=\b{word})([2-9])0'?s\b" for word in _BEFORE_DECADE.split("|")),
+    re.IGNORECASE,
+)
 _HAS_TIME = re.compile("[0-9] ?(?:h|[:.] ?[0-5][0-9])")
 
 _YEAR_FIRST = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])")
@@ -69,7 +75,7 @@ def expand(text: str, language: str) -> str:
             text = pattern.sub(lambda m: _date(m, m[1], m[3], m[4], language), text)
         text = _YEAR_LAST.sub(lambda m: _day_first(m, language), text)
     if language == "en":
-        text = _DECADE.sub(lambda m: placed(m, _decade(m[1]), "en"), text)
+        text = _DECADE.sub(lambda m: placed(m, _decade(next(filter(None, m.groups()))), "en"), text)
     if language == "de":
         text = _ONE_O_CLOCK.sub("ein", text)
     if language in _TIMES and _HAS_TIME.search(text):
