@@ -22,8 +22,6 @@ from common.xtts import text_rules as rules
 from common.xtts.text_errors import TextError
 
 _UNSPACED = ("zh", "ja")
-# Read exactly, with their own scales ("five and a half million" is 550 ten thousands).
-_EXACT_SCALES = ("zh", "ja", "ko", "hi")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3}){1,5}(?![0-9])|[0-9]+)(?:[.,][0-9]+){0,9}|[.,][0-9]+"
 
 _FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
@@ -124,7 +122,7 @@ def number(figure: Figure, language: str) -> str:
 # -- what stands for money -----------------------------------------------------------------------
 
 
-def _word(language: str) -> str:
+def _beside(language: str) -> str:
     """What may not stand beside a code or a unit, inside of brackets: letters, but particles follow
     without a space in East Asia.
     """
@@ -137,7 +135,7 @@ def _marks(language: str) -> tuple[str, str]:
     part of a word.
     """
     signs = sorted(currencies.signs(language), key=len, reverse=True)
-    word = _word(language)
+    word = _beside(language)
     before = [(rf"(?<![{word}])" if s[0].isalpha() else "") + re.escape(s) for s in signs]
     after = [re.escape(s) + (rf"(?![{word}])" if s[-1].isalpha() else "") for s in signs]
     return "|".join([*before, f"[{_unnamed_signs()}]"]), "|".join([*after, f"[{_unnamed_signs()}]"])
@@ -148,10 +146,10 @@ def _money_patterns(language: str) -> tuple[re.Pattern, ...]:
     """By how close the sign is: "$30" and "30€" before "30 €" and "€ 30", so that a sign between
     two numbers goes with the one it touches.
     """
-    word, scales = _word(language), _scale_words(language)
+    word, scales = _beside(language), _scale_words(language)
     before, after = _marks(language)
     codes, all_codes = ("|".join(sorted(c)) for c in (currencies.CODES, currencies.CODES | currencies.LATE_CODES))
-    minus = rf"(?P<minus>(?<![{word}.,)])- ?)?"
+    minus = rf"(?P<minus>(?<![{word}.,)])-)?"
     begin, end = rf"(?<![{word}.,])", rf"(?![{word}])"
     figure = rf"(?P<figure>{_FIGURE})(?:(?P<range> ?- ?)(?P<to>{_FIGURE}))?"
     tight = rf"(?P<inner>-)?(?P<figure>{_FIGURE})(?:(?P<range>-)(?P<to>{_FIGURE}))?"
@@ -183,10 +181,11 @@ def _money(match: re.Match, language: str) -> str:
     figure = parse(found["figure"], language, code)
     if figure is None:
         raise TextError(f"{match.group().strip()!r} is no amount: how are its digits grouped?")
-    if code == "¢":
-        return placed(match, _cents(figure, language), language)
     power = _power(found.get("scale"), found.get("word"), language)
-    words = amount(figure, code, language, power, found.get("word"), sign)
+    if code == "¢":
+        words = _cents(figure, language)
+    else:
+        words = amount(figure, code, language, power, found.get("word"), sign)
     if found["range"]:
         last = parse(found["to"], language, code)
         if last is None:
@@ -205,7 +204,7 @@ def amount(figure: Figure, code: str, language: str, power: int = 0, typed: str 
         sign: as written, for the message of the TextError of a currency without a name.
     """
     mantissa = figure
-    if power and not (figure.fraction and power >= 6 and language not in _EXACT_SCALES):
+    if power and not (figure.fraction and power >= 6 and language in rules.DECIMAL_SCALES):
         figure, power = figure.shifted(power), 0
     count = Decimal(10**power) if power else figure.value  # millions take the plural, however many they are
     found = currencies.name(language, code, count)
@@ -299,10 +298,10 @@ def _scale_word(power: int, typed: str | None, language: str) -> str:
     """
     if typed and typed in rules.SCALE_WORDS.get(language, {}):
         return typed.lower()
-    try:
-        return rules.DECIMAL_SCALES[language].split("|")[power // 3 - 2]
-    except (KeyError, IndexError) as error:
-        raise TextError(f"no word in {language} for ten to the power of {power}") from error
+    words = rules.DECIMAL_SCALES[language].split("|")
+    if power // 3 - 2 >= len(words):
+        raise TextError(f"no word in {language} for ten to the power of {power}")
+    return words[power // 3 - 2]
 
 
 @functools.cache
@@ -312,7 +311,7 @@ def _scaled(language: str) -> re.Pattern:
     """
     short = "|".join(re.escape(w) for w in rules.SCALE_ABBREVIATIONS.get(language, {}))
     spaced = rf"| ?(?P<word>{short})" if short else r"|(?P<word>(?!))"
-    word = _word(language)
+    word = _beside(language)
     return re.compile(rf"(?<![{word}.,])(?![248]K\b)(?P<figure>{_FIGURE})(?:(?P<scale>[kKM]|bn)(?![{word}]){spaced}(?![{word}]))")
 
 
@@ -321,7 +320,7 @@ def _shortened(match: re.Match, language: str) -> str:
     if figure is None:
         return match.group()
     power = _power(match["scale"], match["word"], language)
-    if figure.fraction and power >= 6 and language in rules.DECIMAL_SCALES and language not in _EXACT_SCALES:
+    if figure.fraction and power >= 6 and language in rules.DECIMAL_SCALES:
         return placed(match, number(figure, language) + " " + _scale_word(power, None, language), language)
     return placed(match, number(figure.shifted(power), language), language)
 
@@ -333,7 +332,7 @@ def _shortened(match: re.Match, language: str) -> str:
 def _counted(language: str) -> re.Pattern:
     units = {**rules.UNITS, **rules.LOCAL_UNITS.get(language, {})}
     written = "|".join(re.escape(u) for u in sorted(units, key=len, reverse=True))
-    word = _word(language)
+    word = _beside(language)
     figures = rf"(?P<figure>{_FIGURE})(?:(?P<range> ?- ?)(?P<to>{_FIGURE}))?"
     return re.compile(rf"(?P<minus>(?<![{word}.,)])-)?(?<![{word}.,]){figures} ?(?P<unit>{written})(?![{word}²³/'])")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from decimal import Decimal
 
 from common.xtts import text_currencies as currencies
 from common.xtts import text_numbers as numbers
@@ -95,13 +96,13 @@ def _time(match: re.Match, language: str) -> str:
     if hour > 24:
         return match.group()
     groups = match.groupdict()
-    half = (groups.get("after") or "").strip() if language == "en" else ""
+    meridiem = (groups.get("after") or "").strip() if language == "en" else ""
     full, sharp = _TIMES[language]
     hours = _hour(hour, language)
     if minute:
         words = full.format(h=hours, m=_minute(minute, language))
     else:
-        words = hours if half else _sharp(hour, hours, language, sharp)
+        words = hours if meridiem else _sharp(hour, hours, language, sharp)
     if match.re is _TIME and match[3]:
         words += _SECONDS.get(language, " {}").format(numbers.cardinal(str(int(match[3])), language))
     if (groups.get("after") or "").strip() and language not in ("de", "nl", "hi"):
@@ -113,7 +114,7 @@ def _sharp(hour: int, hours: str, language: str, form: str) -> str:
     if language == "en" and not 0 < hour <= 12:
         return hours + " hundred" if hour else "midnight"
     if language == "ru":
-        return f"{hours} {_counted(hour, 'час|часа|часов')}"
+        return f"{hours} {_counted(hour, 'час|часа|часов', 'ru')}"
     return form.format(h=hours)
 
 
@@ -132,22 +133,20 @@ def _hour(hour: int, language: str) -> str:
     if language == "fr":
         return words + (" heure" if hour < 2 else " heures")
     if language == "cs":
-        return f"{numbers.agree(words, 'cs', 'f')} {_counted(hour, 'hodina|hodiny|hodin')}"
+        return f"{numbers.agree(words, 'cs', 'f')} {_counted(hour, 'hodina|hodiny|hodin', 'cs')}"
     return numbers.agree(words, "de", "m") if language == "de" else words
 
 
 def _minute(minute: int, language: str) -> str:
     words = numbers.cardinal(str(minute), language).lower()
     if language == "cs":
-        return f"{numbers.agree(words, 'cs', 'f')} {_counted(minute, 'minuta|minuty|minut')}"
+        return f"{numbers.agree(words, 'cs', 'f')} {_counted(minute, 'minuta|minuty|minut', 'cs')}"
     return _ZEROS.get(language, "") + words if minute < 10 else words
 
 
-def _counted(count: int, forms: str) -> str:
+def _counted(count: int, forms: str, language: str) -> str:
     one, few, many = forms.split("|")
-    if forms.startswith("час"):
-        return {"one": one, "few": few}.get(currencies.plural("ru", currencies.Decimal(count)), many)
-    return {"one": one, "few": few}.get(currencies.plural("cs", currencies.Decimal(count)), many)
+    return {"one": one, "few": few}.get(currencies.plural(language, Decimal(count)), many)
 
 
 def _feminine(ordinal: str) -> str:

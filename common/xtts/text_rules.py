@@ -115,7 +115,8 @@ SCALE_ABBREVIATIONS = {
     "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9}, "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
     "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"Mrd": 9},
 }  # fmt: skip
-# After a decimal number: million, thousand million, million million.
+# After a decimal number: million, thousand million, million million. Elsewhere (zh, ja, ko, hi and the
+# languages that XTTS lacks) the product is read, which is exact and in the language's own scales.
 DECIMAL_SCALES = {
     "ar": "مليون|مليار|تريليون", "cs": "milionu|miliardy|bilionu", "de": "millionen|milliarden|billionen", "en": "million|billion|trillion",
     "es": "millones|mil millones|billones", "fa": "میلیون|میلیارد|تریلیون", "fr": "millions|milliards|billions",
