@@ -174,7 +174,7 @@ def scan_command(args: argparse.Namespace) -> int:
     if args.json:
         tell(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        report.print(RichConsole())
+        report.print(RichConsole(), texts=args.texts)
         if not args.config:
             tell(f"with the settings of {resolve.settings_file(args)} (--config names others)")
     if args.strict:
@@ -269,7 +269,11 @@ COMMANDS = {
     "scan": Command(
         scan_command,
         ("--train-data", "--val-data"),
-        {"--strict": _switch("exit 2 if any row is rejected"), "--json": _switch("print JSON")},
+        {
+            "--strict": _switch("exit 2 if any row is rejected"),
+            "--texts": _switch("show up to twenty texts of each language before and after cleaning"),
+            "--json": _switch("print JSON"),
+        },
     ),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
     "profile": Command(

@@ -55,6 +55,8 @@ class Report:
     strip_arabic_diacritics: bool
     digest: str
     rejects: list[Reject] = field(default_factory=list)
+    # language → {"texts", "changed" (beyond case and spaces), "examples": up to twenty [before, after]}
+    cleaning: dict[str, dict] = field(default_factory=dict)
 
     @classmethod
     def of(cls, manifest: Manifest) -> Report:
@@ -80,6 +82,7 @@ class Report:
             strip_arabic_diacritics=manifest.meta.get("strip_arabic_diacritics", False),
             digest=manifest.digest,
             rejects=rejects,
+            cleaning=manifest.meta.get("cleaning", {}),
         )
 
     def require_all(self) -> None:
@@ -107,19 +110,30 @@ class Report:
             out.append("rejected: " + ", ".join(f"{kind} {n}" for kind, n in self.tally.items()))
         if self.unknown_characters:
             out.append("unknown characters: " + ", ".join(f"{_character(c)} x{n}" for c, n in self.unknown_characters.items()))
+        changed = ", ".join(f"{name} {c['changed']} of {c['texts']}" for name, c in self.cleaning.items() if c["changed"])
+        if changed:
+            out.append(f"cleaning changed more than case and spaces in: {changed} (scan --texts shows examples)")
         out += [f"warning: {w}" for w in self.warnings]
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
         if shown_rejects is not None and len(self.rejects) > shown_rejects:
             out.append(f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in RUN/rejects.tsv")
         return out
 
+    def cleaning_lines(self) -> list[str]:
+        """Up to twenty texts of each language before and after cleaning."""
+        out = []
+        for language, found in self.cleaning.items():
+            for before, after in found["examples"]:
+                out += [f"{language}  {_visible(before)}", f"{' ' * len(language)}→ {_visible(after)}"]
+        return out
+
     def to_json(self) -> dict:
         """Plain values, all rejects included."""
         return asdict(self)
 
-    def print(self, console: Console) -> None:
-        """A table and what follows it on a terminal, plain lines elsewhere; every reject."""
-        lines = self.lines(None)
+    def print(self, console: Console, texts: bool = False) -> None:
+        """A table and what follows it on a terminal, plain lines elsewhere; every reject; with `texts` what cleaning changes."""
+        lines = self.lines(None) + (self.cleaning_lines() if texts else [])
         if not console.is_terminal:
             for line in lines:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -149,6 +163,11 @@ def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Shar
 
 def _character(c: str) -> str:
     return f"U+{ord(c):04X} {unicodedata.name(c, 'unnamed')}"
+
+
+def _visible(text: str) -> str:
+    """`text` without characters that a terminal would obey."""
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
 def missing_reason(candidates: tuple[str, ...]) -> str:

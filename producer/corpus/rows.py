@@ -56,16 +56,16 @@ class _Languages:
         if code not in self._known:
             try:
                 self._known[code] = normalize_language(code)
-            except UnknownLanguage:
+            except UnknownLanguage as e:
                 self._known[code] = code
-                self.unknown[code] = [0, where]
+                self.unknown[code] = [0, where, f" (did you mean {e.meant}?)" if e.meant else ""]
         if code in self.unknown:
             self.unknown[code][0] += 1
         return self._known[code]
 
     def check(self) -> None:
         if self.unknown:
-            found = "; ".join(f"'{code}' in {n} rows, first at {where}" for code, (n, where) in self.unknown.items())
+            found = "; ".join(f"'{code}'{meant} in {n} rows, first at {where}" for code, (n, where, meant) in self.unknown.items())
             raise BadInput(f"unknown language {found}; use codes like en, fa, zh-cn")
         for code in set(self._known.values()):
             try:
@@ -123,6 +123,6 @@ def _read_source(rows: CorpusRows, languages: _Languages, source: Source, number
             rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
             continue
         code = item.language or source.language or language
-        settled = languages.settle(code, f"{item.file}:{item.line}")
         by_default = item.language is None and source.language is None
+        settled = languages.settle(code, f"{item.file}:{item.line}" + (", by data.language" if by_default else ""))
         rows.entries.append(CorpusRow(item, number, split, settled, item.speaker or speaker, by_default))

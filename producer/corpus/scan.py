@@ -23,13 +23,14 @@ from common.run.settings import Config
 from common.system.cores import cores
 from common.system.errors import BadInput
 from common.xtts.text.clean import has_words
-from common.xtts.text.errors import LanguageNotInVocabulary, TextError
+from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextError
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.batches.decode import SAMPLE_RATE
 from producer.corpus.findings import FEW_CLIPS, Findings
 from producer.corpus.headers import AudioFacts, probe
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
+from producer.corpus.text_findings import TextFindings
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
 _SHOWN_REJECTS = 10
@@ -135,7 +136,7 @@ class _Scan:
     def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter, has_val: bool):
         self.has_val = has_val
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
-        self.findings = Findings()
+        self.findings, self.text_findings = Findings(), TextFindings()
         self.tally: Counter[str] = Counter()
         self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
         self.num_missing = self.num_default_language = 0
@@ -190,12 +191,14 @@ class _Scan:
             self.train_ids.append(number)
             self.train_speakers.append(self._speakers.setdefault(entry.speaker, len(self._speakers)))
         self.findings.look_at(entry, facts)
+        self.text_findings.look_at(entry, clean)
 
     def _tokenise(self, entry: CorpusRow) -> tuple[str, list[int]]:
         try:
             clean = self.tokenizer.clean(entry.row.text, entry.language)
         except TextError as e:
-            raise _Rejected(str(e), "text cannot be read out") from e
+            kind = "damaged text" if isinstance(e, DamagedText) else "text cannot be read out"
+            raise _Rejected(str(e), kind) from e
         if not has_words(clean):
             raise _Rejected(f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text", "empty text")
         tokens = self.tokenizer.encode_clean(clean, entry.language)
@@ -232,7 +235,8 @@ class _Scan:
     def finish(self, config: Config) -> None:
         """Split, and store what the report says besides the rows."""
         meta = {
-            "warnings": self.rows.warnings + self.split(config) + self.findings.messages(),
+            "warnings": self.rows.warnings + self.split(config) + self.findings.messages() + self.text_findings.messages(),
+            "cleaning": self.text_findings.cleaning(),
             "unknown_characters": dict(self.findings.unknown_characters.most_common()),
             "num_default_language": self.num_default_language,
             "default_language": config.data.language,

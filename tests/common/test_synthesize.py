@@ -149,6 +149,7 @@ def test_unusable_reference_files(tmp_path, samples, message):
         ("One. Two!", "en", 100, ["One. Two!"]),
         ("One two. Three four? Five six.", "en", 22, ["One two. Three four?", "Five six."]),
         ("He met Dr. Smith. They left.", "en", 18, ["He met Dr. Smith.", "They left."]),
+        ("Gut. Das kostet 5 Mio. Euro.", "de", 23, ["Gut.", "Das kostet 5 Mio. Euro."]),
         ("She said “go.” He went.", "en", 15, ["She said “go.”", "He went."]),
         ("version 2.5 is here now", "en", 15, ["version 2.5 is", "here now"]),
         ("red, green, blue; white", "en", 12, ["red, green,", "blue; white"]),

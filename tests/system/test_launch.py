@@ -266,7 +266,7 @@ def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
 
 
 def test_scan_reports_and_strict_refuses(tmp_path):
-    folder = make_corpus(tmp_path / "c", 6, seconds=0.6)
+    folder = make_corpus(tmp_path / "c", 6, seconds=0.6, text=lambda i: f"It cost ${i + 2}")
     with open(folder / "metadata.csv", "a") as f:
         f.write("nope|gone|gone\n")
     p = run("scan", f"data.train={folder}", "--json")
@@ -277,7 +277,9 @@ def test_scan_reports_and_strict_refuses(tmp_path):
     assert strict.returncode == 2
     assert strict.stderr == "error: --strict: 1 of 7 rows rejected: audio file missing 1\n"
     assert json.loads(strict.stdout) == report
-    assert "metadata.csv:7: no such audio file; tried" in run("scan", "--train-data", str(folder), "--strict").stdout
+    printed = run("scan", "--train-data", str(folder), "--strict", "--texts").stdout
+    assert "metadata.csv:7: no such audio file; tried" in printed
+    assert "en  It cost $2\n  → it cost two dollars\n" in printed
 
 
 def test_scan_names_a_vocabulary_that_is_not_there(tmp_path):

@@ -40,10 +40,8 @@ _PUNCTUATION = (
 )
 _TO_COMMA = str.maketrans(dict.fromkeys(_PUNCTUATION + string.punctuation, ","))
 
-_GROUPS = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_GROUPED_AMOUNT = re.compile(rf"(?<=[$€£¥]){_GROUPS.pattern}|{_GROUPS.pattern}(?= ?[$€£])")
-_SIGNS = {"$": "美元", "€": "欧元", "£": "英镑", "¥": "元"}
-_AMOUNT = re.compile(r"([$€£¥]) ?(\d+(?:\.\d+)?)|(\d+(?:\.\d+)?) ?([$€£])(?!\d)")
+_GROUPS = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])")
+_DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.%])")
 _SPOKEN = {"&": " 和 ", "@": " 在 ", "#": " 号 ", "$": " 美元 ", "€": " 欧元 "}
 _MINUS = re.compile(r"(?<![0-9A-Za-z])[-−](?=\d)")
 _LONE_PERCENT = re.compile(r"(?<!\d)%")
@@ -90,7 +88,7 @@ def _liang(symbols: list, i: int):
 def expand_numbers(text: str, *, parity: bool) -> str:
     """Numbers to characters, then every punctuation mark to a comma.
 
-    Without `parity`, what XTTS loses is kept: grouped thousands ("1,000"), runs of zeros, currency signs and other symbols.
+    Without `parity`, what XTTS loses is kept: grouped thousands ("1,000"), runs of zeros, long decimals and symbols.
     """
     if not parity:
         text = _spoken_signs(text)
@@ -100,10 +98,9 @@ def expand_numbers(text: str, *, parity: bool) -> str:
 
 
 def _spoken_signs(text: str) -> str:
-    text = text.replace("￥", "¥").replace("％", "%")
-    text = _GROUPED_AMOUNT.sub(lambda m: m.group().replace(",", ""), text)
-    text = _AMOUNT.sub(lambda m: number_words(m.group(2) or m.group(3)) + _SIGNS[m.group(1) or m.group(4)], text)
+    text = text.replace("％", "%")
     text = _GROUPS.sub(lambda m: number_words(m.group().replace(",", "")), text)
+    text = _DECIMAL.sub(lambda m: number_words(m.group()), text)
     text = _MINUS.sub("负", text)
     for sign, words in _SPOKEN.items():
         text = text.replace(sign, words)

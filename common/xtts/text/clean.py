@@ -1,8 +1,8 @@
 """Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one spelling per sound.
 
 `clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for its 17 languages, and repairs what it
-loses: digits of other scripts, numbers that num2words cannot spell, typographic characters, invisible marks. `parity=True` gives XTTS's
-own output. Persian is ours.
+loses: money, units, times and dates, digits of other scripts, numbers that num2words cannot spell, typographic characters, marks without a
+sound. `parity=True` gives XTTS's own output. Persian is ours. docs/text.md lists what is read how.
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ import importlib
 import re
 import unicodedata
 
-from common.xtts.text import chinese, numbers, rules
+from common.xtts.text import amounts, chinese, clock, fractions, language_names, marks, numbers, rules
 from common.xtts.text.errors import LanguageUnavailable, TextError, UnknownLanguage
 
 __all__ = [
-    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit", "clean", "normalize_language",
-    "require_backend", "script_share",
+    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit", "clean", "foreign_script",
+    "has_words", "normalize_language", "require_backend", "script_share",
 ]  # fmt: skip
 
 # Part of a vocabulary's digest: raise it whenever `clean` gives another text for the same input.
-VERSION = 1
+VERSION = 2
 LANGUAGES = rules.LANGUAGES
 
 _WHITESPACE = re.compile(r"\s+")
-_COMPATIBILITY = re.compile("[\ufb00-\ufdff\ufe70-\ufefc\uff01-\uffef]+")
+# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees, East Asian squares (㎏), mathematical
+# letters; not the sign of the rial (U+FDFC).
+_COMPATIBILITY = re.compile(
+    "[\u2080-\u2089\u2103\u2109\u2113\u2160-\u217f\u2460-\u249b\u3200-\u33ff\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc"
+    "\uff01-\uffef\U0001d400-\U0001d7ff]+"
+)
+_SQUARES = str.maketrans({"㎟": "mm²", "㎠": "cm²", "㎡": "m²", "㎢": "km²", "㎣": "mm³", "㎤": "cm³", "㎥": "m³"})
+_NUMBER_SIGN = re.compile("\\b[nN][°º] ?(?=[0-9])")
+_MINUS_BEFORE_DIGIT = re.compile("\u2212(?=[0-9])")
 _ZWNJ = "\u200c"
 _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
@@ -37,7 +45,7 @@ def normalize_language(code: str) -> str:
     base = rules.ALIASES.get(base, base)
     if base in rules.LANGUAGES or base in rules.GENERIC_LANGUAGES:
         return base
-    raise UnknownLanguage(code, rules.LANGUAGES)
+    raise UnknownLanguage(code, rules.LANGUAGES, language_names.code_of(code))
 
 
 def char_limit(language: str) -> int:
@@ -65,8 +73,11 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
     """
     language = normalize_language(language)
     parity = parity and language in rules.XTTS_LANGUAGES
+    marks.require_undamaged(text, _script_ranges(language))
     if not parity:
         text = _normalize(text, language)
+        text = amounts.expand(clock.expand(text, language), language)
+        text = fractions.expand(text, language)
     if language in ("ar", "fa") and not keep_diacritics:
         text = text.translate(_diacritics())
     if language == "ja":
@@ -85,8 +96,8 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
     if language == "zh":
         return _with_backend("zh", lambda: chinese.to_pinyin(text))
     if language == "ko":
-        return _with_backend("ko", lambda: _romanizer().translit(text))
-    return text
+        text = _with_backend("ko", lambda: _romanizer().translit(text))
+    return text if parity or text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def script_share(text: str, language: str) -> float:
@@ -96,6 +107,32 @@ def script_share(text: str, language: str) -> float:
     if not letters:
         return 0.0
     return sum(not any(low <= ord(c) <= high for low, high in ranges) for c in letters) / len(letters)
+
+
+def foreign_script(text: str, language: str) -> dict[str, int]:
+    """How many letters of `text` belong to a script that `language` is not written in, by script ("Latin", "Cyrillic")."""
+    language = normalize_language(language)
+    if text.isascii() and "Latin" in rules.LANGUAGE_SCRIPTS.get(language, ("Latin",)):
+        return {}
+    found: dict[str, int] = {}
+    for character in set(text):
+        script = _foreign_script_of(character, language)
+        if script:
+            found[script] = found.get(script, 0) + text.count(character)
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _foreign_script_of(character: str, language: str) -> str | None:
+    if not character.isalpha() or marks.is_silent(character) or unicodedata.category(character) == "Lm":
+        return None
+    code = ord(character)
+    if any(low <= code <= high for low, high in _script_ranges(language)):
+        return None
+    for script, ranges in rules.SCRIPT_RANGES.items():
+        if any(low <= code <= high for low, high in ranges):
+            return script
+    return unicodedata.name(character, "unnamed").partition(" ")[0].title()
 
 
 @functools.cache
@@ -108,15 +145,22 @@ def _script_ranges(language: str) -> tuple[tuple[int, int], ...]:
 
 def _normalize(text: str, language: str) -> str:
     if text.isascii():
+        text = marks.remove_silent(text)
         return _percent_last(text) if language in ("fa", "ar") else text
     text = unicodedata.normalize("NFC", text)
+    text = text.translate(_SQUARES)
     text = _COMPATIBILITY.sub(lambda m: unicodedata.normalize("NFKC", m.group()), text)
+    text = fractions.plain(text, language)
     text = numbers.ungroup(text).translate(_translation(language))
+    text = _MINUS_BEFORE_DIGIT.sub("-", text)  # in Chinese and Japanese, where typographic characters stay
+    if language in ("es", "fr", "it", "pt"):
+        text = _NUMBER_SIGN.sub("№ ", text)
     if _ZWNJ in text:
         # Between Arabic letters it separates the parts of a word ("mi-khaham"): a space keeps them apart in any vocabulary.
         text = text.replace(_ZWNJ, " ") if language in ("fa", "ar", "ur") else text.replace(_ZWNJ, "")
     if language == "fa":
         text = _HAMZA_HEH.sub("ه ی ", text)
+    text = marks.remove_silent(text)
     return _percent_last(text) if language in ("fa", "ar") else text
 
 
@@ -129,11 +173,8 @@ def _percent_last(text: str) -> str:
 def _translation(language: str) -> dict[int, str | None]:
     table: dict[int, str | None] = dict(numbers.FOREIGN_DIGITS)
     table |= numbers.separators(language)
-    table |= dict.fromkeys(map(ord, rules.INVISIBLE))
     if language not in ("zh", "ja"):  # there, XTTS has rules of its own for these
         table |= rules.TYPOGRAPHY | rules.CJK_PUNCTUATION
-    if language in ("fa", "ar", "ur"):
-        table[0x640] = None  # tatweel only stretches the line
     if language == "fa":
         table |= {ord(c): plain for c, plain in rules.PERSIAN_LETTERS.items()}
     return table
@@ -214,4 +255,4 @@ def _clean_japanese(text: str, parity: bool) -> str:
 
 def has_words(clean_text: str) -> bool:
     """Whether a cleaned text has anything to speak."""
-    return any(c.isalnum() for c in clean_text)
+    return any(c.isalnum() and not marks.is_silent(c) for c in clean_text)

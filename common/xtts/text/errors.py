@@ -9,19 +9,25 @@ class TextError(ValueError):
     """This text cannot be turned into tokens that say what it says; the row is to be rejected with this message."""
 
 
-class UnknownLanguage(ValueError):
-    """A language code without rules for cleaning."""
+class DamagedText(TextError):
+    """A text that was decoded wrongly before it came here: letters are lost, and none is to be guessed."""
 
-    def __init__(self, language: str, known: Iterable[str]):
-        super().__init__(f"language {language!r} is not known; have: {', '.join(sorted(known))}")
-        self.language = language
+
+class UnknownLanguage(ValueError):
+    """A language code without rules for cleaning. `meant`: the code that a name like "farsi" stands for."""
+
+    def __init__(self, language: str, known: Iterable[str], meant: str | None = None):
+        advice = f"did you mean {meant}?" if meant else f"have: {', '.join(sorted(known))}"
+        super().__init__(f"language {language!r} is not known; {advice}")
+        self.language, self.meant = language, meant
 
 
 class LanguageNotInVocabulary(ValueError):
-    """A language that the vocabulary has no tag for."""
+    """A language that the vocabulary has no tag for. `meant`: as in `UnknownLanguage`."""
 
-    def __init__(self, language: str, known: Iterable[str]):
-        super().__init__(f"language {language} not in vocabulary; have: {', '.join(sorted(known))}")
+    def __init__(self, language: str, known: Iterable[str], meant: str | None = None):
+        advice = f" (did you mean {meant}?)" if meant else ""
+        super().__init__(f"language {language} not in vocabulary{advice}; have: {', '.join(sorted(known))}")
         self.language = language
 
 

@@ -37,7 +37,7 @@ BACKENDS = {
 }
 
 # Languages whose thousands are grouped with commas and whose decimals follow a point; elsewhere the other way round.
-COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh"})
+COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh", "hi", "bn", "cy", "ga", "he", "ms", "sw", "ta", "te", "th", "tl", "ur"})
 XTTS_COMMA_GROUPS = frozenset({"en", "ru"})
 # Ours: languages that group thousands with a space ("12 500").
 SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "no", "sk", "sv", "uk"})
@@ -61,17 +61,93 @@ ORDINAL_SUFFIXES = {
     "hi": "st|nd|rd|th",
 }
 
-# num2words joins the two parts of an amount with this; an amount without cents is cut there.
+# num2words joins the two parts of an amount with this; XTTS cuts an amount without cents there.
 CURRENCY_JOINERS = {"es": " con ", "fr": " et ", "de": " und ", "pt": " e ", "it": " e "}
 DEFAULT_CURRENCY_JOINER = ", "
-CURRENCY_SIGNS = {"£": "GBP", "$": "USD", "€": "EUR"}
-# Ours: languages where num2words fails on these currencies or names another one (Arabic: riyals for dollars; Hungarian: English
-# names). Their amounts are read as number + the word of the symbol.
-PLAIN_CURRENCY = frozenset({"ar", "fa", "hi", "hu", "ko"})
-# Ours: where num2words is wrong on decimals (Arabic reads ,5 as fifty; Persian 3.05 as three and a half): number, this word, number.
-DECIMAL_WORDS = {"ar": "فاصلة", "tr": "virgül", "fa": "ممیز"}
-# Where num2words reads the digits after the point one by one.
-DIGITWISE_DECIMALS = frozenset({"de", "en", "es", "fr", "it", "ja", "ko", "nl", "pt"})
+CURRENCY_SIGNS = {"£": "GBP", "$": "USD", "€": "EUR"}  # those that XTTS reads
+# Ours: between dollars and cents; between millions and what they are millions of.
+MONEY_JOINERS = CURRENCY_JOINERS | {
+    "ar": " و ", "fa": " و ", "hi": " ", "hu": " ", "ja": "", "ko": " ", "tr": " ",
+}  # fmt: skip
+MILLIONS_OF = {"es": "de", "fr": "de", "it": "di", "pt": "de"}
+MINUS_WORDS = {
+    "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی", "fr": "moins", "hi": "ऋण",
+    "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus", "pt": "menos", "ru": "минус",
+    "tr": "eksi", "zh": "负", "bn": "মাইনাস", "sk": "mínus", "te": "మైనస్", "vi": "âm",
+}  # fmt: skip
+# Ours, where num2words has no words for decimals or wrong ones: number, this word, the digits one by one.
+POINT_WORDS = {
+    "de": "komma", "en": "point", "es": "punto", "fr": "virgule", "hi": "दशमलव", "it": "virgola", "ja": "点", "ko": "점",
+    "nl": "komma", "pt": "vírgula", "vi": "phẩy",
+}  # fmt: skip
+# The same, with the fraction read as a number (Arabic: num2words reads ,5 as fifty).
+DECIMAL_WORDS = {"ar": "فاصلة", "tr": "virgül", "cs": "celá", "pl": "przecinek"}
+# By the number of decimals: tenths, hundredths, …; the Russian ones without their ending.
+RUSSIAN_FRACTIONS = {1: "десят", 2: "сот", 3: "тысячн", 4: "десятитысячн", 5: "стотысячн", 6: "миллионн"}
+HUNGARIAN_FRACTIONS = {1: "tized", 2: "század", 3: "ezred", 4: "tízezred", 5: "százezred", 6: "milliomod"}
+
+# Powers of ten as a language's texts write them after a number: words, which are read as they are, and what is short for them.
+SCALE_WORDS = {
+    "en": {"thousand": 3, "million": 6, "millions": 6, "billion": 9, "billions": 9, "trillion": 12, "trillions": 12},
+    "de": {"Tausend": 3, "tausend": 3, "Million": 6, "Millionen": 6, "Milliarde": 9, "Milliarden": 9, "Billion": 12, "Billionen": 12},
+    "fr": {"mille": 3, "million": 6, "millions": 6, "milliard": 9, "milliards": 9, "billion": 12, "billions": 12},
+    "es": {"mil": 3, "millón": 6, "millones": 6, "mil millones": 9, "billón": 12, "billones": 12},
+    "pt": {"mil": 3, "milhão": 6, "milhões": 6, "mil milhões": 9, "bilhão": 9, "bilhões": 9, "trilhão": 12, "trilhões": 12},
+    "it": {"mila": 3, "milione": 6, "milioni": 6, "miliardo": 9, "miliardi": 9, "bilioni": 12},
+    "nl": {"duizend": 3, "miljoen": 6, "miljard": 9, "biljoen": 12},
+    "pl": {"tysiąc": 3, "tysiące": 3, "tysięcy": 3, "milion": 6, "miliony": 6, "milionów": 6, "miliona": 6, "miliard": 9, "miliardy": 9,
+           "miliardów": 9, "miliarda": 9},
+    "ru": {"тысяча": 3, "тысячи": 3, "тысяч": 3, "миллион": 6, "миллиона": 6, "миллионов": 6, "миллиард": 9, "миллиарда": 9,
+           "миллиардов": 9},
+    "tr": {"bin": 3, "milyon": 6, "milyar": 9, "trilyon": 12},
+    "cs": {"tisíc": 3, "tisíce": 3, "milion": 6, "miliony": 6, "milionů": 6, "milionu": 6, "miliarda": 9, "miliardy": 9, "miliard": 9},
+    "hu": {"ezer": 3, "millió": 6, "milliárd": 9, "billió": 12},
+    "ar": {"ألف": 3, "آلاف": 3, "مليون": 6, "ملايين": 6, "مليار": 9, "مليارات": 9, "تريليون": 12},
+    "hi": {"हज़ार": 3, "हजार": 3, "लाख": 5, "मिलियन": 6, "करोड़": 7, "बिलियन": 9, "अरब": 9},
+    "fa": {"هزار": 3, "میلیون": 6, "میلیارد": 9, "تریلیون": 12},
+    "zh": {"千": 3, "万": 4, "百万": 6, "千万": 7, "亿": 8, "万亿": 12},
+    "ja": {"千": 3, "万": 4, "百万": 6, "億": 8, "兆": 12},
+    "ko": {"천": 3, "만": 4, "백만": 6, "억": 8, "조": 12},
+}  # fmt: skip
+SCALE_ABBREVIATIONS = {
+    "de": {"Tsd.": 3, "Tsd": 3, "Mio.": 6, "Mio": 6, "Mrd.": 9, "Mrd": 9}, "fr": {"Md": 9, "Mds": 9}, "es": {"MM": 6},
+    "pt": {"mi": 6, "bi": 9}, "it": {"mln": 6, "mld": 9}, "nl": {"mln.": 6, "mln": 6, "mld.": 9, "mld": 9, "mrd": 9},
+    "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9}, "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
+    "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"Mrd": 9},
+}  # fmt: skip
+# After a decimal number: million, thousand million, million million. Elsewhere (zh, ja, ko, hi and the
+# languages that XTTS lacks) the product is read, which is exact and in the language's own scales.
+DECIMAL_SCALES = {
+    "ar": "مليون|مليار|تريليون", "cs": "milionu|miliardy|bilionu", "de": "millionen|milliarden|billionen", "en": "million|billion|trillion",
+    "es": "millones|mil millones|billones", "fa": "میلیون|میلیارد|تریلیون", "fr": "millions|milliards|billions",
+    "hu": "millió|milliárd|billió", "it": "milioni|miliardi|bilioni", "nl": "miljoen|miljard|biljoen", "pl": "miliona|miliarda|biliona",
+    "pt": "milhões|mil milhões|biliões", "ru": "миллиона|миллиарда|триллиона", "tr": "milyon|milyar|trilyon",
+}  # fmt: skip
+# Units after a number -> their name in CLDR, which has the words in every language.
+UNITS = {
+    "km/h": "speed-kilometer-per-hour", "km²": "area-square-kilometer", "km": "length-kilometer", "m²": "area-square-meter",
+    "m³": "volume-cubic-meter", "m": "length-meter", "cm": "length-centimeter", "mm": "length-millimeter", "kg": "mass-kilogram",
+    "mg": "mass-milligram", "g": "mass-gram", "ml": "volume-milliliter", "l": "volume-liter", "°C": "temperature-celsius",
+    "°F": "temperature-fahrenheit", "ºC": "temperature-celsius", "ºF": "temperature-fahrenheit",
+    "kB": "digital-kilobyte", "MB": "digital-megabyte", "GB": "digital-gigabyte",
+    "TB": "digital-terabyte", "Hz": "frequency-hertz", "kHz": "frequency-kilohertz", "MHz": "frequency-megahertz",
+    "GHz": "frequency-gigahertz", "kW": "power-kilowatt", "kWh": "energy-kilowatt-hour",
+    "‰": "concentr-permille",
+}  # fmt: skip
+# Ours, where CLDR writes a sign.
+UNIT_PATTERNS = {
+    ("tr", "speed-kilometer-per-hour"): "saatte {0} kilometre",
+    ("ar", "energy-kilowatt-hour"): "{0} كيلو واط ساعة",
+    ("ko", "concentr-permille"): "{0} 퍼밀",
+    ("zh", "concentr-permille"): "千分之{0}",
+}
+LOCAL_UNITS = {
+    "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound", "oz": "mass-ounce", "″": "length-inch"},
+    "ru": {"км/ч": UNITS["km/h"], "км": UNITS["km"], "см": UNITS["cm"], "мм": UNITS["mm"], "кг": UNITS["kg"], "мл": UNITS["ml"],
+           "кВт": UNITS["kW"], "ГБ": UNITS["GB"], "МБ": UNITS["MB"]},
+    "ar": {"كم": UNITS["km"], "كلم": UNITS["km"], "سم": UNITS["cm"], "كغ": UNITS["kg"], "كجم": UNITS["kg"]},
+    "hi": {"किमी": UNITS["km"], "सेमी": UNITS["cm"], "मिमी": UNITS["mm"], "किग्रा": UNITS["kg"]},
+}  # fmt: skip
 
 ABBREVIATIONS = {
     "en": {
@@ -122,7 +198,11 @@ EXTRA_SYMBOLS = {
         "ar": "يورو", "cs": "euro", "de": "euro", "en": "euro", "es": "euro", "fa": "یورو", "fr": "euro", "hi": "यूरो", "hu": "euró",
         "it": "euro", "ja": "ユーロ", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro", "ru": "евро", "tr": "euro", "zh": "欧元",
     },
-    "№": {"ru": "номер"},
+    "№": {
+        "ar": "رقم", "cs": "číslo", "de": "nummer", "en": "number", "es": "número", "fa": "شماره", "fr": "numéro", "hi": "नंबर",
+        "hu": "szám", "it": "numero", "ja": "ナンバー", "ko": "번호", "nl": "nummer", "pl": "numer", "pt": "número", "ru": "номер",
+        "tr": "numara", "zh": "号",
+    },
     "٪": {"ar": "في المئة", "fa": "درصد"},
 }  # fmt: skip
 
@@ -139,9 +219,6 @@ CZECH_ORDINALS = {
 _TO_QUOTE = "“”„‟«»‹›〝〞＂"
 _TO_APOSTROPHE = "‘’‚‛′ʼ`´＇"
 _TO_HYPHEN = "‐‑‒–—―−⁃﹣－"
-# Soft hyphen, zero-width space, joiner and no-break, bidirectional marks, variation selectors: they carry no sound.
-INVISIBLE = "\u00ad\u200b\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u061c"
-INVISIBLE += "\ufeff\ufe0e\ufe0f"
 TYPOGRAPHY = {
     **dict.fromkeys(map(ord, _TO_QUOTE), '"'),
     **dict.fromkeys(map(ord, _TO_APOSTROPHE), "'"),

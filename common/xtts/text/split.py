@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from common.xtts.text.clean import char_limit, has_words, normalize_language
-from common.xtts.text.rules import ABBREVIATIONS
+from common.xtts.text.rules import ABBREVIATIONS, SCALE_ABBREVIATIONS
 from common.xtts.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,9 @@ def split_text(text: str, language: str, limit: int) -> list[str]:
     """
     if limit < 1:
         raise ValueError(f"pieces of {limit} characters: at least 1 is needed")
-    abbreviations = ABBREVIATIONS.get(normalize_language(language), {})
+    language = normalize_language(language)
+    scales = (short.removesuffix(".").lower() for short in SCALE_ABBREVIATIONS.get(language, ()))
+    abbreviations = {*ABBREVIATIONS.get(language, ()), *scales}
     pieces = _packed(_cut(text.strip(), _SENTENCE, abbreviations), limit, [_CLAUSE, _WORD])
     return [piece.strip() for piece in pieces if piece.strip()]
 

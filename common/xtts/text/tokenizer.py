@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from common.xtts.text import clean as cleaning
 from common.xtts.text.bpe import Pair, learn_merges
 from common.xtts.text.errors import LanguageNotInVocabulary, TextError
+from common.xtts.text.marks import is_silent
 
 STOP, UNK, SPACE, START = "[STOP]", "[UNK]", "[SPACE]", "[START]"
 _CONTROL = (STOP, UNK, SPACE, START)
@@ -153,12 +154,13 @@ class Tokenizer:
 
     def require_language(self, language: str) -> str:
         """The language's code as the project uses it; LanguageNotInVocabulary if it has no tag here."""
+        meant = None
         try:
             code = cleaning.normalize_language(language)
-        except cleaning.UnknownLanguage:
-            code = language
+        except cleaning.UnknownLanguage as error:
+            code, meant = language, error.meant
         if code not in self._tags:
-            raise LanguageNotInVocabulary(code, self._tags)
+            raise LanguageNotInVocabulary(code, self._tags, meant)
         return code
 
     def clean(self, text: str, language: str) -> str:
@@ -289,7 +291,10 @@ def _library_tokenizer(vocab: dict[str, int], merges: Sequence[Pair]) -> tokeniz
 
 
 def _count_words(pairs: Iterable[tuple[str, str]], languages: Sequence[str], options: dict[str, bool]) -> dict[str, int]:
-    """How often each word (as the pre-tokenizer cuts them) occurs in the cleaned texts."""
+    """How often each word (as the pre-tokenizer cuts them) occurs in the cleaned texts.
+
+    Emoji and control characters, which XTTS's own cleaning leaves in, are not learnt.
+    """
     chunks: Counter[str] = Counter()
     for text, language in pairs:
         code = cleaning.normalize_language(language)
@@ -303,5 +308,7 @@ def _count_words(pairs: Iterable[tuple[str, str]], languages: Sequence[str], opt
     cut = Whitespace().pre_tokenize_str
     for chunk, n in chunks.items():
         for word, _ in cut(chunk):
-            words[word] += n
+            spoken = "".join(c for c in word if not is_silent(c))
+            if spoken:
+                words[spoken] += n
     return words
