@@ -19,7 +19,7 @@ from common.system.status import StatusFile
 from common.transport.address import ChannelError, Endpoint, ipc_address
 from common.transport.keys import KeyFileError, run_keys
 from common.transport.server import LeaseServer
-from trainer import profile
+from trainer import ahead, profile
 from trainer.finale import finish
 from trainer.session import train_stage
 
@@ -81,7 +81,10 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
 
     t = run.config.threads
     status.update(phase="opening the device")
-    info = prove_device(intra_threads=t.trainer_intra, inter_threads=t.trainer_inter, whole_card=True)
+    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the CPU's bits ask for, one after the
+    # other, and training behind them.
+    inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
+    info = prove_device(intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True)
     import tensorflow as tf
 
     if run.config.deterministic:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
+MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: the plan beyond them is not asked what comes first
@@ -57,7 +57,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     order = list(buckets_in_order(stage, position))
     if stage.step.options.jit:
         now = dict.fromkeys([("training", largest), *order[:1]])
-        workers = Workers(min(_MOST_AT_ONCE, cores()), compiled.given)
+        workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
         run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
         workers.wait(stop, observer)
         compiled.ready.update(now)
@@ -106,7 +106,7 @@ class Compiled:
         return WaitingStep(step, self)
 
     def _run(self, wanted: list[Function]) -> None:
-        began, threads = time.monotonic(), max(1, min(_MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
+        began, threads = time.monotonic(), max(1, min(MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
         workers, left = Workers(threads, self.given), dict[Function, int]()
         try:
             for function in wanted:
@@ -282,7 +282,7 @@ class Workers:
             ((name, compile_), function), began, error = given, time.monotonic(), None
             try:
                 compile_()
-            except Exception as e:  # noqa: BLE001 - raised by whoever waits
+            except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
                 error = e
             log.debug("compiled %s in %.1f s", name, time.monotonic() - began)
             self._ended.put((function, error))
@@ -295,7 +295,7 @@ def run_aside(function: Callable[[], object], stop: Stop) -> None:
     def run() -> None:
         try:
             function()
-        except Exception as e:  # noqa: BLE001 - raised by whoever waits
+        except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
             ended.put(e)
         else:
             ended.put(None)
