@@ -35,13 +35,13 @@ Job = tuple[str, Callable[[], object]]
 
 
 def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> None:
-    """Compile and try what the steps from `position` on need. Nothing where the step has no dry run, or compiles nothing.
+    """Compile and try what the steps from `position` on need. Nothing where the step compiles nothing.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory.
         Whatever a compilation raises.
     """
-    if not hasattr(stage.step, "dry_run"):
+    if not stage.step.compiles:
         return
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 

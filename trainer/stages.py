@@ -13,15 +13,17 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from common.data.batch import batch_spec
+from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.run.settings import Optim
 from common.system.errors import BadInput
 from common.system.files import fsync
 from trainer.feed import HostCopy
 from trainer.history.schedule import Schedule, schedule_of
-from trainer.loop import StageFiles
+from trainer.history.stage_history import StageFiles
 
 if TYPE_CHECKING:
+    from trainer.step.contract import Step
     from trainer.step.upload import Upload
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class Stage:
     number: int
     name: str  # "dvae" or "gpt"
     kind: str  # its batches: "dvae", "gpt" or "arithmetic"
-    step: object
+    step: Step
     schedule: Schedule
     files: StageFiles
     upload: Upload | HostCopy
@@ -147,11 +149,16 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 
-def spec_of(run: RunFolder, stage: Stage) -> Callable:
-    """PlannedBatch → dtypes and shapes of its arrays."""
-    buckets = stage.schedule.train.buckets
-    specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in buckets]
-    return lambda planned: specs[planned.bucket]
+def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[PlannedBatch, dict]]:
+    """(plan, g) → the batch, and its arrays' dtypes and shapes."""
+    plans = {"train": stage.schedule.train, "eval": stage.schedule.eval}
+    specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in stage.schedule.train.buckets]
+
+    def planned(plan: str, g: int) -> tuple[PlannedBatch, dict]:
+        batch = plans[plan].batch(g)
+        return batch, specs[batch.bucket]
+
+    return planned
 
 
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:

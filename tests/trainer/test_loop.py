@@ -17,7 +17,7 @@ from producer.batches.arithmetic import ArithmeticMaker
 from tests.support import loop_runs
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
 from tests.support.loop_runs import newest, train
-from trainer import loop, session
+from trainer import readback, session
 from trainer.history import ledger
 from trainer.history.schedule import schedule_of
 from trainer.step.arithmetic import ArithmeticStep
@@ -102,7 +102,7 @@ def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tm
 
     monkeypatch.setattr(ArithmeticStep, "apply", apply)
     monkeypatch.setattr(ArithmeticStep, "read", asks)
-    monkeypatch.setattr(loop, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(readback, "ThreadPoolExecutor", Slow)
     off = {"train__eval_every": 0, "train__eval_at_epoch_end": False, "train__save_every": 100}
     train(arithmetic_run(tmp_path, train__max_steps=40, batching__buckets=1, **off))
     assert len(asked) == 40
@@ -119,8 +119,8 @@ def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp
 
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1)
     monkeypatch.setattr(ArithmeticStep, "read", hangs)
-    monkeypatch.setattr(loop, "_STEP_SAY_S", 1.0)
-    monkeypatch.setattr(loop, "_MAX_STEP_S", 5.0)
+    monkeypatch.setattr(readback, "_STEP_SAY_S", 1.0)
+    monkeypatch.setattr(readback, "_MAX_STEP_S", 5.0)
     with pytest.raises(RuntimeError, match=r"the device has not ended step 1[0-3] for 5 s"):
         train(run)
     hang.set()

@@ -13,12 +13,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from common.xtts.dims import SIZES
+from trainer.step.contract import StepOptions
+
 _PRIME = 2**31 - 1
 STEP_MS = "XTTS_TEST_STEP_MS"
 
 
 class ArithmeticStep:
-    """Implements `trainer.step.gpt.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
+    """Implements `trainer.step.contract.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
+
+    compiles = False
+    dims, options = SIZES["tiny"], StepOptions()  # what the networks would have
 
     def __init__(self):
         self.weights = np.arange(1, 9, dtype=np.int64)
@@ -65,6 +71,16 @@ class ArithmeticStep:
         live = np.asarray(batch["weights"]) > 0
         total = float((np.where(live, np.asarray(batch["value"]), 0) % 101).sum() + self.weights[0] % 89)
         return {"audio_sum": total, "audio_count": float(live.sum())}
+
+    def dry_run(self, bucket: int, grouped: bool) -> None:
+        """Nothing to compile."""
+
+    def dry_evaluate(self, bucket: int) -> None:
+        """Nothing to compile."""
+
+    def programs(self, bucket: int, grouped: bool, training: bool) -> list:
+        """None."""
+        return []
 
     def state_dict(self) -> dict:
         """Weights and moments."""
