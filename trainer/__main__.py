@@ -47,9 +47,9 @@ def main(stop: Stop) -> None:
         try:
             retraces = {}
             for name in run.stages:
-                if name == "dvae" and profile.asked() is not None and not run.dvae_weights.is_file():
+                if run.spec(name).publishes and profile.asked() is not None and not run.dvae_weights.is_file():
                     profile.untrained_dvae(run)
-                if name == "dvae" and run.dvae_weights.is_file():
+                if run.spec(name).publishes and run.dvae_weights.is_file():
                     log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
                     continue
                 stage = train_stage(run, name, server, status, stop)
@@ -67,7 +67,7 @@ def main(stop: Stop) -> None:
 
 def _set_up_device(run: RunFolder, status: StatusFile) -> None:
     """Threads, memory and determinism before TensorFlow does any work; prove the device with real operations."""
-    if run.arithmetic:
+    if not run.trains_networks:
         return
     from common.gpu.device import prove_device
 

@@ -53,7 +53,7 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
     """Speak the samples with the final weights, then write curves.png and summary.json."""
     from trainer.report import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
 
-    if stage.kind == "gpt" and run.config.samples.count + len(run.config.samples.texts):
+    if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
         try:
             _speak(run, stage)

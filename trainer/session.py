@@ -46,7 +46,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
-    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
+    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.spec.speaks else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
     feed = None
@@ -64,13 +64,13 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         why = lambda: (stop.cause or "stop") if stop.is_set() else None  # noqa: E731
         try:
             with _out_of_the_collectors_sight():
-                Loop(step, stage.schedule, stages.SCORES[stage.kind], feed, readback, saves, observer, why).run(position)
+                Loop(step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why).run(position)
         finally:
             observer.traces(stage.step.trace_counts)
             remember_entropy(run, counter)
         if profiler is not None:
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
-        if name == "dvae":
+        if stage.spec.publishes:
             stages.publish_dvae(run, stage.step.state_dict()["model"])
         return stage
     finally:

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 from common.data.batch import batch_spec
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.run.settings import Optim
+from common.run.settings import Config, Optim
+from common.run.stages import StageSpec, load
 from common.system.errors import BadInput
 from common.system.files import fsync
 from trainer.feed import HostCopy
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STATE_BYTES = 12  # of a parameter in a checkpoint: itself and two moments, in float32
-# The evaluated loss that names a stage's best checkpoint.
-SCORES = {"gpt": "audio", "dvae": "recon", "arithmetic": "audio"}
 
 
 @dataclass
@@ -38,12 +37,16 @@ class Stage:
     """What the loop needs of one stage."""
 
     number: int
-    name: str  # "dvae" or "gpt"
-    kind: str  # its batches: "dvae", "gpt" or "arithmetic"
+    spec: StageSpec
     step: Step
     schedule: Schedule
     files: StageFiles
     upload: Upload | HostCopy
+
+    @property
+    def name(self) -> str:
+        """As in the table of stages."""
+        return self.spec.name
 
 
 def files_of(run: RunFolder, stage: str) -> StageFiles:
@@ -53,17 +56,10 @@ def files_of(run: RunFolder, stage: str) -> StageFiles:
 
 
 def build(run: RunFolder, stage: str) -> Stage:
-    """Networks, schedule and files of a stage. Imports TensorFlow unless the run is arithmetic."""
-    schedule = schedule_of(run, stage)
-    kind = run.kind(stage)
-    if kind == "arithmetic":
-        from trainer.step.arithmetic import ArithmeticStep
-
-        step, upload = ArithmeticStep(), HostCopy()
-    else:
-        step, upload = _networks(run, stage, schedule)
-    number = run.stages.index(stage) + 1
-    return Stage(number, stage, kind, step, schedule, files_of(run, stage), upload)
+    """Step, schedule and files of a stage. Imports TensorFlow where it trains networks."""
+    spec, schedule = run.spec(stage), schedule_of(run, stage)
+    step, upload = load(spec.step)(run, schedule)
+    return Stage(run.stages.index(stage) + 1, spec, step, schedule, files_of(run, stage), upload)
 
 
 def check_room(checkpoints: Path, num_bytes: int) -> None:
@@ -83,7 +79,7 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
         BadInput: the folder is not there any more, or not the one that the run was created with.
     """
     folder = run.config.model.weights
-    if stage.name != "gpt" or folder is None or run.arithmetic:
+    if not stage.spec.speaks or folder is None:
         return
     from common.xtts import weights
     from common.xtts.checkpoints import pretrained
@@ -120,30 +116,42 @@ def _options(optim: Optim, schedule: Schedule, **more):
     )
 
 
-def _networks(run: RunFolder, stage: str, schedule: Schedule):
+def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
+    """Stage 1's step, and how batches reach it."""
+    from trainer.step.dvae import DvaeStep
+
+    c = run.config
+    return _on_device(run, "dvae", DvaeStep(run.dims, _options(c.dvae.optim, schedule, **_common(c)), schedule.train.buckets))
+
+
+def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
+    """Stage 2's step, and how batches reach it."""
+    from trainer.step.gpt import GptStep
+    from trainer.step.precision import choose
+
+    c, common = run.config, _common(run.config)
+    precision = choose(c)
+    own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
+    own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
+    own |= {"dropout": c.train.dropout, "attention_dropout": c.train.attention_dropout, "code_dropout": c.train.code_dropout}
+    own |= {"recompute": c.train.recompute}
+    return _on_device(run, "gpt", GptStep(run.dims, _options(c.train.optim, schedule, **own, **common), schedule.train.buckets))
+
+
+def _common(c: Config) -> dict:
+    """Options of both steps; from now on, products are computed as the settings say."""
+    from trainer.step.precision import allow_tf32
+
+    allow_tf32(c)
+    return {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
+
+
+def _on_device(run: RunFolder, stage: str, step: Step) -> tuple[Step, Upload]:
     import tensorflow as tf
 
     from common.xtts.weights import num_parameters
-    from trainer.step.precision import allow_tf32, choose
     from trainer.step.upload import Upload
 
-    c = run.config
-    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
-    allow_tf32(c)
-    if stage == "dvae":
-        from trainer.step.dvae import DvaeStep
-
-        step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
-    else:
-        from trainer.step.gpt import GptStep
-
-        precision = choose(c)
-        own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
-        own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
-        own |= {"dropout": c.train.dropout, "attention_dropout": c.train.attention_dropout, "code_dropout": c.train.code_dropout}
-        own |= {"recompute": c.train.recompute}
-        options = _options(c.train.optim, schedule, **own, **common)
-        step = GptStep(run.dims, options, schedule.train.buckets)
     log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
     check_room(files_of(run, stage).checkpoints, _STATE_BYTES * num_parameters(step.model))
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
@@ -152,7 +160,7 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
 def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[PlannedBatch, dict]]:
     """(plan, g) → the batch, and its arrays' dtypes and shapes."""
     plans = {"train": stage.schedule.train, "eval": stage.schedule.eval}
-    specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in stage.schedule.train.buckets]
+    specs = [batch_spec(stage.spec.kind, b, run.dims, run.config.transport.mel_dtype) for b in stage.schedule.train.buckets]
 
     def planned(plan: str, g: int) -> tuple[PlannedBatch, dict]:
         batch = plans[plan].batch(g)

@@ -15,10 +15,10 @@ from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from common.transport.server import NoData
 from producer.batches.absence import why_away
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.decode import CLOSED, DecodeError
 from producer.batches.maker import Clip
 from tests.support.absent_files import Channel, FromFiles
+from tests.support.arithmetic_maker import ArithmeticMaker
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact, outcome
 from tests.support.loop_runs import train
 from trainer import session
@@ -108,7 +108,7 @@ def test_a_folder_that_is_away_for_a_while_costs_no_clip(tmp_path, channel, monk
     used to take."""
     once = {"train__accumulate": 1, "train__eval_every": 15, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
     run = arithmetic_run(tmp_path, train__max_steps=40, **once)
-    monkeypatch.setenv("XTTS_TEST_STEP_MS", "20")
+    monkeypatch.setenv("ARITHMETIC_STEP_MS", "20")
     c, wavs, away_s = channel(run), tmp_path / "corpus" / "wavs", []
     c.produce("p0")
 

@@ -62,7 +62,7 @@ class Driver:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(tree))
-        env = {**os.environ, "XTTS_TEST_STEP_MS": str(step_ms), "XTTS_TEST_MAKE_MS": str(make_ms)}
+        env = {**os.environ, "ARITHMETIC_STEP_MS": str(step_ms), "ARITHMETIC_MAKE_MS": str(make_ms)}
         return cls(Path(tree["run"]), config, env)
 
     def say(self, text: str) -> None:

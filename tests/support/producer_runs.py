@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.data.buckets import Bucket, make_buckets
 from common.data.manifest import EVAL, TRAIN, Manifest
 from common.data.plan import write_plan
 from common.run import settings as config_module
-from common.run.folder import STAGES, RunFolder
+from common.run.folder import RunFolder
 from common.run.settings import Config
+from common.run.stages import STAGES
 from common.xtts.dims import ModelDims
 from common.xtts.filterbank import log_mel_numpy
 from tests.support.corpora import sine, write_wav

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from common.xtts.dims import SIZES
-from trainer.step.arithmetic import ArithmeticStep
+from tests.support.arithmetic_step import ArithmeticStep
 from trainer.step.contract import Step, StepOptions
 from trainer.step.dvae import DvaeStep
 from trainer.step.gpt import GptStep

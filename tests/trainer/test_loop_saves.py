@@ -12,11 +12,11 @@ from common.system.errors import Hopeless, Replaced, Stopped
 from common.system.lifecycle import Stop
 from tests.support import loop_runs
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.loop_runs import newest, train
 from trainer import stages
 from trainer.history import checkpoint, ledger
 from trainer.history.checkpoint import Checkpoints, SaveFailed
-from trainer.step.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
 

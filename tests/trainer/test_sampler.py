@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import common.gpu.device
 import launch
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu.choose import CPU
 from common.gpu.device import DeviceInfo
 from common.run import settings as config_module

@@ -1,7 +1,7 @@
 """Arithmetic in place of the networks, so that the loop, the channel, the ledger and the checkpoints can be put through hundreds of
 crashes in seconds. The state depends on every value, on the order of the batches, on how they are grouped, and on the seeds.
 
-`XTTS_TEST_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills at random points.
+`ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills at random points.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from common.run.folder import RunFolder
 from common.xtts.dims import SIZES
+from trainer.feed import HostCopy
+from trainer.history.schedule import Schedule
 from trainer.step.contract import StepOptions
 
 _PRIME = 2**31 - 1
-STEP_MS = "XTTS_TEST_STEP_MS"
+STEP_MS = "ARITHMETIC_STEP_MS"
+
+
+def make(run: RunFolder, schedule: Schedule) -> tuple[ArithmeticStep, HostCopy]:
+    """A stage's step, and how batches reach it."""
+    del run, schedule
+    return ArithmeticStep(), HostCopy()
 
 
 class ArithmeticStep:
