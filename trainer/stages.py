@@ -140,9 +140,14 @@ def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
 
 def _common(c: Config) -> dict:
     """Options of both steps; from now on, products are computed as the settings say."""
+    import tensorflow as tf
+
     from trainer.step.precision import allow_tf32
 
     allow_tf32(c)
+    if c.jit:
+        # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     return {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
 
 

@@ -33,6 +33,7 @@ class ArithmeticStep:
     """Implements `trainer.step.contract.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
 
     compiles = False
+    model = None
     dims, options = SIZES["tiny"], StepOptions()  # what the networks would have
 
     def __init__(self):

@@ -34,5 +34,5 @@ def test_the_contract_is_what_the_trainer_uses():
         *("dry_run", "dry_evaluate", "programs"),
         *("state_dict", "snapshot", "load_state_dict"),
     }
-    assert set(Step.__annotations__) == {"compiles", "dims", "options", "trace_counts"}
+    assert set(Step.__annotations__) == {"compiles", "dims", "model", "options", "trace_counts"}
     assert not hasattr(ArithmeticStep(), "no_such_member")

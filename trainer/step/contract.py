@@ -59,6 +59,7 @@ class Step(Protocol):
 
     compiles: bool  # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
     dims: ModelDims
+    model: Any  # the network; None: the step is none
     options: StepOptions
     trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
 
