@@ -4,12 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from common.run.settings import Config
+from trainer.step.contract import StepOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("common", "producer", "trainer", "launch", "tests")
@@ -191,9 +193,16 @@ def attributes(path: Path):
             yield ("config" if own and of == "self" else of), node.attr
 
 
+def passed_on() -> set[str]:
+    """Names of the options that sections of the settings are passed on as."""
+    return {f.name for f in fields(StepOptions)}
+
+
 def test_every_setting_is_read_somewhere():
     """As a field of its section: `config.train.keep`, not any `.keep`."""
     read = {pair for path in FILES for pair in attributes(path)}
+    # Passed on whole (trainer.stages.options_of), and read by the steps and networks.
+    read |= {(section, name) for name in passed_on() for section in ("train", "optim", "model") if ("options", name) in read}
     unread = [f"{m}.{n}" for m, name, n in leaves(Config) if not any((of, n) in read for of in {name} | LOCAL_NAMES.get(m, set()))]
     assert not unread, f"settings that nothing reads: {unread}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from common.data.batch import batch_spec
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.run.settings import Config, Optim
+from common.run.settings import Config, Optim, Section
 from common.run.stages import StageSpec, load
 from common.system.errors import BadInput
 from common.system.files import fsync
@@ -24,7 +24,7 @@ from trainer.history.schedule import Schedule, schedule_of
 from trainer.history.stage_history import StageFiles
 
 if TYPE_CHECKING:
-    from trainer.step.contract import Step
+    from trainer.step.contract import Step, StepOptions
     from trainer.step.upload import Upload
 
 log = logging.getLogger(__name__)
@@ -96,24 +96,20 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
     log.info("began with the weights of %s: %d rows kept, %d new", folder, kept, run.dims.gpt.num_text_tokens - kept)
 
 
-def _options(optim: Optim, schedule: Schedule, **more):
-    from trainer.step.gpt import StepOptions
+def options_of(config: Config, optim: Optim, schedule: Schedule, *sections: Section) -> StepOptions:
+    """What a step is told: of `optim` and other sections of the settings, all that has a name there."""
+    from trainer.step.contract import StepOptions
 
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
         # A trial of a few steps with a config made for many: it warms up for half of them.
         log.warning("warm-up of %d steps is as long as the run's %d: %d used", warmup, total, total // 2)
         warmup = total // 2
-    return StepOptions(
-        learning_rate=optim.learning_rate,
-        betas=(optim.beta1, optim.beta2),
-        weight_decay=optim.weight_decay,
-        clip_norm=optim.clip_norm,
-        schedule=optim.schedule,
-        warmup_steps=warmup,
-        total_steps=total,
-        **more,
-    )
+    names = {f.name for f in fields(StepOptions)}
+    own = {name: value for section in (optim, *sections) for name, value in section if name in names}
+    own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
+    seed = config.seed if config.model.weights is None else None
+    return StepOptions(**own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed)
 
 
 def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
@@ -121,7 +117,8 @@ def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     from trainer.step.dvae import DvaeStep
 
     c = run.config
-    return _on_device(run, "dvae", DvaeStep(run.dims, _options(c.dvae.optim, schedule, **_common(c)), schedule.train.buckets))
+    _set_up(c)
+    return _on_device(run, "dvae", DvaeStep(run.dims, options_of(c, c.dvae.optim, schedule), schedule.train.buckets))
 
 
 def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
@@ -129,26 +126,24 @@ def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     from trainer.step.gpt import GptStep
     from trainer.step.precision import choose
 
-    c, common = run.config, _common(run.config)
+    c = run.config
+    _set_up(c)
     precision = choose(c)
-    own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
-    own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
-    own |= {"dropout": c.train.dropout, "attention_dropout": c.train.attention_dropout, "code_dropout": c.train.code_dropout}
-    own |= {"recompute": c.train.recompute}
-    return _on_device(run, "gpt", GptStep(run.dims, _options(c.train.optim, schedule, **own, **common), schedule.train.buckets))
+    options = options_of(c, c.train.optim, schedule, c.train, c.model)
+    options = replace(options, compute_dtype=precision.compute_dtype, kernels=precision.kernels)
+    return _on_device(run, "gpt", GptStep(run.dims, options, schedule.train.buckets))
 
 
-def _common(c: Config) -> dict:
-    """Options of both steps; from now on, products are computed as the settings say."""
+def _set_up(config: Config) -> None:
+    """From now on, products are computed as the settings say."""
     import tensorflow as tf
 
     from trainer.step.precision import allow_tf32
 
-    allow_tf32(c)
-    if c.jit:
+    allow_tf32(config)
+    if config.jit:
         # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    return {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
 
 
 def _on_device(run: RunFolder, stage: str, step: Step) -> tuple[Step, Upload]:

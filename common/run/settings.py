@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from common.run.parity import PARITY, with_parity
-from common.run.settings_text import NoSection, explain, read_yaml, set_override
+from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
 from common.system.errors import BadInput
 from common.xtts.dims import SIZES, ModelDims
@@ -106,7 +106,7 @@ class Model(Section):
 
     size: Annotated[str, AfterValidator(_known_size)] = "xtts"
     layers: Positive | None = None  # fewer GPT layers than the size has
-    coqui_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
+    parity_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
     weights: str | None = None  # a folder made by import-coqui: stage 2 begins with its GPT; sizes, DVAE, statistics, vocabulary too
     dvae: str | None = None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
     mel_stats: str | None = None  # the statistics that belong to those weights; null: as with dvae, else measured on the corpus
@@ -308,7 +308,7 @@ def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None)
     Raises:
         BadInput: lists every fault with where it was made and the nearest known name.
     """
-    by = by or {}
+    by, tree = by or {}, renamed(tree, where)
     # `parity` and what contradicts it may be one in the file, the other not.
     elsewhere = any(f"{p}.".startswith(f"{key}.") for key in by for p in ("parity", *PARITY["coqui"]))
     tree = with_parity(tree, f"{where} and the command line" if elsewhere else where)

@@ -71,7 +71,7 @@ def test_a_disabled_update_keeps_every_bit():
 
 def test_decay_groups_of_parity_are_coquis():
     golden = load_golden()
-    optimizer = AdamW(list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_parity=True)
+    optimizer = AdamW(list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_latents=True)
     decayed = [t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays]
     assert sorted(decayed) == json.loads(str(golden.arrays["train/decayed"]))
 

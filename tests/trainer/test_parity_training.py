@@ -287,7 +287,7 @@ def test_parity_survives_the_run_folder(tmp_path):
 def test_options_reach_step_and_tokenizer(as_coqui, pretrained, tmp_path):
     run, _ = as_coqui
     options = stages.build(run, "gpt").step.options
-    assert (options.decay_latents, options.coqui_init, options.schedule, options.weight_decay) == (True, True, "constant", 0.01)
+    assert (options.decay_latents, options.parity_init, options.schedule, options.weight_decay) == (True, True, "constant", 0.01)
     decayed = {t.key for t, yes in zip(*_decayed(run), strict=True) if yes}
     assert {"conditioning_perceiver.latents", "conditioning_perceiver.norm.gamma"} <= decayed
     from producer.creation.prepare import make_vocabulary

@@ -84,7 +84,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
 
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
-    finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), {}, SimpleNamespace(update=lambda **what: None))
+    finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None))
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert error == f"no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run {run.path}` speaks later"
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40

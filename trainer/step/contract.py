@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from common.xtts.dims import ModelDims
+from common.xtts.options import GptOptions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,8 +29,11 @@ class Program(Protocol):
 
 
 @dataclass(frozen=True)
-class StepOptions:
-    """Everything about the update that is not the network. Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2)."""
+class StepOptions(GptOptions):
+    """Everything about the update, and the network but its sizes, named as in the settings.
+
+    Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2).
+    """
 
     learning_rate: float = 5e-6
     betas: tuple[float, float] = (0.9, 0.96)
@@ -42,13 +46,8 @@ class StepOptions:
     final_lr_ratio: float = 0.1  # of learning_rate, at the cosine's end
     text_loss_weight: float = 0.01
     decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
-    coqui_init: bool = False  # token embeddings born N(0, 1)
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
     kernels: Kernels | None = None  # None: PLAIN
-    dropout: float | None = None  # None: the model's
-    attention_dropout: float | None = None  # None: as dropout
-    code_dropout: float = 0.0  # share of the audio codes that are hidden from the model as inputs
-    recompute: bool = False  # blocks again in the backward pass instead of their activations in memory
     mel_dtype: str = "float32"  # of cond_mel on arrival
     jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway

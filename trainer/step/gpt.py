@@ -53,23 +53,14 @@ class GptStep:
         chosen = options.kernels or PLAIN
         wide = chosen.wide_residual and not options.recompute
         self.kernels = replace(chosen, jit=options.jit, wide_residual=wide)
-        self.model = Gpt(
-            dims.gpt,
-            dtype=options.compute_dtype,
-            seed=options.init_seed,
-            parity_init=options.coqui_init,
-            rate=options.dropout,
-            attention_dropout=options.attention_dropout,
-            code_dropout=options.code_dropout,
-            recompute=options.recompute,
-        )
+        self.model = Gpt(dims.gpt, options, dtype=options.compute_dtype, seed=options.init_seed)
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
             schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
-            decay_parity=options.decay_latents,
+            decay_latents=options.decay_latents,
         )
         # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
         self._accumulators: list[tf.Variable] = []
