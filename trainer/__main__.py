@@ -46,7 +46,7 @@ def main(stop: Stop) -> None:
         server = _bind(run)
         try:
             for name in run.stages:
-                if run.spec(name).publishes and profile.asked() is not None and not run.dvae_weights.is_file():
+                if run.spec(name).publishes and profile.free_steps() is not None and not run.dvae_weights.is_file():
                     profile.untrained_dvae(run)
                 if run.spec(name).publishes and run.dvae_weights.is_file():
                     log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
@@ -55,7 +55,7 @@ def main(stop: Stop) -> None:
                 if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
-            if profile.asked() is None:
+            if profile.free_steps() is None:
                 finish(run, stage, status)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer

@@ -56,7 +56,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
             wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
-        profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
+        profiler = Profiler(watch, profile.free_steps()) if profile.free_steps() and name == run.stages[-1] else None
         step = watch.clock.watch(stage.step)
         step = step if profiler is None else profiler.wrap(step)
         readback = Readback(step.read, history.ledger, observer, feed, run.config.train.max_bad_steps)
@@ -131,7 +131,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
     )
     # Remote producers have no file here; the sampler's card is a producer's.
     labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive and s.role in ("trainer", "producer")]  # noqa: E731
-    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))
+    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.free_steps() or RECENT_STEPS))
 
 
 def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Position, watch: Watch) -> Observer:

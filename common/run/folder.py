@@ -83,7 +83,7 @@ class RunFolder:
         return self.path / "dvae" / "model.safetensors"
 
     @property
-    def samples_board(self) -> Path:
+    def samples_events(self) -> Path:
         """TensorBoard's folder for samples: not the trainer's own, since it follows one growing file per folder."""
         return self.path / "tensorboard" / "samples"
 

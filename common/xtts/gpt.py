@@ -20,7 +20,7 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup, statistics_dtype
+from common.xtts.layers import DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, Module, dims_of, dropout, lookup, statistics_dtype
 from common.xtts.options import GptOptions
 from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
 
@@ -31,7 +31,7 @@ _TILE = 64  # classes: matrix products over 1026 or 6681 of them run on kernels 
 _SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
 
 
-class GptBlock(Block):
+class GptBlock(Module):
     """GPT-2's pre-norm block with tanh GELU: x += c_proj(attention(ln_1 x)); x += mlp(ln_2 x)."""
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None, attention_dropout: float | None = None):
@@ -85,7 +85,7 @@ class GptBlock(Block):
         return x + tf.cast(dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
 
 
-class Gpt(Block):
+class Gpt(Module):
     """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings, blocks, norms and heads.
 
     `seed` initialises the weights (as the original's, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from common.xtts.layers import Block, Conv1d, uniform
+from common.xtts.layers import Conv1d, Module, uniform
 
 SLOPE = 0.1
 LAST_SLOPE = 0.01  # the original calls leaky_relu with its default before the last convolution
@@ -44,7 +44,7 @@ class HifiganDims:
         return math.prod(self.upsample_rates)
 
 
-class ConvTranspose1d(Block):
+class ConvTranspose1d(Module):
     """Torch's ConvTranspose1d with padding (kernel - stride) / 2: [B, T, in] -> [B, stride T, out].
 
     Torch keeps [in, out, k], we keep [k, out, in].
@@ -65,7 +65,7 @@ class ConvTranspose1d(Block):
         return tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 
-class ResBlock1(Block):
+class ResBlock1(Module):
     """Three times x + Conv(lrelu(dilated Conv(lrelu(x))))."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, name: str, dtype: str | None = None):
@@ -83,7 +83,7 @@ class ResBlock1(Block):
         return x
 
 
-class Hifigan(Block):
+class Hifigan(Module):
     """GPT latents to sound; keys are those below `hifigan_decoder.waveform_decoder.`, weight norm folded."""
 
     def __init__(self, dims: HifiganDims | None = None, name: str = "waveform_decoder", dtype: str | None = None):

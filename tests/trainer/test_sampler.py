@@ -138,7 +138,7 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
     script = Script(run)
     script.acts = [lambda: None, lambda: script.save(3), lambda: script.save(4, 6), damage, lambda: script.save(20, 24, 28)]
     with caplog.at_level(logging.INFO):
-        sampler.Sampler(run.path, Stop()).run(script)
+        sampler.PreviewProcess(run.path, Stop()).run(script)
     assert spoken(run) == ["step-00000004", "step-00000028"]
     alarms = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainer.previews.sampler"]
     assert len(alarms) == 2
@@ -151,7 +151,7 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
 
 def check_files(run, steps):
     """WAV and picture of each step, and TensorBoard's of the same tag at each."""
-    events = EventAccumulator(str(run.samples_board), size_guidance={"audio": 0, "images": 0})
+    events = EventAccumulator(str(run.samples_events), size_guidance={"audio": 0, "images": 0})
     events.Reload()
     for step in steps:
         folder = run.path / "samples" / f"step-{step:08d}"
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     script = Script(run)
     script.acts = [lambda: script.save(4)]
     with caplog.at_level(logging.INFO):
-        sampler.Sampler(run.path, Stop()).run(script)
+        sampler.PreviewProcess(run.path, Stop()).run(script)
     assert spoken(run) == []
     assert "the checkpoint of step 4 was removed before it was read" in caplog.text
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -210,9 +210,9 @@ def test_failures_that_stay_end_the_process_and_others_do_not(run, monkeypatch, 
     for error, ends in ((MemoryError("full"), Hopeless), (BadInput("no GPU"), BadInput)):
         monkeypatch.setattr(FakeNetworks, "error", error)
         with pytest.raises(ends):
-            sampler.Sampler(run.path, Stop()).run(lambda: False)
+            sampler.PreviewProcess(run.path, Stop()).run(lambda: False)
     monkeypatch.setattr(FakeNetworks, "error", OSError(28, "No space left on device"))
-    sampler.Sampler(run.path, Stop()).run(Script(run, lambda: None))
+    sampler.PreviewProcess(run.path, Stop()).run(Script(run, lambda: None))
     assert "the samples of step 4 failed: OSError: [Errno 28] No space left on device" in caplog.text
 
 
@@ -224,7 +224,7 @@ def test_a_stop_does_not_wait_for_the_speaker(run, monkeypatch):
     threading.Timer(0.5, stop.request, ("stop", "SIGTERM", 143)).start()
     began = time.monotonic()
     with pytest.raises(Stopped):
-        sampler.Sampler(run.path, stop).run(lambda: False)
+        sampler.PreviewProcess(run.path, stop).run(lambda: False)
     assert time.monotonic() - began < 2.5
 
 
@@ -240,7 +240,7 @@ def test_settings_that_change_are_taken_up(run, monkeypatch):
         script.save(10, 12)
 
     script.acts = [lambda: script.save(4), lambda: script.save(8), change]
-    sampler.Sampler(run.path, Stop()).run(script)
+    sampler.PreviewProcess(run.path, Stop()).run(script)
     assert made == [None, 6]
 
 
