@@ -1,7 +1,9 @@
-"""One stage's training loop: batches in order → micro-steps → update → ledger, evaluation, checkpoint. Knows no socket and no TensorFlow.
+"""One stage's training loop: batches in order → micro-steps → update → ledger, evaluation,
+checkpoint. Knows no socket and no TensorFlow.
 
-What the loop promises: weights are the product of exactly the steps that the folded ledger lists; the position in a checkpoint is that
-of its weights; an evaluation changes no weight; a step that is not finite changes nothing but the ledger.
+What the loop promises: weights are the product of exactly the steps that the folded ledger lists;
+the position in a checkpoint is that of its weights; an evaluation changes no weight; a step that is
+not finite changes nothing but the ledger.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class Loop:
         self._save_if_new()
         self.saves.check_last(self.position.step)
 
-    # -- a step --------------------------------------------------------------------------------------------------------------------
+    # -- a step ------------------------------------------------------------------------------------
+    # --------------------------------
 
     def _train_step(self) -> None:
         planned = self.schedule.step(self.position.step + 1)
@@ -128,14 +131,18 @@ class Loop:
         return self.step.micro(fed.planned.bucket, fed.arrays, fed.planned.seed, scale)
 
     def _next(self, plan: str, g: int) -> tuple[FedBatch, float]:
-        """The next batch and the seconds waited for it. RuntimeError: it is not the one that is due."""
+        """The next batch and the seconds waited for it. RuntimeError: it is not the one that is
+        due.
+        """
         fed, wait_s = self.feed.next()
         if (fed.planned.plan, fed.planned.g) != (plan, g):
             raise RuntimeError(f"the feed gave {fed.planned.plan} batch {fed.planned.g} where {plan} batch {g} was due")
         return fed, wait_s
 
     def _announce(self, what: str, fed: FedBatch) -> None:
-        """The first use of a bucket compiles it unless that was done ahead, and can take a minute: say so."""
+        """The first use of a bucket compiles it unless that was done ahead, and can take a minute:
+        say so.
+        """
         bucket = fed.planned.bucket
         key = f"{what}/{bucket}"
         if key in self._announced or self.step.trace_counts.get(key):
@@ -144,7 +151,8 @@ class Loop:
         self.readback.write()  # what is told next concerns this step and none before it
         self.observer.compiling(_IN_WORDS[what], bucket, len(self.schedule.train.buckets), self.schedule.train.buckets[bucket])
 
-    # -- evaluation and checkpoints -----------------------------------------------------------------------------------------------
+    # -- evaluation and checkpoints ----------------------------------------------------------------
+    # -------------------------------
 
     def _evaluate(self) -> bool:
         """Run the evaluation plan; True if a checkpoint of now would be the best one."""
@@ -175,7 +183,9 @@ class Loop:
             self.saves.settle()
 
     def _save_before_failing(self) -> None:
-        """As `_save_if_new`, where an error is on its way already: what goes wrong here is told, and does not take its place."""
+        """As `_save_if_new`, where an error is on its way already: what goes wrong here is told,
+        and does not take its place.
+        """
         try:
             self._save_if_new()
         except RunError as e:
@@ -189,7 +199,8 @@ class Loop:
         was_busy = self.saves.busy
         self.observer.saving()
         self.saves.settle()
-        # The supervisor waits 30 s for saves: after a long one that was in flight, no other is begun. A replacement has a minute.
+        # The supervisor waits 30 s for saves: after a long one that was in flight, no other is
+        # begun. A replacement has a minute.
         if why == "replace" or not was_busy or self.saves.last_was_short:
             self._save_if_new()
         at = f"step {self.position.step}, saved up to step {self.saves.step}"
@@ -199,7 +210,9 @@ class Loop:
 
 
 def mean_losses(results: list[dict]) -> dict[str, float]:
-    """{"audio": Σ audio_sum / Σ audio_count, …} over an evaluation's batches; NaN where a count is 0."""
+    """{"audio": Σ audio_sum / Σ audio_count, …} over an evaluation's batches; NaN where a count is
+    0.
+    """
     totals: dict[str, float] = {}
     for r in results:
         for k, v in r.items():

@@ -1,8 +1,10 @@
-"""What trained steps came to: their metrics, read late; their ledger lines, in order; the end of a run whose steps are not finite.
+"""What trained steps came to: their metrics, read late; their ledger lines, in order; the end of a
+run whose steps are not finite.
 
-Metrics are read some steps late, so that the device always has a step before it. A copy from the device waits for all that was begun
-before the asking: each step's is asked for by a thread of its own, and the next step is not begun before. Else the copies of several
-steps would end together, with the last of these steps, and the device stand still until the next several are begun.
+Metrics are read some steps late, so that the device always has a step before it. A copy from the
+device waits for all that was begun before the asking: each step's is asked for by a thread of its
+own, and the next step is not begun before. Else the copies of several steps would end together,
+with the last of these steps, and the device stand still until the next several are begun.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class Readback:
             self._report_bad(trained, values)
 
     def _values(self, trained: TrainedStep) -> dict[str, float]:
-        """A step's metrics, once the device has ended it. RuntimeError: it does not; its state cannot be saved, a restart may help."""
+        """A step's metrics, once the device has ended it. RuntimeError: it does not; its state
+        cannot be saved, a restart may help.
+        """
         waited_s, step = 0.0, trained.line["step"]
         while not wait([trained.metrics], _STEP_SAY_S).done:
             waited_s += _STEP_SAY_S

@@ -1,4 +1,6 @@
-"""A stage's checkpoints while it trains: when a save may begin, what its failure means, and which checkpoint is the best."""
+"""A stage's checkpoints while it trains: when a save may begin, what its failure means, and which
+checkpoint is the best.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a c
 
 
 class Saves:
-    """Begins saves and acts on how they end. One is in flight at most, written while training goes on.
+    """Begins saves and acts on how they end. One is in flight at most, written while training goes
+    on.
 
     Args:
         position: where the stage stands, by its newest checkpoint; step 0: there is none.
@@ -55,7 +58,8 @@ class Saves:
         self._in_flight = position
         self._last_s = 0.0
         self._failed = 0
-        # As written: the feed may have set aside more already, or the process before have died between its checkpoint and the file.
+        # As written: the feed may have set aside more already, or the process before have died
+        # between its checkpoint and the file.
         file = history.files.quarantine
         self._known_bad = len(file.read_text().splitlines()) if file.is_file() else 0
 
@@ -75,7 +79,9 @@ class Saves:
         return self._last_s <= _SHORT_S
 
     def begin(self, position: Position) -> None:
-        """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the ledger has all steps' lines."""
+        """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the
+        ledger has all steps' lines.
+        """
         self._observer.saving()
         self.settle()
         self._in_flight = replace(self._with_best(position), quarantine=self._quarantine.before(position.next_g))
@@ -109,7 +115,9 @@ class Saves:
             self._end(outcome)
 
     def has(self, position: Position) -> bool:
-        """Whether the newest checkpoint says all that one of `position` would, or there is nothing to save yet."""
+        """Whether the newest checkpoint says all that one of `position` would, or there is nothing
+        to save yet.
+        """
         return position.step == 0 or self._with_best(position).stands_as(self._saved)
 
     def is_better(self, score: float) -> bool:
@@ -119,8 +127,8 @@ class Saves:
     def keep_as_best(self, step: int, score: float, save_due: bool) -> bool:
         """The checkpoint of `step`, which is to be begun now, is the best so far.
 
-        False: it will not be one, as the disk is busy and none is due. With epochs of seconds and saves of ten, training would do
-        little but wait for the disk.
+        False: it will not be one, as the disk is busy and none is due. With epochs of seconds and
+        saves of ten, training would do little but wait for the disk.
         """
         if not save_due:
             self.look(_BEST_WAIT_S)
@@ -164,7 +172,9 @@ class Saves:
         self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _fail(self, why: str) -> None:
-        """Training goes on without it, three times in a row at most; "the best" stays what is on disk."""
+        """Training goes on without it, three times in a row at most; "the best" stays what is on
+        disk.
+        """
         self._failed += 1
         log.error("%s (failure %d; %d in a row end the run)", why, self._failed, _MAX_FAILED)
         if self._best[0] == self._in_flight.step != self.step:

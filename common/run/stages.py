@@ -1,4 +1,6 @@
-"""The stages that a run trains, in one table. What a stage's name decides stands here, and nowhere else is a name compared."""
+"""The stages that a run trains, in one table. What a stage's name decides stands here, and nowhere
+else is a name compared.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from common.xtts.dims import SIZES, ModelDims
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage. `maker`, `step`, `figures` and `panels` are "module:name", loaded where they are needed: some need
-    TensorFlow, and each process has its own.
+    """One stage. `maker`, `step`, `figures` and `panels` are "module:name", loaded where they are
+    needed: some need TensorFlow, and each process has its own.
     """
 
     name: str

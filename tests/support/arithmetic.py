@@ -1,7 +1,9 @@
-"""A size of model that trains arithmetic in place of networks: importing this module registers it, here and in child processes.
+"""A size of model that trains arithmetic in place of networks: importing this module registers it,
+here and in child processes.
 
-`model.size: arithmetic` is a size like others then. Child processes learn of it by `interpreter/sitecustomize.py`, which Python imports
-as it starts, from the PYTHONPATH that is set here.
+`model.size: arithmetic` is a size like others then. Child processes learn of it by
+`interpreter/sitecustomize.py`, which Python imports as it starts, from the PYTHONPATH that is set
+here.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Batches without audio and without TensorFlow, for tests of the transport: arithmetic stands in for the features.
+"""Batches without audio and without TensorFlow, for tests of the transport: arithmetic stands in
+for the features.
 
     value int64[B]     3 · utterance id + 7; 0 in rows of weight 0
     seed int64[B]      the row's seed without its lowest bit; 0 in rows of weight 0
     weights float32[B]
 
-So order, loss and duplication can be told from a sum (`arithmetic.ROW_BYTES` adds a load of zeros). For chaos tests
-the environment variable ARITHMETIC_MAKE_MS gives the milliseconds that each batch takes.
+So order, loss and duplication can be told from a sum (`arithmetic.ROW_BYTES` adds a load of zeros).
+For chaos tests the environment variable ARITHMETIC_MAKE_MS gives the milliseconds that each batch
+takes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Arithmetic in place of the networks, so that the loop, the channel, the ledger and the checkpoints can be put through hundreds of
-crashes in seconds. The state depends on every value, on the order of the batches, on how they are grouped, and on the seeds.
+"""Arithmetic in place of the networks, so that the loop, the channel, the ledger and the
+checkpoints can be put through hundreds of crashes in seconds. The state depends on every value, on
+the order of the batches, on how they are grouped, and on the seeds.
 
-`ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills at random points.
+`ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills
+at random points.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def make(run: RunFolder, schedule: Schedule) -> tuple[ArithmeticStep, HostCopy]:
 
 
 class ArithmeticStep:
-    """Implements `trainer.step.contract.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
+    """Implements `trainer.step.contract.Step`. The weights are eight integers below 2^31 − 1; an
+    update is w ← 31 w + gradient (mod p).
+    """
 
     compiles = False
     model = None

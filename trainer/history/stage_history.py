@@ -1,4 +1,6 @@
-"""A stage's history on disk: which files, and opening them where its newest whole checkpoint stands."""
+"""A stage's history on disk: which files, and opening them where its newest whole checkpoint
+stands.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class StageHistory:
 def restore(
     files: StageFiles, keep: int, facts: dict, load: Callable[[dict[str, dict[str, np.ndarray]]], None]
 ) -> tuple[StageHistory, Position]:
-    """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands at step 0.
+    """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
+    at step 0.
 
     Args:
         keep: how many checkpoints stay.

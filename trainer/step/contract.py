@@ -1,4 +1,6 @@
-"""What the trainer asks of a stage's step, and what a step is told about the update. Loads no TensorFlow."""
+"""What the trainer asks of a stage's step, and what a step is told about the update. Loads no
+TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class StepOptions(GptOptions):
 
 
 class Step(Protocol):
-    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or one `update`."""
+    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or
+    one `update`.
+    """
 
     compiles: bool  # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
     dims: ModelDims
@@ -63,11 +67,14 @@ class Step(Protocol):
     trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
 
     def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
-        """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least `loss` (unscaled) and `finite`."""
+        """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least
+        `loss` (unscaled) and `finite`.
+        """
 
     def apply(self) -> Scalars:
-        """Update from the group and begin the next one. Returns at least `loss` (the scaled sum), `grad_norm`, `learning_rate`, and
-        `finite`: where it is false, weights and optimizer state kept every bit, and only the group was dropped.
+        """Update from the group and begin the next one. Returns at least `loss` (the scaled sum),
+        `grad_norm`, `learning_rate`, and `finite`: where it is false, weights and optimizer state
+        kept every bit, and only the group was dropped.
         """
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
@@ -80,19 +87,27 @@ class Step(Protocol):
         """The values of what `apply` or `update` returned. Waits for the device."""
 
     def dry_run(self, bucket: int, grouped: bool) -> None:
-        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on rows of padding, and change nothing."""
+        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on rows of
+        padding, and change nothing.
+        """
 
     def dry_evaluate(self, bucket: int) -> None:
         """`dry_run` of `evaluate`."""
 
     def programs(self, bucket: int, grouped: bool, training: bool) -> Sequence[Program]:
-        """What training or evaluation on a bucket will call and XLA compiles, the slowest to compile first; [] where nothing is."""
+        """What training or evaluation on a bucket will call and XLA compiles, the slowest to
+        compile first; [] where nothing is.
+        """
 
     def state_dict(self) -> State:
         """{"model": …, "optimizer": …}, NumPy copies."""
 
     def snapshot(self) -> Snapshot:
-        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those of now all the same."""
+        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those
+        of now all the same.
+        """
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that part, where it does not fit."""
+        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that
+        part, where it does not fit.
+        """
