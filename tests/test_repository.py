@@ -169,6 +169,20 @@ def test_functions_stay_short(path):
     assert not long, long
 
 
+# Functions with more than eight parameters: none is to be added.
+MANY_PARAMETERS = {"common/transport/server.py": 14, "common/transport/leases.py": 9, "common/data/manifest.py": 13}
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_functions_take_few_parameters(path):
+    """What would take more takes a frozen options object."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            a = node.args
+            names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs) if x.arg not in ("self", "cls")]
+            assert len(names) <= MANY_PARAMETERS.get(str(path), 8), f"{node.name}: {', '.join(names)}"
+
+
 def leaves(model: type[BaseModel], name: str = "config"):
     """(the section's class, the name by which it is reached, the field) of every setting."""
     for field, f in model.model_fields.items():

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.xtts.dims import AudioDims, DvaeDims
-from common.xtts.layers import Conv1d, Module, normal, zeros
+from common.xtts.layers import Conv1d, Module, Window, normal, zeros
 
 EMA_DECAY = 0.99
 EMA_EPS = 1e-5
@@ -34,7 +34,7 @@ class ConvReLU(Module):
 
     def __init__(self, num_in: int, num_out: int, stride: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv = Conv1d(num_in, num_out, 3, stride, padding=1, name="0", dtype=dtype)
+        self.conv = Conv1d(num_in, num_out, Window(3, stride=stride, padding=1), name="0", dtype=dtype)
 
     def call(self, x):
         """[B, T, in] -> [B, ceil(T / stride), out]."""
@@ -46,7 +46,7 @@ class UpsampleConvReLU(Module):
 
     def __init__(self, num_in: int, num_out: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv = Conv1d(num_in, num_out, 3, padding=1, name="0.conv", dtype=dtype)
+        self.conv = Conv1d(num_in, num_out, Window(3, padding=1), name="0.conv", dtype=dtype)
 
     def call(self, x):
         """[B, T, in] -> [B, 2T, out]."""
@@ -58,8 +58,8 @@ class ResBlock(Module):
 
     def __init__(self, width: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv0 = Conv1d(width, width, 3, padding=1, name="net.0", dtype=dtype)
-        self.conv1 = Conv1d(width, width, 3, padding=1, name="net.2", dtype=dtype)
+        self.conv0 = Conv1d(width, width, Window(3, padding=1), name="net.0", dtype=dtype)
+        self.conv1 = Conv1d(width, width, Window(3, padding=1), name="net.2", dtype=dtype)
         self.conv2 = Conv1d(width, width, 1, name="net.4", dtype=dtype)
 
     def call(self, x):

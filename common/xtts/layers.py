@@ -186,6 +186,16 @@ def _affine(x, weight, bias):
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
 
 
+@dataclass(frozen=True)
+class Window:
+    """What a convolution sees of its input: `kernel` positions, `dilation` apart, every `stride`."""
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+
 class Conv1d(Module):
     """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
 
@@ -197,31 +207,28 @@ class Conv1d(Module):
         self,
         num_in: int,
         num_out: int,
-        kernel: int,
-        stride: int = 1,
-        padding: int = 0,
-        bias: bool = True,
+        window: Window | int,
         *,
-        dilation: int = 1,
+        bias: bool = True,
         name: str,
         dtype: str | None = None,
         init: Init | None = None,
         bias_init: Init | None = None,
     ):
         super().__init__(name, dtype)
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-        default = uniform(1 / math.sqrt(num_in * kernel))
-        self.weight = self.tensor("weight", (kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
+        self.window = w = window if isinstance(window, Window) else Window(window)
+        default = uniform(1 / math.sqrt(num_in * w.kernel))
+        self.weight = self.tensor("weight", (w.kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
         self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
 
     def call(self, x):
         """x [B, T, in] -> [B, T', out]."""
-        weight = tf.convert_to_tensor(self.weight)
-        if self.kernel == 1 and self.stride == 1 and self.padding == 0:
+        weight, w = tf.convert_to_tensor(self.weight), self.window
+        if (w.kernel, w.stride, w.padding) == (1, 1, 0):
             return _affine(x, weight[0], self.bias)
-        if self.padding:
-            x = tf.pad(x, [[0, 0], [self.padding, self.padding], [0, 0]])
-        y = tf.nn.conv1d(x, weight, self.stride, "VALID", dilations=self.dilation)
+        if w.padding:
+            x = tf.pad(x, [[0, 0], [w.padding, w.padding], [0, 0]])
+        y = tf.nn.conv1d(x, weight, w.stride, "VALID", dilations=w.dilation)
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 

@@ -22,7 +22,7 @@ from common.data import stateless_random
 from common.data.batch import num_bytes
 from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
 from common.data.manifest import EVAL, TRAIN, Manifest
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
@@ -309,18 +309,8 @@ def _plans(config: Config, folder: Path, stage: StageSpec, manifest: Manifest, d
             # Training never hears the evaluation set. An evaluation may take its voices from both: nothing is learnt from it.
             lenders = ids if name == "train" else np.arange(n)
             pool = lenders, columns["speaker"][lenders]
-        digests[name] = write_plan(
-            folder,
-            name,
-            seed=seed,
-            sampling=sampling,
-            buckets=buckets,
-            ids=ids,
-            bucket_of=of[ids],
-            language=columns["language"][ids],
-            speaker=columns["speaker"][ids],
-            pool=pool,
-        )
+        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
+        digests[name] = write_plan(folder, name, rows, seed=seed, sampling=sampling, buckets=buckets)
     return digests
 
 

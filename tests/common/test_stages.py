@@ -1,12 +1,17 @@
 """The table of stages: what it says is there, and nothing else compares names."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.data.batch import FIELDS
+from common.gpu.choose import CPU
 from common.run import settings
 from common.run.stages import NETWORKS, STAGES, family_of, load, register, stages_of
 from common.system.errors import BadInput
@@ -49,3 +54,12 @@ def test_the_product_has_no_switches_for_tests():
     names = [p for d in ("common", "producer", "trainer") for p in (ROOT / d).rglob("*.py")]
     words = {p.name: [w for w in ("XTTS_TEST_", '"arithmetic"') if w in p.read_text()] for p in names if p.name != "gate.py"}
     assert not {name: w for name, w in words.items() if w}
+
+
+def test_child_processes_know_of_it():
+    """Also in a run's own environment, which keeps what PYTHONPATH says."""
+    code = "from common.run.stages import family_of; print(family_of('arithmetic'))"
+    options = {"cwd": "/", "capture_output": True, "text": True, "check": True}
+    assert subprocess.run([sys.executable, "-c", code], **options).stdout == "arithmetic\n"
+    environment = {**os.environ, **{k: v for k, v in launch.environment(CPU).items() if v is not None}}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, **options).stdout == "arithmetic\n"

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.data.buckets import RowLayout, make_buckets, row_lengths
 from common.data.manifest import TRAIN, Manifest
-from common.data.plan import PlannedBatch, PlannedStep, write_plan
+from common.data.plan import PlannedBatch, PlannedStep, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
@@ -97,9 +97,13 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
     )  # fmt: skip
     for name, ids in (("train", np.arange(len(codes))), ("eval", np.arange(0))):
         write_plan(
-            folder / "plan/gpt", name, seed=7, sampling="epoch", buckets=buckets, ids=ids, bucket_of=of[ids],
-            language=columns["language"][ids],
-        )  # fmt: skip
+            folder / "plan/gpt",
+            name,
+            PlanRows(ids=ids, bucket_of=of[ids], language=columns["language"][ids]),
+            seed=7,
+            sampling="epoch",
+            buckets=buckets,
+        )
     save_file({"mel_stats": load_file(pretrained / "mel_stats.safetensors")["mel_stats"]}, folder / "mel_stats.safetensors")
     (folder / "dvae").mkdir()
     (folder / "dvae/model.safetensors").write_bytes((pretrained / "dvae.safetensors").read_bytes())
