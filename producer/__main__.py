@@ -12,6 +12,7 @@ from pathlib import Path
 from common.data.manifest import Manifest
 from common.run.folder import RunFolder
 from common.run.settings import Config
+from common.run.stages import STAGES, load
 from common.system import logs
 from common.system.cores import cores
 from common.system.errors import BadInput, Stopped
@@ -20,7 +21,6 @@ from common.system.status import StatusFile
 from common.transport.address import ChannelError, Endpoint
 from common.transport.client import LeaseClient
 from common.transport.keys import KeyFileError, KeyPair
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.decode import DecodePool
 from producer.batches.maker import Maker
 from producer.serve import Service
@@ -50,7 +50,7 @@ def main(stop: Stop) -> None:
     stop.at_exit(status.finish)
     if args.data_root:
         run.manifest = Manifest.open(run.path / "manifest.sqlite", args.data_root)
-    device = "none" if run.arithmetic else open_device(run.config)
+    device = open_device(run.config) if run.trains_networks else "none"
     status.update(device=device, phase="connecting")
 
     client = LeaseClient(
@@ -63,7 +63,7 @@ def main(stop: Stop) -> None:
         pool,
         stop.is_set,
         info={"device": device, "leases": run.config.producers.leases},
-        data_roots=() if run.arithmetic else tuple(map(str, run.manifest.roots)),
+        data_roots=tuple(map(str, run.manifest.roots)) if run.trains_networks else (),
         report=lambda phase, batches: status.update(phase=phase, batches=batches, stage_name=service.stage),
     )
     try:
@@ -87,15 +87,9 @@ def open_device(config: Config) -> str:
 
 def make_stage(run: RunFolder, stage: str) -> Maker:
     """The maker of a stage's batches. BadInput: no such stage, or its inputs are missing."""
-    if run.arithmetic:
-        return ArithmeticMaker(run, stage)
-    from producer.batches.dvae import DvaeMaker
-    from producer.batches.gpt import GptMaker
-
-    makers = {"gpt": GptMaker, "dvae": DvaeMaker}
-    if stage not in makers:
-        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(makers)}; both must be of one version")
-    return makers[stage](run)
+    if stage not in STAGES:
+        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(STAGES)}; both must be of one version")
+    return load(run.spec(stage).maker)(run)
 
 
 def endpoint_of(run: RunFolder, connect: str | None):

@@ -4,12 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from common.run.settings import Config
+from trainer.step.contract import StepOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("common", "producer", "trainer", "launch", "tests")
@@ -167,6 +169,20 @@ def test_functions_stay_short(path):
     assert not long, long
 
 
+# Functions with more than eight parameters: none is to be added.
+MANY_PARAMETERS = {"common/transport/server.py": 14, "common/transport/leases.py": 9, "common/data/manifest.py": 13}
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_functions_take_few_parameters(path):
+    """What would take more takes a frozen options object."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            a = node.args
+            names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs) if x.arg not in ("self", "cls")]
+            assert len(names) <= MANY_PARAMETERS.get(str(path), 8), f"{node.name}: {', '.join(names)}"
+
+
 def leaves(model: type[BaseModel], name: str = "config"):
     """(the section's class, the name by which it is reached, the field) of every setting."""
     for field, f in model.model_fields.items():
@@ -191,9 +207,16 @@ def attributes(path: Path):
             yield ("config" if own and of == "self" else of), node.attr
 
 
+def passed_on() -> set[str]:
+    """Names of the options that sections of the settings are passed on as."""
+    return {f.name for f in fields(StepOptions)}
+
+
 def test_every_setting_is_read_somewhere():
     """As a field of its section: `config.train.keep`, not any `.keep`."""
     read = {pair for path in FILES for pair in attributes(path)}
+    # Passed on whole (trainer.stages.options_of), and read by the steps and networks.
+    read |= {(section, name) for name in passed_on() for section in ("train", "optim", "model") if ("options", name) in read}
     unread = [f"{m}.{n}" for m, name, n in leaves(Config) if not any((of, n) in read for of in {name} | LOCAL_NAMES.get(m, set()))]
     assert not unread, f"settings that nothing reads: {unread}"
 

@@ -46,16 +46,16 @@ def main(stop: Stop) -> None:
         server = _bind(run)
         try:
             for name in run.stages:
-                if name == "dvae" and profile.asked() is not None and not run.dvae_weights.is_file():
+                if run.spec(name).publishes and profile.free_steps() is not None and not run.dvae_weights.is_file():
                     profile.untrained_dvae(run)
-                if name == "dvae" and run.dvae_weights.is_file():
+                if run.spec(name).publishes and run.dvae_weights.is_file():
                     log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
                     continue
                 stage = train_stage(run, name, server, status, stop)
-                if name != run.stages[-1] and not run.arithmetic:
+                if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
-            if profile.asked() is None:
+            if profile.free_steps() is None:
                 finish(run, stage, status)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
@@ -75,7 +75,7 @@ def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
 
 def _set_up_device(run: RunFolder, status: StatusFile) -> None:
     """Threads, memory and determinism before TensorFlow does any work; prove the device with real operations."""
-    if run.arithmetic:
+    if not run.trains_networks:
         return
     from common.gpu.device import prove_device
 

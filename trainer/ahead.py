@@ -42,14 +42,14 @@ Job = tuple[str, Callable[[], object]]
 def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
     """Compile and try what the steps from `position` on need; what else the stage needs follows beside training.
 
-    Nothing is compiled where the step compiles nothing, or has no dry run.
+    Nothing is compiled where the step compiles nothing.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory.
         Whatever a compilation raises.
     """
     compiled = Compiled(stage, stop)
-    if not hasattr(stage.step, "dry_run"):
+    if not stage.step.compiles:
         return compiled
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 

@@ -146,8 +146,7 @@ class Feed:
 
     Args:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
-        plan_of: (plan, g) → PlannedBatch.
-        spec_of: PlannedBatch → the arrays' dtypes and shapes.
+        planned: (plan, g) → the batch that is due, and its arrays' dtypes and shapes.
         upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`); must copy, since the frames are dropped.
         data_timeout_s: how long to wait for one batch before giving up.
         inspect: sees every accepted batch as it arrived, before the transfer.
@@ -158,8 +157,7 @@ class Feed:
         self,
         server,
         *,
-        plan_of: Callable[[str, int], PlannedBatch],
-        spec_of: Callable[[PlannedBatch], dict],
+        planned: Callable[[str, int], tuple[PlannedBatch, dict]],
         upload: Upload | HostCopy,
         quarantine: Quarantine,
         data_timeout_s: float,
@@ -169,7 +167,7 @@ class Feed:
     ):
         self._watch = watch
         self._inspect = inspect
-        self._server, self._plan_of, self._spec_of, self._upload = server, plan_of, spec_of, upload
+        self._server, self._planned, self._upload = server, planned, upload
         self._quarantine, self._timeout, self._should_stop = quarantine, data_timeout_s, should_stop
         self._queue: queue.Queue = queue.Queue(maxsize=2)
         self._closed = threading.Event()
@@ -200,6 +198,18 @@ class Feed:
                 p = item.planned
                 self._watch.fed(p.g, FedRecord(p.bucket, p.num_rows, item.producer, start, got, item.feed_s, item.transit_s, item.meta))
             return item, got - start
+
+    def release(self) -> None:
+        """The oldest batch that `next` gave is used: the channel may lease another one."""
+        self._server.release()
+
+    def ready_count(self) -> int:
+        """Batches that wait in the channel."""
+        return self._server.ready_count()
+
+    def target(self) -> int:
+        """Batches that the channel asks for at a time."""
+        return self._server.target()
 
     def close(self) -> None:
         """Stop receiving; the thread ends within its next deadline slice."""
@@ -242,9 +252,9 @@ class Feed:
     def _accept(self, delivery) -> FedBatch | None:
         """Check and transfer one delivery; None if it has to be made again."""
         began = time.perf_counter()
-        planned = self._plan_of(delivery.plan, delivery.g)
+        planned, spec = self._planned(delivery.plan, delivery.g)
         try:
-            check_batch(delivery.arrays, self._spec_of(planned))
+            check_batch(delivery.arrays, spec)
         except ValueError as e:
             self._server.reject(delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True)
             return None

@@ -13,7 +13,7 @@ from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.system.files import write_atomically
 from common.system.status import StatusFile
-from trainer.report.tensorboard import Board
+from trainer.report.tensorboard import EventWriter
 from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
     """Speak the samples with the final weights, then write curves.png and summary.json."""
     from trainer.report import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
 
-    if stage.kind == "gpt" and run.config.samples.count + len(run.config.samples.texts):
+    if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
         try:
             _speak(run, stage)
@@ -73,9 +73,9 @@ def _speak(run: RunFolder, stage: Stage) -> None:
     began = time.perf_counter()
     dvae = Dvae(run.dims.dvae)
     weights.load_state_dict(dvae, load_file(run.dvae_weights))
-    board = Board(run.samples_board)
+    events = EventWriter(run.samples_events)
     try:
-        infos = maker_of(run, stage.step.model, dvae).make(run.path / "samples", stage.schedule.total_steps, board)
+        infos = maker_of(run, stage.step.model, dvae).make(run.path / "samples", stage.schedule.total_steps, events)
     finally:
-        board.close()
+        events.close()
     log.info("%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began)

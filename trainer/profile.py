@@ -43,7 +43,7 @@ def all_steps(free: int) -> int:
     return free + waited_steps(free)
 
 
-def asked() -> int | None:
+def free_steps() -> int | None:
     """How many free steps this process was asked to profile; None: it is no profile."""
     text = os.environ.get(ASKED)
     return int(text) if text else None

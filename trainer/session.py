@@ -17,14 +17,17 @@ from trainer import ahead, gate, profile, stages
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.history.ledger import Ledger
-from trainer.history.schedule import Position, Schedule
-from trainer.loop import Loop, restore
+from trainer.history.schedule import Position
+from trainer.history.stage_history import restore
+from trainer.loop import Loop
 from trainer.profile import Profiler
+from trainer.readback import Readback
 from trainer.report.clock import Clock
 from trainer.report.gpu_use import GpuUse, uuid_of
 from trainer.report.observe import Observer
 from trainer.report.verdict import Settings
 from trainer.report.watch import RECENT_STEPS, Watch
+from trainer.saves import Saves
 from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -36,14 +39,14 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     Raises:
         RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and `restore`).
     """
-    folder = run.stage_folder(name)
-    folder.mkdir(exist_ok=True)
+    run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)
-    checkpoints, book, position = restore(stage.files, run.config.train.keep, stage.step, run.identity, run.dims.to_dict())
+    facts = {"identity": run.identity, "dims": run.dims.to_dict()}
+    history, position = restore(stage.files, run.config.train.keep, facts, stage.step.load_state_dict)
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
-    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.kind == "gpt" else None
+    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.spec.speaks else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
     feed = None
@@ -55,41 +58,27 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             step = compiled.watch(step)
             wait_ready(server, run, observer, stop)
         feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
-        profiler = Profiler(watch, profile.asked()) if profile.asked() and name == run.stages[-1] else None
+        profiler = Profiler(watch, profile.free_steps()) if profile.free_steps() and name == run.stages[-1] else None
         step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
-        loop = Loop(
-            step if profiler is None else profiler.wrap(step),
-            stage.schedule,
-            position,
-            feed,
-            server,
-            checkpoints=checkpoints,
-            book=book,
-            quarantine=quarantine,
-            quarantine_file=stage.files.quarantine,
-            observer=observer,
-            identity=run.identity,
-            dims=run.dims.to_dict(),
-            stop=lambda: (stop.cause or "stop") if stop.is_set() else None,
-            max_bad_steps=run.config.train.max_bad_steps,
-            score=stages.SCORES[stage.kind],
-            saving=stop.saving,
-        )
+        step = step if profiler is None else profiler.wrap(step)
+        readback = Readback(step.read, history.ledger, observer, feed, run.config.train.max_bad_steps)
+        saves = Saves(history, quarantine, position, step.snapshot, observer, stop.saving)
+        why = lambda: (stop.cause or "stop") if stop.is_set() else None  # noqa: E731
         try:
             with _out_of_the_collectors_sight():
-                loop.run()
+                Loop(step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why).run(position)
         finally:
             observer.traces(stage.step.trace_counts)
             remember_entropy(run, counter)
         if profiler is not None:
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
-        if name == "dvae":
+        if stage.spec.publishes:
             stages.publish_dvae(run, stage.step.state_dict()["model"])
         return stage
     finally:
         if feed is not None:
             feed.close()
-        _close(book)
+        _close(history.ledger)
         observer.close()
 
 
@@ -123,8 +112,7 @@ def _out_of_the_collectors_sight() -> Iterator[None]:
 def _feed(run: RunFolder, stage: Stage, server: LeaseServer, stop: Stop, **more) -> Feed:
     return Feed(
         server,
-        plan_of=_planner(stage.schedule),
-        spec_of=stages.spec_of(run, stage),
+        planned=stages.planned_batches(run, stage),
         upload=stage.upload,
         data_timeout_s=run.config.transport.data_timeout_s,
         should_stop=stop.is_set,
@@ -145,7 +133,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
     )
     # Remote producers have no file here; the sampler's card is a producer's.
     labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive and s.role in ("trainer", "producer")]  # noqa: E731
-    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.asked() or RECENT_STEPS))
+    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.free_steps() or RECENT_STEPS))
 
 
 def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Position, watch: Watch) -> Observer:
@@ -161,17 +149,12 @@ def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Positi
     )
 
 
-def _planner(schedule: Schedule):
-    plans = {"train": schedule.train, "eval": schedule.eval}
-    return lambda plan, g: plans[plan].batch(g)
-
-
 def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position: Position, quarantine: Quarantine) -> None:
     """Tell the producers which stage is made from now on, and lease from the position."""
-    planned = _planner(stage.schedule)
+    planned = stages.planned_batches(run, stage)
 
     def extra(plan: str, g: int) -> dict:
-        ids = quarantine.of(planned(plan, g)) if len(quarantine) else []
+        ids = quarantine.of(planned(plan, g)[0]) if len(quarantine) else []
         return {"quarantined": ids} if ids else {}
 
     feature_hash = run.feature_hash(stage.name)

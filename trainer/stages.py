@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,22 +13,23 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from common.data.batch import batch_spec
+from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.run.settings import Optim
+from common.run.settings import Config, Optim, Section
+from common.run.stages import StageSpec, load
 from common.system.errors import BadInput
 from common.system.files import fsync
 from trainer.feed import HostCopy
 from trainer.history.schedule import Schedule, schedule_of
-from trainer.loop import StageFiles
+from trainer.history.stage_history import StageFiles
 
 if TYPE_CHECKING:
+    from trainer.step.contract import Step, StepOptions
     from trainer.step.upload import Upload
 
 log = logging.getLogger(__name__)
 
 _STATE_BYTES = 12  # of a parameter in a checkpoint: itself and two moments, in float32
-# The evaluated loss that names a stage's best checkpoint.
-SCORES = {"gpt": "audio", "dvae": "recon", "arithmetic": "audio"}
 
 
 @dataclass
@@ -36,12 +37,16 @@ class Stage:
     """What the loop needs of one stage."""
 
     number: int
-    name: str  # "dvae" or "gpt"
-    kind: str  # its batches: "dvae", "gpt" or "arithmetic"
-    step: object
+    spec: StageSpec
+    step: Step
     schedule: Schedule
     files: StageFiles
     upload: Upload | HostCopy
+
+    @property
+    def name(self) -> str:
+        """As in the table of stages."""
+        return self.spec.name
 
 
 def files_of(run: RunFolder, stage: str) -> StageFiles:
@@ -51,17 +56,10 @@ def files_of(run: RunFolder, stage: str) -> StageFiles:
 
 
 def build(run: RunFolder, stage: str) -> Stage:
-    """Networks, schedule and files of a stage. Imports TensorFlow unless the run is arithmetic."""
-    schedule = schedule_of(run, stage)
-    kind = run.kind(stage)
-    if kind == "arithmetic":
-        from trainer.step.arithmetic import ArithmeticStep
-
-        step, upload = ArithmeticStep(), HostCopy()
-    else:
-        step, upload = _networks(run, stage, schedule)
-    number = run.stages.index(stage) + 1
-    return Stage(number, stage, kind, step, schedule, files_of(run, stage), upload)
+    """Step, schedule and files of a stage. Imports TensorFlow where it trains networks."""
+    spec, schedule = run.spec(stage), schedule_of(run, stage)
+    step, upload = load(spec.step)(run, schedule)
+    return Stage(run.stages.index(stage) + 1, spec, step, schedule, files_of(run, stage), upload)
 
 
 def check_room(checkpoints: Path, num_bytes: int) -> None:
@@ -81,7 +79,7 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
         BadInput: the folder is not there any more, or not the one that the run was created with.
     """
     folder = run.config.model.weights
-    if stage.name != "gpt" or folder is None or run.arithmetic:
+    if not stage.spec.speaks or folder is None:
         return
     from common.xtts import weights
     from common.xtts.checkpoints import pretrained
@@ -98,65 +96,80 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
     log.info("began with the weights of %s: %d rows kept, %d new", folder, kept, run.dims.gpt.num_text_tokens - kept)
 
 
-def _options(optim: Optim, schedule: Schedule, **more):
-    from trainer.step.gpt import StepOptions
+def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *sections: Section) -> StepOptions:
+    """What a step is told: of `optim` and other sections of the settings, all that has a name there."""
+    config = run.config
+    from trainer.step.contract import StepOptions
 
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
         # A trial of a few steps with a config made for many: it warms up for half of them.
         log.warning("warm-up of %d steps is as long as the run's %d: %d used", warmup, total, total // 2)
         warmup = total // 2
-    return StepOptions(
-        learning_rate=optim.learning_rate,
-        betas=(optim.beta1, optim.beta2),
-        weight_decay=optim.weight_decay,
-        clip_norm=optim.clip_norm,
-        schedule=optim.schedule,
-        warmup_steps=warmup,
-        total_steps=total,
-        **more,
-    )
+    names = {f.name for f in fields(StepOptions)}
+    own = {name: value for section in (optim, *sections) for name, value in section if name in names}
+    own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
+    # Weights that will be loaded need not be drawn first.
+    loaded = config.model.weights is not None or any(files_of(run, stage).checkpoints.glob("step-*"))
+    seed = None if loaded else config.seed
+    return StepOptions(**own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed)
 
 
-def _networks(run: RunFolder, stage: str, schedule: Schedule):
+def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
+    """Stage 1's step, and how batches reach it."""
+    from trainer.step.dvae import DvaeStep
+
+    c = run.config
+    _set_up(c)
+    return _on_device(run, "dvae", DvaeStep(run.dims, options_of(run, "dvae", c.dvae.optim, schedule), schedule.train.buckets))
+
+
+def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
+    """Stage 2's step, and how batches reach it."""
+    from trainer.step.gpt import GptStep
+    from trainer.step.precision import choose
+
+    c = run.config
+    _set_up(c)
+    precision = choose(c)
+    options = options_of(run, "gpt", c.train.optim, schedule, c.train, c.model)
+    options = replace(options, compute_dtype=precision.compute_dtype, kernels=precision.kernels)
+    return _on_device(run, "gpt", GptStep(run.dims, options, schedule.train.buckets))
+
+
+def _set_up(config: Config) -> None:
+    """From now on, products are computed as the settings say."""
+    import tensorflow as tf
+
+    from trainer.step.precision import allow_tf32
+
+    allow_tf32(config)
+    if config.jit:
+        # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def _on_device(run: RunFolder, stage: str, step: Step) -> tuple[Step, Upload]:
     import tensorflow as tf
 
     from common.xtts.weights import num_parameters
-    from trainer.step.precision import allow_tf32, choose
     from trainer.step.upload import Upload
 
-    c = run.config
-    # Weights that will be loaded need not be drawn first.
-    loaded = (stage == "gpt" and c.model.weights is not None) or any(files_of(run, stage).checkpoints.glob("step-*"))
-    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": None if loaded else c.seed}
-    allow_tf32(c)
-    if c.jit:
-        # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    if stage == "dvae":
-        from trainer.step.dvae import DvaeStep
-
-        step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
-    else:
-        from trainer.step.gpt import GptStep
-
-        precision = choose(c)
-        own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}
-        own |= {"compute_dtype": precision.compute_dtype, "kernels": precision.kernels}
-        own |= {"dropout": c.train.dropout, "attention_dropout": c.train.attention_dropout, "code_dropout": c.train.code_dropout}
-        own |= {"recompute": c.train.recompute}
-        options = _options(c.train.optim, schedule, **own, **common)
-        step = GptStep(run.dims, options, schedule.train.buckets)
     log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
     check_room(files_of(run, stage).checkpoints, _STATE_BYTES * num_parameters(step.model))
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 
-def spec_of(run: RunFolder, stage: Stage) -> Callable:
-    """PlannedBatch → dtypes and shapes of its arrays."""
-    buckets = stage.schedule.train.buckets
-    specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in buckets]
-    return lambda planned: specs[planned.bucket]
+def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[PlannedBatch, dict]]:
+    """(plan, g) → the batch, and its arrays' dtypes and shapes."""
+    plans = {"train": stage.schedule.train, "eval": stage.schedule.eval}
+    specs = [batch_spec(stage.spec.kind, b, run.dims, run.config.transport.mel_dtype) for b in stage.schedule.train.buckets]
+
+    def planned(plan: str, g: int) -> tuple[PlannedBatch, dict]:
+        batch = plans[plan].batch(g)
+        return batch, specs[batch.bucket]
+
+    return planned
 
 
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:

@@ -1,12 +1,11 @@
 """What crosses the wire: the fields of a batch, their dtypes, shapes and pad values. Producers write it, the trainer holds them to it.
 
 Shape letters: B rows, T positions after the conditioning latents (text and audio parts, then padding), L text-head positions,
-F mel frames (of the conditioning clip, or of stage 1's crop), M mel channels.
+F mel frames of the conditioning clip, M mel channels. In stage 1, T is the frames of a crop.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +18,11 @@ MEL = "mel"  # stands for the dtype that `transport.mel_dtype` names
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a batch."""
+    """One array of a batch. Its shape is given by letters (see the module's docstring) and numbers."""
 
     name: str
     dtype: str
-    letters: str
+    shape: str | tuple[str | int, ...]
     pad: float = 0
 
 
@@ -38,25 +37,16 @@ GPT_FIELDS = (
 DVAE_FIELDS = (
     Field("num_frames", "int32", "B"),
     Field("weights", "float32", "B"),
-    Field("mel", MEL, "BFM"),
+    Field("mel", MEL, "BTM"),
 )
-ARITHMETIC_FIELDS = (
-    Field("value", "int64", "B"),
-    Field("seed", "int64", "B"),
-    Field("weights", "float32", "B"),
-)
-ROW_BYTES = "XTTS_TEST_ROW_BYTES"  # arithmetic batches carry so many bytes more per row, so that few rows can weigh as much as real ones
-FIELDS = {"gpt": GPT_FIELDS, "dvae": DVAE_FIELDS, "arithmetic": ARITHMETIC_FIELDS}
+FIELDS = {"gpt": GPT_FIELDS, "dvae": DVAE_FIELDS}  # by kind of batch
 
 
 def batch_spec(kind: str, bucket: Bucket, dims: ModelDims, mel_dtype: str) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Name → (dtype, shape) of every array of one bucket's batch, in wire order. `kind`: "gpt", "dvae" or "arithmetic"."""
-    frames = bucket.row_len if kind == "dvae" else dims.audio.cond_frames
-    sizes = {"B": bucket.batch_size, "T": bucket.row_len, "L": bucket.text_len, "F": frames, "M": dims.audio.num_mels}
-    spec = {f.name: (np.dtype(mel_dtype if f.dtype == MEL else f.dtype), tuple(sizes[c] for c in f.letters)) for f in FIELDS[kind]}
-    if kind == "arithmetic" and os.environ.get(ROW_BYTES):
-        spec["load"] = (np.dtype("uint8"), (bucket.batch_size, int(os.environ[ROW_BYTES])))
-    return spec
+    """Name → (dtype, shape) of every array of one bucket's batch, in wire order. `kind`: as in FIELDS."""
+    sizes = {"B": bucket.batch_size, "T": bucket.row_len, "L": bucket.text_len, "F": dims.audio.cond_frames, "M": dims.audio.num_mels}
+    dtypes = {MEL: mel_dtype}
+    return {f.name: (np.dtype(dtypes.get(f.dtype, f.dtype)), tuple(sizes.get(c, c) for c in f.shape)) for f in FIELDS[kind]}
 
 
 def empty_batch(kind: str, bucket: Bucket, dims: ModelDims, mel_dtype: str) -> dict[str, np.ndarray]:

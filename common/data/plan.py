@@ -209,26 +209,24 @@ class Plan:
         return PlannedStep(s, epoch, first, min(accumulate, (epoch + 1) * self.batches_per_epoch - first))
 
 
-def write_plan(
-    folder: Path,
-    name: str,
-    *,
-    seed: int,
-    sampling: str,
-    buckets: list[Bucket],
-    ids: np.ndarray,
-    bucket_of: np.ndarray,
-    language: np.ndarray,
-    speaker: np.ndarray | None = None,
-    pool: tuple[np.ndarray, np.ndarray] | None = None,
-) -> str:
-    """Write a plan's arrays; returns the digest of its content.
+@dataclass(frozen=True)
+class PlanRows:
+    """The utterances of a plan, int[N]; the fields after `ids` belong to them, elementwise.
 
-    Args:
-        ids: int[N] utterance ids of the plan; `bucket_of`, `language` and `speaker` belong to them, elementwise.
-        pool: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be cut from. None: every utterance's
-            clip is cut from itself.
+    `pool`: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be cut
+    from. None: every utterance's clip is cut from itself.
     """
+
+    ids: np.ndarray
+    bucket_of: np.ndarray
+    language: np.ndarray
+    speaker: np.ndarray | None = None
+    pool: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def write_plan(folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: str, buckets: list[Bucket]) -> str:
+    """Write a plan's arrays; returns the digest of its content."""
+    ids, bucket_of, language = rows.ids, rows.bucket_of, rows.language
     folder.mkdir(parents=True, exist_ok=True)
     num_languages = int(language.max()) + 1 if len(language) else 1
     rank = np.lexsort((ids, language, bucket_of))
@@ -236,12 +234,12 @@ def write_plan(
     cell = bucket_of[rank].astype(np.int64) * num_languages + language[rank]
     bounds = np.searchsorted(cell, np.arange(len(buckets) * num_languages + 1))
     offsets = np.stack([bounds[b * num_languages : (b + 1) * num_languages + 1] for b in range(len(buckets))]).astype(np.int64)
-    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "prompts": pool is not None}
+    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "prompts": rows.pool is not None}
     meta |= {"buckets": [b.to_dict() for b in buckets]}
     text = json.dumps(meta, indent=1)
     arrays = {"order": order, "offsets": offsets}
-    if pool is not None:
-        arrays |= dict(zip(_PROMPT_FILES, _prompt_arrays(speaker[rank], *pool), strict=True))
+    if rows.pool is not None:
+        arrays |= dict(zip(_PROMPT_FILES, _prompt_arrays(rows.speaker[rank], *rows.pool), strict=True))
     h = xxhash.xxh3_128(text.encode())
     for part, array in arrays.items():
         np.save(folder / f"{name}.{part}.npy", array)

@@ -172,8 +172,7 @@ def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> 
 def small_run(config: Config, folder: Path) -> Config:
     """The config cut down to three steps on synthetic clips of the greatest length, in `folder`."""
     size, most = config.batching.batch_size, config.data.max_audio_s
-    rows = max(2 * size, config.dvae.batch_size) if config.model.size != "arithmetic" else 2 * size
-    corpus = _clips(folder / "corpus", rows, most)
+    corpus = _clips(folder / "corpus", max(2 * size, config.dvae.batch_size), most)
     tree = config.model_dump()
     tree["run"] = str(folder / "run")
     tree["data"] = {"train": [{"path": str(corpus)}], "eval_fraction": 0.0, "max_audio_s": most}

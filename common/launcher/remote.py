@@ -58,7 +58,7 @@ def write_bundle(run_dir: Path, out: str | None, tell: Callable[[str], None]) ->
     tell(f"there: python launch.py producer --bundle {path.name} --connect tcp://{here}:{port} --data-root D")
     if host in ("localhost", "[::1]") or host.startswith("127."):
         tell(f"transport.bind={run.config.transport.bind} is an address of this host alone: others need a tunnel, or tcp://0.0.0.0:{port}")
-    if not about.has_dvae and not run.arithmetic:
+    if not about.has_dvae and any(run.spec(stage).needs_dvae for stage in run.stages):
         tell("stage 1 has not ended: this bundle makes its batches alone; for stage 2 make another when stage 1 has ended")
     return OK
 

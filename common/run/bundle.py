@@ -29,7 +29,8 @@ from typing import IO
 import psutil
 import xxhash
 
-from common.run.folder import BUNDLE, FEATURE_VERSION, STAGES, RunFolder
+from common.run.folder import BUNDLE, FEATURE_VERSION, RunFolder
+from common.run.stages import STAGES
 from common.system.errors import BadInput
 from common.system.files import fsync
 from common.transport import wire

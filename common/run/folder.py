@@ -17,13 +17,13 @@ from common.data.manifest import Manifest
 from common.data.plan import Plan
 from common.run import settings as config_module
 from common.run.settings import Config
+from common.run.stages import StageSpec, stages_of
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, write_atomically
 from common.xtts.dims import ModelDims
 
 # Part of every feature hash: producers with other feature code than the run began with are refused.
 FEATURE_VERSION = 2
-STAGES = ("dvae", "gpt")
 _FEW_CLIPS = 10  # may turn out unusable in any corpus
 BUNDLE = "bundle.json"  # in the folder of a producer on another host (common/run/bundle.py)
 
@@ -53,10 +53,14 @@ class RunFolder:
         """16 random bytes in hex, drawn when the run was created."""
         return self.identity["run_id"]
 
+    def spec(self, stage: str) -> StageSpec:
+        """What the table says of a stage. KeyError: there is none of this name."""
+        return {s.name: s for s in stages_of(self.config.model.size)}[stage]
+
     @property
-    def arithmetic(self) -> bool:
-        """True where arithmetic stands in for the networks (tests and transport benchmarks)."""
-        return self.config.model.size == "arithmetic"
+    def trains_networks(self) -> bool:
+        """Its processes open devices and compute features."""
+        return any(self.spec(stage).networks for stage in self.stages)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -71,7 +75,7 @@ class RunFolder:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages this run trains, in order."""
-        return STAGES if self.identity["trains_dvae"] else ("gpt",)
+        return tuple(s.name for s in stages_of(self.config.model.size) if self.identity["trains_dvae"] or not s.publishes)
 
     @property
     def dvae_weights(self) -> Path:
@@ -79,17 +83,13 @@ class RunFolder:
         return self.path / "dvae" / "model.safetensors"
 
     @property
-    def samples_board(self) -> Path:
+    def samples_events(self) -> Path:
         """TensorBoard's folder for samples: not the trainer's own, since it follows one growing file per folder."""
         return self.path / "tensorboard" / "samples"
 
     def stage_folder(self, stage: str) -> Path:
         """Where a stage keeps its ledger, checkpoints and metrics."""
-        return self.path / "dvae" if stage == "dvae" else self.path
-
-    def kind(self, stage: str) -> str:
-        """The batch kind of a stage (see common/data/batch.py)."""
-        return "arithmetic" if self.arithmetic else stage
+        return self.path / self.spec(stage).folder
 
     def plan(self, stage: str, name: str) -> Plan:
         """Plan "train" or "eval" of a stage, memory-mapped."""
@@ -103,7 +103,7 @@ class RunFolder:
             "identity": {k: v for k, v in self.identity.items() if k != "run_id"},
             "threads": [self.config.threads.producer_intra, self.config.threads.producer_inter] if self.config.deterministic else None,
         }
-        if stage == "gpt" and not self.arithmetic:
+        if self.spec(stage).needs_dvae:
             if not self.dvae_weights.is_file() and (self.path / BUNDLE).is_file():
                 raise BadInput(
                     "stage 2 needs the DVAE, and this bundle was made before stage 1 had ended: make it again with `launch.py bundle` on "

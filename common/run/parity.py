@@ -15,7 +15,7 @@ from common.system.errors import BadInput
 PARITY: dict[str, dict[str, Any]] = {
     "coqui": {
         "text.coqui_cleaning": True,  # numbers, symbols and quotes as XTTS reads them, mistakes included
-        "model.coqui_init": True,  # from nothing: token embeddings N(0, 1)
+        "model.parity_init": True,  # from nothing: token embeddings N(0, 1)
         "batching.sampling": "balanced",  # every language equally often, with replacement
         "batching.prompt": "own",
         "batching.mask_prompt": "last_row",  # of a batch the last row alone, mel frames taken for codes

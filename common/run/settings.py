@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from common.run.parity import PARITY, with_parity
-from common.run.settings_text import NoSection, explain, read_yaml, set_override
+from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
+from common.run.stages import stages_of
 from common.system.errors import BadInput
 from common.xtts.dims import SIZES, ModelDims
 
@@ -93,12 +95,18 @@ class Text(Section):
     coqui_cleaning: bool = False  # texts cleaned exactly as XTTS does, where ours reads more (numbers, symbols, quotes)
 
 
+def _known_size(size: str) -> str:
+    if size not in SIZES:
+        raise PydanticCustomError("size", f"Input should be {', '.join(map(repr, list(SIZES)[:-1]))} or {list(SIZES)[-1]!r}")
+    return size
+
+
 class Model(Section):
     """Which networks, and where their first weights come from."""
 
-    size: Literal["tiny", "small", "xtts", "arithmetic"] = "xtts"
+    size: Annotated[str, AfterValidator(_known_size)] = "xtts"
     layers: Positive | None = None  # fewer GPT layers than the size has
-    coqui_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
+    parity_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
     weights: str | None = None  # a folder made by import-coqui: stage 2 begins with its GPT; sizes, DVAE, statistics, vocabulary too
     dvae: str | None = None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
     mel_stats: str | None = None  # the statistics that belong to those weights; null: as with dvae, else measured on the corpus
@@ -248,7 +256,8 @@ class Config(Section):
     @property
     def sample_every(self) -> int:
         """Steps between the samples of a run that trains; 0: none are made before its end."""
-        if self.model.size == "arithmetic" or not self.samples.count + len(self.samples.texts):
+        speaks = any(s.speaks for s in stages_of(self.model.size))
+        if not speaks or not self.samples.count + len(self.samples.texts):
             return 0
         return self.train.save_every if self.samples.every is None else self.samples.every
 
@@ -257,7 +266,7 @@ class Config(Section):
         """The model's sizes before the vocabulary is known. BadInput: `model.weights` is no folder of imported weights."""
         if self.model.weights is not None:
             return _imported_dims(Path(self.model.weights))
-        dims = SIZES["tiny" if self.model.size == "arithmetic" else self.model.size]
+        dims = SIZES[self.model.size]
         if self.model.layers is None:
             return dims
         return dims.with_layers(self.model.layers)
@@ -299,7 +308,7 @@ def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None)
     Raises:
         BadInput: lists every fault with where it was made and the nearest known name.
     """
-    by = by or {}
+    by, tree = by or {}, renamed(tree, where)
     # `parity` and what contradicts it may be one in the file, the other not.
     elsewhere = any(f"{p}.".startswith(f"{key}.") for key in by for p in ("parity", *PARITY["coqui"]))
     tree = with_parity(tree, f"{where} and the command line" if elsewhere else where)

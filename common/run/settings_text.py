@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from common.system.errors import BadInput
 
+RENAMED = {"model.coqui_init": "model.parity_init"}  # keys that config.yaml of older runs has
+
 
 class NoSection(BadInput):
     """An override runs through a value that is no section."""
@@ -164,3 +166,17 @@ def _example(section: type[BaseModel], key: str, value: Any) -> str:
         return ""
     defaults = [(name, f.default) for name, f in fields if isinstance(f.default, (str, int, float)) and not isinstance(f.default, bool)]
     return f"; for example {key}.{defaults[0][0]}={defaults[0][1]}" if defaults else ""
+
+
+def renamed(tree: dict, where: str) -> dict:
+    """The tree with today's names of keys; runs keep the config.yaml that they were created with. BadInput: a key by both names."""
+    for old, new in RENAMED.items():
+        section, name = old.split(".")
+        values = tree.get(section)
+        if isinstance(values, dict) and name in values:
+            values = dict(values)
+            value, now = values.pop(name), new.split(".")[1]
+            if values.setdefault(now, value) != value:
+                raise BadInput(f"{where}: {old} is called {new} now, and both are set: {value} and {values[now]}; leave {old} out")
+            tree = {**tree, section: values}
+    return tree

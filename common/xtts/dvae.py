@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.xtts.dims import AudioDims, DvaeDims
-from common.xtts.layers import Block, Conv1d, normal, zeros
+from common.xtts.layers import Conv1d, Module, Window, normal, zeros
 
 EMA_DECAY = 0.99
 EMA_EPS = 1e-5
@@ -29,37 +29,37 @@ def codes_of_frames(num_frames):
     return (num_frames + 3) // 4
 
 
-class ConvReLU(Block):
+class ConvReLU(Module):
     """Conv1d of kernel 3 and ReLU; the convolution is named `<name>.0`."""
 
     def __init__(self, num_in: int, num_out: int, stride: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv = Conv1d(num_in, num_out, 3, stride, padding=1, name="0", dtype=dtype)
+        self.conv = Conv1d(num_in, num_out, Window(3, stride=stride, padding=1), name="0", dtype=dtype)
 
     def call(self, x):
         """[B, T, in] -> [B, ceil(T / stride), out]."""
         return tf.nn.relu(self.conv(x))
 
 
-class UpsampleConvReLU(Block):
+class UpsampleConvReLU(Module):
     """Nearest neighbour x 2, Conv1d of kernel 3 and ReLU; the convolution is named `<name>.0.conv`."""
 
     def __init__(self, num_in: int, num_out: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv = Conv1d(num_in, num_out, 3, padding=1, name="0.conv", dtype=dtype)
+        self.conv = Conv1d(num_in, num_out, Window(3, padding=1), name="0.conv", dtype=dtype)
 
     def call(self, x):
         """[B, T, in] -> [B, 2T, out]."""
         return tf.nn.relu(self.conv(tf.repeat(x, 2, axis=1)))
 
 
-class ResBlock(Block):
+class ResBlock(Module):
     """x + Conv3, ReLU, Conv3, ReLU, Conv1 of x."""
 
     def __init__(self, width: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.conv0 = Conv1d(width, width, 3, padding=1, name="net.0", dtype=dtype)
-        self.conv1 = Conv1d(width, width, 3, padding=1, name="net.2", dtype=dtype)
+        self.conv0 = Conv1d(width, width, Window(3, padding=1), name="net.0", dtype=dtype)
+        self.conv1 = Conv1d(width, width, Window(3, padding=1), name="net.2", dtype=dtype)
         self.conv2 = Conv1d(width, width, 1, name="net.4", dtype=dtype)
 
     def call(self, x):
@@ -75,7 +75,7 @@ class CodebookUse(NamedTuple):
     candidates: tf.Tensor  # float32 [D, K], encoder outputs drawn at random (0 where the batch has no valid position)
 
 
-class Codebook(Block):
+class Codebook(Module):
     """K vectors (columns of `embed` [D, K]), learnt as moving averages of the encoder outputs assigned to them."""
 
     def __init__(self, dims: DvaeDims, *, name: str = "codebook"):
@@ -135,7 +135,7 @@ class Codebook(Block):
         return {key: tf.where(some, value, tf.convert_to_tensor(getattr(self, key))) for key, value in new.items()}, dead
 
 
-class Dvae(Block):
+class Dvae(Module):
     """Encoder, codebook and decoder: mel [B, L, M] <-> codes int32 [B, n]."""
 
     ignored_keys = (r"discrete_loss\..*",)

@@ -20,7 +20,8 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import Block, DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, dims_of, dropout, lookup, statistics_dtype
+from common.xtts.layers import DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, Module, dims_of, dropout, lookup, statistics_dtype
+from common.xtts.options import GptOptions
 from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
 
 # Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no other block's.
@@ -30,7 +31,7 @@ _TILE = 64  # classes: matrix products over 1026 or 6681 of them run on kernels 
 _SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
 
 
-class GptBlock(Block):
+class GptBlock(Module):
     """GPT-2's pre-norm block with tanh GELU: x += c_proj(attention(ln_1 x)); x += mlp(ln_2 x)."""
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None, attention_dropout: float | None = None):
@@ -84,16 +85,15 @@ class GptBlock(Block):
         return x + tf.cast(dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
 
 
-class Gpt(Block):
+class Gpt(Module):
     """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings, blocks, norms and heads.
 
     `seed` initialises the weights (as the original's, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
-    standing by accident, and `parity_init` restores it). Without a seed the weights are zeros, to be loaded.
+    standing by accident, and `options.parity_init` restores it). Without a seed the weights are zeros, to be loaded.
 
-    `rate`: of dropout, if other than `dims.dropout`; `attention_dropout`: of the attention probabilities, if other than that.
-    `code_dropout`: the share of a row's audio codes that the model does not see as inputs; what a code was, it must then take from the
-    text and from the codes before. `recompute`: keep only each block's input for the backward pass and compute the block again there: a
-    third more work, and activations of one block instead of all.
+    What a code hidden by `options.code_dropout` was, the model must take from the text and from the codes before. With
+    `options.recompute`, only each block's input is kept for the backward pass, which computes the block again: a third more work, and
+    activations of one block instead of all.
     """
 
     # Left by inference runs, by v1 and by old transformers releases.
@@ -102,28 +102,27 @@ class Gpt(Block):
     def __init__(
         self,
         dims: GptDims,
-        name: str = "gpt",
+        options: GptOptions | None = None,
         *,
+        name: str = "gpt",
         dtype: str | None = None,
         seed: int | None = None,
-        parity_init: bool = False,
-        rate: float | None = None,
-        attention_dropout: float | None = None,
-        code_dropout: float = 0.0,
-        recompute: bool = False,
     ):
         super().__init__(name, dtype)
-        if rate is not None:
-            dims = dataclasses.replace(dims, dropout=rate)
-        self.dims, self.code_dropout, self.recompute = dims, code_dropout, recompute
-        width, token_std = dims.width, 1.0 if parity_init else 0.02
+        options = options or GptOptions()
+        if options.dropout is not None:
+            dims = dataclasses.replace(dims, dropout=options.dropout)
+        self.dims, self.code_dropout, self.recompute = dims, options.code_dropout, options.recompute
+        width, token_std = dims.width, 1.0 if options.parity_init else 0.02
         self.conditioning_encoder = ConditioningEncoder(dims, dtype=dtype)
         self.conditioning_perceiver = PerceiverResampler(dims, dtype=dtype)
         self.text_embedding = Embedding(dims.num_text_tokens, width, std=token_std, name="text_embedding", dtype=dtype)
         self.mel_embedding = Embedding(dims.num_audio_tokens, width, std=token_std, name="mel_embedding", dtype=dtype)
         self.text_positions = Embedding(dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype)
         self.mel_positions = Embedding(dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype)
-        self.blocks = [GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=attention_dropout) for i in range(dims.layers)]
+        self.blocks = [
+            GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=options.attention_dropout) for i in range(dims.layers)
+        ]
         # Two norms in a row, as trained: GPT2Model's own and the original's.
         self.ln_f = LayerNorm(width, name="gpt.ln_f", dtype=dtype)
         self.final_norm = LayerNorm(width, name="final_norm", dtype=dtype)

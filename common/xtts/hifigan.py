@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from common.xtts.layers import Block, Conv1d, uniform
+from common.xtts.layers import Conv1d, Module, Window, uniform
 
 SLOPE = 0.1
 LAST_SLOPE = 0.01  # the original calls leaky_relu with its default before the last convolution
@@ -44,7 +44,7 @@ class HifiganDims:
         return math.prod(self.upsample_rates)
 
 
-class ConvTranspose1d(Block):
+class ConvTranspose1d(Module):
     """Torch's ConvTranspose1d with padding (kernel - stride) / 2: [B, T, in] -> [B, stride T, out].
 
     Torch keeps [in, out, k], we keep [k, out, in].
@@ -65,7 +65,7 @@ class ConvTranspose1d(Block):
         return tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 
-class ResBlock1(Block):
+class ResBlock1(Module):
     """Three times x + Conv(lrelu(dilated Conv(lrelu(x))))."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, name: str, dtype: str | None = None):
@@ -73,8 +73,8 @@ class ResBlock1(Block):
         half = (kernel - 1) // 2
         self.convs1, self.convs2 = [], []
         for i, d in enumerate(dilations):
-            self.convs1.append(Conv1d(channels, channels, kernel, padding=half * d, dilation=d, name=f"convs1.{i}", dtype=dtype))
-            self.convs2.append(Conv1d(channels, channels, kernel, padding=half, name=f"convs2.{i}", dtype=dtype))
+            self.convs1.append(Conv1d(channels, channels, Window(kernel, padding=half * d, dilation=d), name=f"convs1.{i}", dtype=dtype))
+            self.convs2.append(Conv1d(channels, channels, Window(kernel, padding=half), name=f"convs2.{i}", dtype=dtype))
 
     def call(self, x):
         """[B, T, C] -> [B, T, C]."""
@@ -83,14 +83,14 @@ class ResBlock1(Block):
         return x
 
 
-class Hifigan(Block):
+class Hifigan(Module):
     """GPT latents to sound; keys are those below `hifigan_decoder.waveform_decoder.`, weight norm folded."""
 
     def __init__(self, dims: HifiganDims | None = None, name: str = "waveform_decoder", dtype: str | None = None):
         super().__init__(name, dtype)
         self.dims = d = dims or HifiganDims()
         sizes = [d.channels >> (i + 1) for i in range(len(d.upsample_rates))]
-        self.conv_pre = Conv1d(d.in_channels, d.channels, 7, padding=3, name="conv_pre", dtype=dtype)
+        self.conv_pre = Conv1d(d.in_channels, d.channels, Window(7, padding=3), name="conv_pre", dtype=dtype)
         self.cond_layer = Conv1d(d.speaker_dim, d.channels, 1, name="cond_layer", dtype=dtype)
         self.ups = [
             ConvTranspose1d(2 * size, size, kernel, rate, name=f"ups.{i}", dtype=dtype)
@@ -102,7 +102,7 @@ class Hifigan(Block):
             for i, size in enumerate(sizes)
             for j, kernel in enumerate(d.resblock_kernels)
         ]
-        self.conv_post = Conv1d(sizes[-1], 1, 7, padding=3, bias=False, name="conv_post", dtype=dtype)
+        self.conv_post = Conv1d(sizes[-1], 1, Window(7, padding=3), bias=False, name="conv_post", dtype=dtype)
 
     def call(self, latents, speaker):
         """latents [B, n, in_channels], speaker embedding [B, speaker_dim] -> wav [B, num_samples(n)] in (-1, 1) at output_rate."""

@@ -1,8 +1,8 @@
 """Small layers whose variables know their names and layouts in Coqui's checkpoints.
 
-A network is a tree of `Block`s. A block's `name` is its path below its parent in the torch module tree (it may contain dots:
+A network is a tree of `Module`s. A module's `name` is its path below its parent in the torch module tree (it may contain dots:
 `name="layers.0.1.2"`), and each variable is declared with the last part of its key, the axis order that turns it into torch's layout,
-its initialisation and its weight-decay group. So the network's own source is the mapping to the checkpoint: `Block.tensors()` lists it,
+its initialisation and its weight-decay group. So the network's own source is the mapping to the checkpoint: `Module.tensors()` lists it,
 and `weights.py` and the optimiser read nothing else.
 
 Everything is channels-last: [B, T, C]. Shapes in names: B batch, T time, C channels, G groups.
@@ -75,10 +75,10 @@ class Tensor:
         return tuple(int(axis) for axis in np.argsort(self.to_torch))
 
 
-class Block(keras.layers.Layer):
-    """Base of every network here: a Keras layer with named sub-blocks (plain attributes or lists) and declared tensors."""
+class Module(keras.layers.Layer):
+    """Base of every network here: a Keras layer with named submodules (plain attributes or lists) and declared tensors."""
 
-    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other versions). Root blocks set it.
+    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other versions). Root modules set it.
     ignored_keys: tuple[str, ...] = ()
 
     def __init__(self, name: str, dtype: str | None = None):
@@ -111,12 +111,12 @@ class Block(keras.layers.Layer):
         return variable
 
     def tensors(self, prefix: str = "") -> Iterator[Tensor]:
-        """All tensors of this block and those below it, with full keys, in order of construction."""
+        """All tensors of this module and those below it, with full keys, in order of construction."""
         for t in self._tensors:
             yield Tensor(prefix + t.key, t.variable, t.to_torch, t.init, t.decay, t.trainable)
         # Keras's own list of a layer's sub-layers, found in attributes and in lists, in order of assignment.
-        for block in self._flatten_layers(include_self=False, recursive=False):
-            yield from block.tensors(f"{prefix}{block.name}.")
+        for module in self._flatten_layers(include_self=False, recursive=False):
+            yield from module.tensors(f"{prefix}{module.name}.")
 
     def initialise(self, seed: int) -> None:
         """Draw every tensor from its own generator, seeded by (seed, key): equal on every machine and in any order."""
@@ -142,7 +142,7 @@ def statistics_dtype(x: tf.Tensor) -> tf.DType:
     return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
-class Linear(Block):
+class Linear(Module):
     """x [..., in] -> [..., out]. Torch keeps [out, in], we keep [in, out]."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Linear(Block):
         return _affine(x, *padded)
 
 
-class HFConv1D(Block):
+class HFConv1D(Module):
     """GPT-2's linear layer: Hugging Face already keeps [in, out], N(0, std), bias 0."""
 
     def __init__(self, num_in: int, num_out: int, *, name: str, std: float = 0.02, dtype: str | None = None):
@@ -195,7 +195,17 @@ def _affine(x, weight, bias):
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
 
 
-class Conv1d(Block):
+@dataclass(frozen=True)
+class Window:
+    """What a convolution sees of its input: `kernel` positions, `dilation` apart, every `stride`."""
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+
+class Conv1d(Module):
     """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
 
     Zeros are padded on both sides and the convolution is "valid": "same" pads a strided convolution of even length differently from
@@ -206,35 +216,32 @@ class Conv1d(Block):
         self,
         num_in: int,
         num_out: int,
-        kernel: int,
-        stride: int = 1,
-        padding: int = 0,
-        bias: bool = True,
+        window: Window | int,
         *,
-        dilation: int = 1,
+        bias: bool = True,
         name: str,
         dtype: str | None = None,
         init: Init | None = None,
         bias_init: Init | None = None,
     ):
         super().__init__(name, dtype)
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-        default = uniform(1 / math.sqrt(num_in * kernel))
-        self.weight = self.tensor("weight", (kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
+        self.window = w = window if isinstance(window, Window) else Window(window)
+        default = uniform(1 / math.sqrt(num_in * w.kernel))
+        self.weight = self.tensor("weight", (w.kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
         self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
 
     def call(self, x):
         """x [B, T, in] -> [B, T', out]."""
-        weight = tf.convert_to_tensor(self.weight)
-        if self.kernel == 1 and self.stride == 1 and self.padding == 0:
+        weight, w = tf.convert_to_tensor(self.weight), self.window
+        if (w.kernel, w.stride, w.padding) == (1, 1, 0):
             return _affine(x, weight[0], self.bias)
-        if self.padding:
-            x = tf.pad(x, [[0, 0], [self.padding, self.padding], [0, 0]])
-        y = tf.nn.conv1d(x, weight, self.stride, "VALID", dilations=self.dilation)
+        if w.padding:
+            x = tf.pad(x, [[0, 0], [w.padding, w.padding], [0, 0]])
+        y = tf.nn.conv1d(x, weight, w.stride, "VALID", dilations=w.dilation)
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 
-class LayerNorm(Block):
+class LayerNorm(Module):
     """Affine normalisation over the last axis, eps 1e-5 (Keras's default is 1e-3), statistics in float32."""
 
     def __init__(self, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
@@ -255,7 +262,7 @@ class LayerNorm(Block):
         return tf.cast(centred * scale * self.weight + self.bias, self.compute_dtype)
 
 
-class GroupNorm(Block):
+class GroupNorm(Module):
     """Affine normalisation of [B, T, C] over (all T, C/groups neighbouring channels), eps 1e-5, statistics in float32."""
 
     def __init__(self, groups: int, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
@@ -278,7 +285,7 @@ class GroupNorm(Block):
         return tf.cast(tf.reshape(centred * scale, shape) * self.weight + self.bias, x.dtype)
 
 
-class Embedding(Block):
+class Embedding(Module):
     """A table [num_ids, width], read with `lookup` so that several tables can be joined into one id space first."""
 
     def __init__(self, num_ids: int, width: int, *, name: str, std: float = 0.02, dtype: str | None = None):

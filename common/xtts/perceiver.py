@@ -14,10 +14,10 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import Block, Conv1d, GroupNorm, Linear, dims_of, normal, ones, statistics_dtype, zeros
+from common.xtts.layers import Conv1d, GroupNorm, Linear, Module, dims_of, normal, ones, statistics_dtype, zeros
 
 
-class ConditioningBlock(Block):
+class ConditioningBlock(Module):
     """Self-attention over the frames whose residual is the *normalised* input (the weights were trained so)."""
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
@@ -51,7 +51,7 @@ class ConditioningBlock(Block):
         return [split_heads(part, self.heads) for part in kernels.affine_parts(normed, weight, bias, split, join)]
 
 
-class ConditioningEncoder(Block):
+class ConditioningEncoder(Module):
     """Mel [B, S, 80] -> [B, S, C]."""
 
     def __init__(self, dims: GptDims, *, name: str = "conditioning_encoder", dtype: str | None = None):
@@ -67,7 +67,7 @@ class ConditioningEncoder(Block):
         return x
 
 
-class PerceiverLayer(Block):
+class PerceiverLayer(Module):
     """The latents attend to themselves and to the frames, then a GEGLU feed-forward; both residual, nothing normalised."""
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
@@ -90,7 +90,7 @@ class PerceiverLayer(Block):
         return z + self.down(value * tf.nn.gelu(gate, approximate=False))
 
 
-class RMSNorm(Block):
+class RMSNorm(Module):
     """x / max(‖x‖₂, 1e-12) · √C · gamma over the last axis."""
 
     def __init__(self, num_channels: int, *, name: str, dtype: str | None = None):
@@ -105,7 +105,7 @@ class RMSNorm(Block):
         return tf.cast(wide * scale * math.sqrt(x.shape[-1]) * self.gamma, x.dtype)
 
 
-class PerceiverResampler(Block):
+class PerceiverResampler(Module):
     """Any number of frames [B, S, C] -> a fixed number of latents [B, L, C]."""
 
     def __init__(self, dims: GptDims, *, name: str = "conditioning_perceiver", dtype: str | None = None):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from common.xtts.audio import power_spectrogram
 from common.xtts.filterbank import hamming, mel_filterbank
-from common.xtts.layers import Block, Conv1d, Linear, normal, ones, zeros
+from common.xtts.layers import Conv1d, Linear, Module, normal, ones, zeros
 
 EPS = 1e-5
 LOG_EPS = 1e-6
@@ -38,7 +38,7 @@ class SpeakerEncoderDims:
     preemphasis: float = 0.97
 
 
-class BatchNorm(Block):
+class BatchNorm(Module):
     """Normalisation over the last axis with stored statistics, eps 1e-5."""
 
     def __init__(self, channels: int, *, name: str):
@@ -54,7 +54,7 @@ class BatchNorm(Block):
         return (x - self.mean) * (tf.math.rsqrt(self.variance + EPS) * self.weight) + self.bias
 
 
-class Conv2d(Block):
+class Conv2d(Module):
     """Torch's Conv2d with symmetric padding: [B, H, W, in] -> [B, H', W', out]. Torch keeps [out, in, h, w], we [h, w, in, out]."""
 
     def __init__(self, num_in: int, num_out: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = False, *, name: str):
@@ -71,7 +71,7 @@ class Conv2d(Block):
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 
-class SEBlock(Block):
+class SEBlock(Module):
     """relu(x' + SE(BN(Conv(BN(relu(Conv(x))))))), where x' is x or its strided projection."""
 
     def __init__(self, num_in: int, num_out: int, stride: int, reduction: int, *, name: str):
@@ -95,7 +95,7 @@ class SEBlock(Block):
         return tf.nn.relu(y * gate[:, None, None, :] + residual)
 
 
-class SpeakerEncoder(Block):
+class SpeakerEncoder(Module):
     """Clips at 16 kHz to unit vectors; keys are those below `hifigan_decoder.speaker_encoder.`."""
 
     def __init__(self, dims: SpeakerEncoderDims | None = None, name: str = "speaker_encoder"):

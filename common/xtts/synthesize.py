@@ -25,12 +25,12 @@ from common.xtts.clips import MIN_SECONDS, ReferenceClipError
 from common.xtts.dims import AudioDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
+from common.xtts.griffin_lim import MIN_FRAMES, griffin_lim
 from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, interpolate
 from common.xtts.sampling import Generated, Sampler, SamplingOptions
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.text.split import Piece, pieces
 from common.xtts.text.tokenizer import Tokenizer
-from common.xtts.vocode import MIN_FRAMES, griffin_lim
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Networks to and from Coqui's state dicts: its key names, torch's axis order, NumPy arrays.
 
-Works for every `layers.Block`: the layers themselves declare keys and permutations. Keys carry no prefix of the checkpoint file
+Works for every `layers.Module`: the layers themselves declare keys and permutations. Keys carry no prefix of the checkpoint file
 (`gpt.`, `hifigan_decoder.`): the caller adds or strips it with `with_prefix` / `without_prefix`.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from common.xtts.layers import Block, Tensor
+from common.xtts.layers import Module, Tensor
 
 _MOST_NAMED = 20
 
@@ -21,20 +21,20 @@ class WeightsError(ValueError):
     """A state dict that does not fit the model; names at most 20 of the tensors at fault."""
 
 
-def tensors(model: Block) -> dict[str, Tensor]:
+def tensors(model: Module) -> dict[str, Tensor]:
     """All tensors of `model` by key. WeightsError where a variable has no key, or two have the same: a mistake in the model's source."""
     found = list(model.tensors())
     by_key = {t.key: t for t in found}
     if len(by_key) != len(found):
-        raise WeightsError(f"{model.name}: {len(found) - len(by_key)} tensors share a key with another; give sibling blocks distinct names")
+        raise WeightsError(f"{model.name}: {len(found) - len(by_key)} tensors share a key with another; name sibling modules apart")
     undeclared = {id(v) for v in model.variables} - {id(t.variable) for t in found}
     if undeclared:
         names = [v.path for v in model.variables if id(v) in undeclared]
-        raise WeightsError(f"{model.name}: variables without a checkpoint key: {_few(names)}; create them with Block.tensor")
+        raise WeightsError(f"{model.name}: variables without a checkpoint key: {_few(names)}; create them with Module.tensor")
     return by_key
 
 
-def num_parameters(model: Block, trainable_only: bool = False) -> int:
+def num_parameters(model: Module, trainable_only: bool = False) -> int:
     """Numbers held by the model's tensors, without reading them: the variables may be unallocated (`keras.StatelessScope`)."""
     return sum(math.prod(t.torch_shape) for t in model.tensors() if t.trainable or not trainable_only)
 
@@ -49,12 +49,12 @@ def from_torch(t: Tensor, array: np.ndarray) -> np.ndarray:
     return np.transpose(array, t.from_torch)
 
 
-def state_dict(model: Block) -> dict[str, np.ndarray]:
+def state_dict(model: Module) -> dict[str, np.ndarray]:
     """Copies of all tensors by Coqui's key, in torch's layout and in the variables' dtypes."""
     return {key: to_torch(t, t.variable.numpy()) for key, t in tensors(model).items()}
 
 
-def load_state_dict(model: Block, state: Mapping[str, np.ndarray]) -> None:
+def load_state_dict(model: Module, state: Mapping[str, np.ndarray]) -> None:
     """Set every tensor of `model` from `state`, strictly: nothing is assigned unless all names and shapes fit.
 
     Keys that match one of the model's `ignored_keys` are passed over. WeightsError names what is missing, extra or misshapen.

@@ -1,4 +1,4 @@
-"""What serving needs of the code that makes a stage's batches. `gpt.py`, `dvae.py` and `arithmetic.py` implement it."""
+"""What serving needs of the code that makes a stage's batches. `gpt.py` and `dvae.py` implement it."""
 
 from __future__ import annotations
 

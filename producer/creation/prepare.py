@@ -22,11 +22,12 @@ from common.data import stateless_random
 from common.data.batch import num_bytes
 from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
 from common.data.manifest import EVAL, TRAIN, Manifest
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 from common.run import settings as config_module
-from common.run.folder import STAGES, RunFolder
+from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.settings import Config, Threads
+from common.run.stages import STAGES, StageSpec, family_of, stages_of
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, write_atomically
 from common.xtts import filterbank
@@ -169,7 +170,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     if config.model.dvae:
         (aside / "dvae").mkdir()
         shutil.copyfile(config.model.dvae, aside / "dvae" / "model.safetensors")
-    plans = {stage: _plans(config, aside / "plan" / stage, stage, manifest, dims) for stage in STAGES}
+    plans = {s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims) for s in stages_of(config.model.size)}
     _check_memory(config, aside, dims)
     for line in _plan_lines(config, aside, manifest, dims):
         out(line)
@@ -193,7 +194,7 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "layout": dataclasses.asdict(layout_of(config)),
         "padded_codes": config.batching.padded_codes,
         "code_phases": config.batching.code_phases,
-        "kind": "arithmetic" if config.model.size == "arithmetic" else "xtts",
+        "kind": family_of(config.model.size),
         "weights": pretrained.file_digests(config.model.weights)["model"] if config.model.weights else None,
         "extend": config.text.extend.model_dump() if config.text.extend else None,
         "trains_dvae": config.model.dvae is None,
@@ -266,7 +267,7 @@ def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, d
                 f"{config.model.mel_stats}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has {sorted(arrays)}"
             )
         return stats.astype(np.float32)
-    if config.model.size == "arithmetic":
+    if not any(s.networks for s in stages_of(config.model.size)):
         return np.ones(dims.audio.num_mels, np.float32)
     if existing is not None and existing.manifest.digest == manifest.digest:
         return existing.mel_stats
@@ -283,11 +284,11 @@ def _decodable(manifest: Manifest, ids: np.ndarray):
             log.warning("not used for the mel statistics: %s", e)
 
 
-def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: ModelDims) -> dict[str, str]:
+def _plans(config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims) -> dict[str, str]:
     """Write both plans of a stage; returns their digests."""
     columns = manifest.columns()
     n = len(columns["split"])
-    if stage == "dvae":
+    if stage.crops:
         buckets = [Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)]
         of = np.zeros(n, np.int16)
     else:
@@ -300,33 +301,23 @@ def _plans(config: Config, folder: Path, stage: str, manifest: Manifest, dims: M
             num_latents=dims.gpt.num_latents,
             layout=layout_of(config),
         )
-    seed = int(stateless_random.key(config.seed, STAGES.index(stage)) >> np.uint64(1))
+    seed = int(stateless_random.key(config.seed, STAGES.index(stage.name)) >> np.uint64(1))
     digests = {}
     for name, split, sampling in (("train", TRAIN, config.batching.sampling), ("eval", EVAL, "fixed")):
         ids, pool = np.flatnonzero(columns["split"] == split), None
-        if stage == "gpt" and config.batching.prompt == "speaker":
+        if not stage.crops and config.batching.prompt == "speaker":
             # Training never hears the evaluation set. An evaluation may take its voices from both: nothing is learnt from it.
             lenders = ids if name == "train" else np.arange(n)
             pool = lenders, columns["speaker"][lenders]
-        digests[name] = write_plan(
-            folder,
-            name,
-            seed=seed,
-            sampling=sampling,
-            buckets=buckets,
-            ids=ids,
-            bucket_of=of[ids],
-            language=columns["language"][ids],
-            speaker=columns["speaker"][ids],
-            pool=pool,
-        )
+        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
+        digests[name] = write_plan(folder, name, rows, seed=seed, sampling=sampling, buckets=buckets)
     return digests
 
 
 def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
     """BadInput where the window times the largest batch is more than the budget."""
-    kinds = [("arithmetic", "gpt")] if config.model.size == "arithmetic" else [(s, s) for s in STAGES]
-    sizes = [num_bytes(k, b, dims, config.transport.mel_dtype) for k, s in kinds for b in Plan.open(aside / "plan" / s, "train").buckets]
+    buckets = [(s.kind, b) for s in stages_of(config.model.size) for b in Plan.open(aside / "plan" / s.name, "train").buckets]
+    sizes = [num_bytes(kind, bucket, dims, config.transport.mel_dtype) for kind, bucket in buckets]
     window = config.transport.high_water_mark
     if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
         fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))

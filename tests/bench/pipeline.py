@@ -125,7 +125,7 @@ def inside(run_dir: Path, steps: int, service: bool) -> dict:
     maker, stage = GptMaker(run), stages.build(run, "gpt")
     maker._cache = None
     plan, pool = run.plan("gpt", "train"), ThreadPoolExecutor(min(8, cores()))
-    names = list(stages.spec_of(run, stage)(plan.batch(0)))
+    names = list(stages.planned_batches(run, stage)("train", 0)[1])
 
     def make(g: int) -> list[np.ndarray]:
         planned = maker.plan("train", int(g))

@@ -26,8 +26,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.data.batch import ROW_BYTES  # noqa: E402
 from common.system import status  # noqa: E402
+from tests.support.arithmetic import ROW_BYTES  # noqa: E402
 from tests.support.arithmetic_runs import settings  # noqa: E402
 from tests.support.corpora import make_corpus  # noqa: E402
 
@@ -76,7 +76,7 @@ def measure(folder: Path, seconds: float, step_ms: float, producers: int, batch_
     tree = settings(folder / "run", folder / "corpus", producers__count=producers, batching__batch_size=ROWS, dvae__max_steps=1)
     tree["train"].update({"max_steps": 100000, "accumulate": 1, "save_every": 20, "eval_every": 0, "eval_at_epoch_end": False})
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
-    env = {**os.environ, "XTTS_TEST_STEP_MS": str(step_ms), "XTTS_CHANNEL_LOG": "1", ROW_BYTES: str(int(batch_mb * 1e6 / ROWS))}
+    env = {**os.environ, "ARITHMETIC_STEP_MS": str(step_ms), "XTTS_CHANNEL_LOG": "1", ROW_BYTES: str(int(batch_mb * 1e6 / ROWS))}
     launch = subprocess.Popen(
         [sys.executable, str(ROOT / "launch.py"), "--config", str(folder / "config.yaml")], env=env, stdout=subprocess.DEVNULL
     )

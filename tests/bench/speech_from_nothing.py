@@ -235,7 +235,7 @@ def vocode(args: argparse.Namespace) -> None:
     """Every spoken_*.npz to W/wavs/<file>/<set>/NN.wav by Griffin-Lim; W/mel_NN.png of held-out sentences."""
     import soundfile
 
-    from common.xtts.vocode import MIN_FRAMES, griffin_lim
+    from common.xtts.griffin_lim import MIN_FRAMES, griffin_lim
 
     for file in sorted(args.work.glob("spoken_*.npz"), reverse=True):
         spoken = np.load(file)

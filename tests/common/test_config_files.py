@@ -185,7 +185,8 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
         (
             "model: tiny\n",
             [],
-            "model is a section: its keys are size, layers, coqui_init, weights, dvae, mel_stats; for example model.size=tiny (got 'tiny')",
+            "model is a section: its keys are size, layers, parity_init, weights, dvae, mel_stats; "
+            "for example model.size=tiny (got 'tiny')",
         ),
         ("model: tiny\n", ["model.size=small"], "model is a section: its keys are size, layers,"),
         ("producers: 2\n", [], "for example producers.count=2 (got 2)"),
@@ -279,3 +280,16 @@ def test_a_text_means_itself(text):
 def load_run(*argv) -> str:
     args = flags.parse(launch._parser("train"), [*argv, "--config", str(ROOT / "configs" / "demo.yaml")])
     return settings.load(args.config, flags.overrides(args)).run
+
+
+def test_a_key_by_the_name_that_older_runs_have(tmp_path):
+    """config.yaml of a run stays as it was written; a key by both names is a contradiction where they differ."""
+    file = tmp_path / "config.yaml"
+    file.write_text("parity: coqui\nmodel: {coqui_init: true, size: tiny}\n")
+    assert settings.load(file).model.parity_init
+    assert settings.load(file).model.size == "tiny"
+    file.write_text("model: {coqui_init: true}\n")
+    assert settings.load(file).model.parity_init
+    assert not settings.load(file, ["model.coqui_init=false"]).model.parity_init
+    with pytest.raises(BadInput, match="model.coqui_init is called model.parity_init now, and both are set: True and False"):
+        settings.load(file, ["model.parity_init=false"])

@@ -10,6 +10,7 @@ from common.data.buckets import Bucket
 from common.xtts import weights
 from common.xtts.gpt import Gpt
 from common.xtts.layers import dropout, lookup
+from common.xtts.options import GptOptions
 from tests.support.gpt_cases import MICRO, load_golden, make_batch, pack, without_dropout
 
 L, T = MICRO.num_latents, 24
@@ -171,13 +172,13 @@ def test_dropout_is_a_function_of_the_seed(model):
 
 def test_dropout_has_the_rate_that_is_asked_for():
     batch = make_batch(BUCKET)
-    model = grown(Gpt(MICRO, seed=1, rate=0.0))
+    model = grown(Gpt(MICRO, seed=1, options=GptOptions(dropout=0.0)))
     np.testing.assert_array_equal(hidden(model, batch, [1, 2]), hidden(model, batch))
 
 
 def test_dropped_codes_are_not_seen_and_all_else_is():
     """With every code dropped, rows of other codes come to the same states; text, START, STOP and an evaluation are untouched."""
-    model = grown(Gpt(MICRO, seed=1, rate=0.0, code_dropout=0.9999999))
+    model = grown(Gpt(MICRO, seed=1, options=GptOptions(dropout=0.0, code_dropout=0.9999999)))
     batch = make_batch(BUCKET)
     code = batch["ids"] - MICRO.num_text_tokens
     is_code = (code >= 0) & (code < MICRO.start_audio)
@@ -191,7 +192,7 @@ def test_dropped_codes_are_not_seen_and_all_else_is():
 
 
 def test_the_share_of_codes_that_is_asked_for_is_dropped():
-    model = Gpt(MICRO, seed=1, code_dropout=0.3)
+    model = Gpt(MICRO, seed=1, options=GptOptions(code_dropout=0.3))
     ids = np.full((200, 50), MICRO.num_text_tokens + 7, np.int32)
     with_place = model._embed(tf.constant(ids), tf.zeros_like(ids), tf.constant([5, 6])).numpy()
     place = model.text_positions.weight.numpy()[0]
@@ -263,7 +264,7 @@ def test_weights_at_birth():
     assert (born["conditioning_perceiver.norm.gamma"] == 1).all()
     again = {t.key: t.variable.numpy() for t in Gpt(gpt, seed=0).tensors()}
     assert all((again[key] == born[key]).all() for key in born)
-    original = {t.key: t.variable.numpy() for t in Gpt(gpt, seed=0, parity_init=True).tensors()}
+    original = {t.key: t.variable.numpy() for t in Gpt(gpt, seed=0, options=GptOptions(parity_init=True)).tensors()}
     assert abs(original["text_embedding.weight"].std() - 1) < 0.1
 
 

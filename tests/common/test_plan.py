@@ -9,7 +9,7 @@ import pytest
 
 from common.data import buckets, stateless_random
 from common.data.buckets import Bucket
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 
 
 def lj_like(n=13100, seed=0):
@@ -25,7 +25,7 @@ def make_plan(tmp_path, n=1000, batch=8, k=4, sampling="epoch", languages=1, nam
     tokens, codes = lj_like(n, 3)
     table, of = buckets.make_buckets(tokens, codes, num_buckets=k, batch_size=batch, positions_per_batch=None, num_latents=32)
     language = (np.arange(n) ** 2 % 10 < languages).astype(np.int16) if languages > 1 else np.zeros(n, np.int16)
-    write_plan(tmp_path, name, seed=seed, sampling=sampling, buckets=table, ids=np.arange(n), bucket_of=of, language=language)
+    write_plan(tmp_path, name, PlanRows(ids=np.arange(n), bucket_of=of, language=language), seed=seed, sampling=sampling, buckets=table)
     return Plan.open(tmp_path, name), of, language
 
 
@@ -176,7 +176,7 @@ def test_two_million_utterances_open_fast_and_answer(tmp_path):
     ids = np.arange(n)
     table = [Bucket(32, 100, 50, 50), Bucket(32, 200, 100, 100)]
     of, language = (ids % 2).astype(np.int16), np.zeros(n, np.int16)
-    write_plan(tmp_path, "train", seed=1, sampling="epoch", buckets=table, ids=ids, bucket_of=of, language=language)
+    write_plan(tmp_path, "train", PlanRows(ids=ids, bucket_of=of, language=language), seed=1, sampling="epoch", buckets=table)
     plan = Plan.open(tmp_path, "train")
     assert isinstance(plan.order, np.memmap)
     b = plan.batch(plan.batches_per_epoch * 3 + 12345)

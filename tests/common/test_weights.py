@@ -7,7 +7,7 @@ import pytest
 from common.xtts import weights
 from common.xtts.dims import SIZES
 from common.xtts.gpt import Gpt
-from common.xtts.layers import Block, Conv1d, GroupNorm, Linear
+from common.xtts.layers import Conv1d, GroupNorm, Linear, Module, Window
 from tests.support.gpt_cases import MICRO, load_golden
 
 
@@ -81,10 +81,10 @@ def test_round_trip_keeps_every_bit():
         assert back[key].flags.c_contiguous
 
 
-class Small(Block):
+class Small(Module):
     def __init__(self):
         super().__init__("small")
-        self.conv = [Conv1d(2, 3, 3, stride=2, padding=1, name="encoder.0.0")]
+        self.conv = [Conv1d(2, 3, Window(3, stride=2, padding=1), name="encoder.0.0")]
         self.head = Linear(3, 4, name="head")
 
     def call(self, x):

@@ -15,11 +15,11 @@ from common.system.status import StatusFile
 from common.transport import leases
 from common.transport.server import NoData
 from producer.batches.absence import why_away
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.decode import CLOSED, DecodeError
 from producer.batches.maker import Clip
 from tests.support import channels as cb
 from tests.support.absent_files import Channel, FromFiles
+from tests.support.arithmetic_maker import ArithmeticMaker
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact, outcome
 from tests.support.gates import LAG, Gate
 from tests.support.loop_runs import train

@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from common.data import stateless_random
 from common.data.buckets import Bucket
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 from common.run import settings
 from common.system.errors import BadInput
 from common.transport.wire import digest
@@ -40,7 +40,14 @@ def two_plans(folder, speakers, num_eval=0, seed=5, rows=4):
         lenders = ids if name == "train" else np.arange(n)
         facts = {"bucket_of": (ids % 2).astype(np.int16), "language": ids * 0, "speaker": of[ids], "pool": (lenders, of[lenders])}
         sampling = "epoch" if name == "train" else "fixed"
-        write_plan(folder, name, seed=seed, sampling=sampling, buckets=[Bucket(rows, 20, 9, 9), Bucket(rows, 40, 9, 29)], ids=ids, **facts)
+        write_plan(
+            folder,
+            name,
+            PlanRows(ids=ids, **facts),
+            seed=seed,
+            sampling=sampling,
+            buckets=[Bucket(rows, 20, 9, 9), Bucket(rows, 40, 9, 29)],
+        )
         plans[name] = Plan.open(folder, name)
     return plans
 
@@ -112,7 +119,12 @@ def test_prompts_change_no_other_draw(tmp_path):
     lent = two_plans(tmp_path / "lent", [0] * 30)["train"]
     ids = np.arange(30)
     write_plan(
-        tmp_path, "train", seed=5, sampling="epoch", buckets=lent.buckets, ids=ids, bucket_of=(ids % 2).astype(np.int16), language=ids * 0
+        tmp_path,
+        "train",
+        PlanRows(ids=ids, bucket_of=(ids % 2).astype(np.int16), language=ids * 0),
+        seed=5,
+        sampling="epoch",
+        buckets=lent.buckets,
     )
     own = Plan.open(tmp_path, "train")
     for g in range(20):

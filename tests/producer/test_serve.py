@@ -13,10 +13,10 @@ from common.transport.local import LocalHub
 from common.transport.server import BatchFailed, LeaseServer, NoData
 from common.transport.wire import digest
 from producer import serve
-from producer.batches.arithmetic import ArithmeticMaker, value_of
 from producer.batches.decode import DecodePool
 from producer.batches.maker import BatchError, Clip, Work, without
 from producer.serve import Service
+from tests.support.arithmetic_maker import ArithmeticMaker, value_of
 from tests.support.corpora import sine, write_wav
 from tests.support.producer_runs import RUN_ID, make_run
 from tests.support.serving import LATER_S, open_stage, take_all, wait_for

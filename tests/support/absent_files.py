@@ -5,10 +5,10 @@ import threading
 from common.transport.client import LeaseClient
 from common.transport.local import LocalHub
 from common.transport.server import LeaseServer
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.decode import DecodePool
 from producer.batches.maker import Clip
 from producer.serve import Service
+from tests.support.arithmetic_maker import ArithmeticMaker
 
 
 class FromFiles(ArithmeticMaker):

@@ -6,18 +6,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.run import settings as config
 from common.run.folder import RunFolder
 from common.transport import wire
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.maker import without
 from producer.creation.prepare import prepare_run
+from tests.support.arithmetic_maker import ArithmeticMaker
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.corpora import make_corpus
 from trainer import stages
 from trainer.history import ledger
 from trainer.history.checkpoint import Checkpoints
 from trainer.history.schedule import schedule_of
-from trainer.step.arithmetic import ArithmeticStep
 
 
 def settings(run: Path, corpus: Path, **overrides) -> dict:

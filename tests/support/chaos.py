@@ -67,7 +67,7 @@ class Driver:
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(tree))
         gate = Gate(folder / "gate")
-        env = {**os.environ, **gate.env, "XTTS_TEST_STEP_MS": str(step_ms), "XTTS_TEST_MAKE_MS": str(make_ms)}
+        env = {**os.environ, **gate.env, "ARITHMETIC_STEP_MS": str(step_ms), "ARITHMETIC_MAKE_MS": str(make_ms)}
         return cls(Path(tree["run"]), config, env, gate)
 
     def say(self, text: str) -> None:

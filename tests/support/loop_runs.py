@@ -16,11 +16,11 @@ from common.system.status import StatusFile
 from common.transport.client import LeaseClient
 from common.transport.local import LocalHub
 from common.transport.server import LeaseServer
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.serve import Service
+from tests.support.arithmetic_maker import ArithmeticMaker
+from tests.support.arithmetic_step import ArithmeticStep
 from trainer import session, stages
 from trainer.history.checkpoint import Checkpoints
-from trainer.step.arithmetic import ArithmeticStep
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import os
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,10 +17,10 @@ from common.system.stopwatch import Stopwatch
 from common.transport.client import LeaseClient
 from common.transport.local import LocalHub
 from common.transport.server import LeaseServer
-from producer.batches.arithmetic import ArithmeticMaker
 from producer.batches.decode import DecodePool
 from producer.batches.maker import Clip, Work
 from producer.serve import Service
+from tests.support.arithmetic_maker import ArithmeticMaker
 from trainer import session
 from trainer.report.verdict import DEVICE_PARTS, HOST_PARTS, Measured, ProducerLoad, Settings
 
@@ -159,7 +159,7 @@ def random_stages(rng: np.random.Generator) -> Stages:
 
 
 class SleepingMaker(ArithmeticMaker):
-    """Arithmetic batches with clips that are really decoded and parts that only XTTS_TEST_SLOW gives a length."""
+    """Arithmetic batches with clips that are really decoded and parts that only `slow` gives a length."""
 
     def clips(self, planned):
         """Every row's recording."""
@@ -220,13 +220,35 @@ def sleeping_pipeline(run: RunFolder, wire_s: float = 0.0, threads: int = 2, lea
         pool.close()
 
 
+@contextmanager
+def slow_parts(slow: dict[str, float]):
+    """Every part of the work that a stopwatch measures takes `slow` ms longer."""
+    part = Stopwatch.part
+
+    @contextmanager
+    def slowed(self, name: str):
+        with part(self, name):
+            start = time.perf_counter()
+            yield
+            hold(slow.get(name, 0.0) / 1e3, name, time.perf_counter() - start)
+
+    Stopwatch.part = slowed
+    try:
+        yield
+    finally:
+        Stopwatch.part = part
+
+
+def hold(seconds: float, part: str, spent_s: float) -> None:
+    """Make a part that took `spent_s` so much longer."""
+    del part, spent_s
+    if seconds:
+        time.sleep(seconds)
+
+
 def train_asleep(run: RunFolder, slow: dict[str, float], wire_s: float = 0.0) -> None:
     """Train the run's stages with parts that take `slow` ms longer."""
-    os.environ["XTTS_TEST_SLOW"] = ",".join(f"{part}:{ms:.3f}ms" for part, ms in slow.items())
-    try:
-        with sleeping_pipeline(run, wire_s) as server:
-            for name in run.stages:
-                if not (name == "dvae" and run.dvae_weights.is_file()):
-                    session.train_stage(run, name, server, StatusFile(run.path, "trainer", "trainer"), Stop())
-    finally:
-        del os.environ["XTTS_TEST_SLOW"]
+    with slow_parts(slow), sleeping_pipeline(run, wire_s) as server:
+        for name in run.stages:
+            if not (name == "dvae" and run.dvae_weights.is_file()):
+                session.train_stage(run, name, server, StatusFile(run.path, "trainer", "trainer"), Stop())

@@ -3,7 +3,7 @@
 import numpy as np
 
 from common.data.buckets import Bucket
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 
 
 def small_plan(folder, n, *, batch_size=4, buckets=2, name="train", seed=3):
@@ -12,6 +12,11 @@ def small_plan(folder, n, *, batch_size=4, buckets=2, name="train", seed=3):
     ids = np.arange(n)
     sampling = "fixed" if name == "eval" else "epoch"
     write_plan(
-        folder, name, seed=seed, sampling=sampling, buckets=table, ids=ids, bucket_of=(ids % buckets).astype(np.int16), language=ids * 0
+        folder,
+        name,
+        PlanRows(ids=ids, bucket_of=(ids % buckets).astype(np.int16), language=ids * 0),
+        seed=seed,
+        sampling=sampling,
+        buckets=table,
     )
     return Plan.open(folder, name)

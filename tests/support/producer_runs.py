@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.data.buckets import Bucket, make_buckets
 from common.data.manifest import EVAL, TRAIN, Manifest
-from common.data.plan import write_plan
+from common.data.plan import PlanRows, write_plan
 from common.run import settings as config_module
-from common.run.folder import STAGES, RunFolder
+from common.run.folder import RunFolder
 from common.run.settings import Config
+from common.run.stages import STAGES
 from common.xtts.dims import ModelDims
 from common.xtts.filterbank import log_mel_numpy
 from tests.support.corpora import sine, write_wav
@@ -113,7 +115,7 @@ def _write_plans(folder: Path, config: Config, dims: ModelDims) -> None:
                 lenders = ids if name == "train" else np.arange(len(codes))
                 pool = lenders, columns["speaker"][lenders]
             facts = {"bucket_of": of[ids], "language": columns["language"][ids], "speaker": columns["speaker"][ids]}
-            write_plan(folder / "plan" / stage, name, seed=7, sampling=sampling, buckets=buckets, ids=ids, pool=pool, **facts)
+            write_plan(folder / "plan" / stage, name, PlanRows(ids=ids, pool=pool, **facts), seed=7, sampling=sampling, buckets=buckets)
 
 
 def write_dvae(run: RunFolder, seed: int = 1) -> None:

@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 import launch
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu import device
 from common.gpu.choose import CPU, Device, Gpu, Listing
 from common.launcher import check
@@ -143,7 +144,13 @@ def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "",
 def on_cpu(tmp_path, monkeypatch):
     """Settings for a check whose devices are in order."""
     monkeypatch.setattr(check, "device_findings", lambda role, device, env: [])
-    return {"data_gpu": "cpu", "model_gpu": "cpu", "run": str(tmp_path / "runs" / "x"), "model": {"size": "arithmetic"}}
+    return {
+        "data_gpu": "cpu",
+        "model_gpu": "cpu",
+        "run": str(tmp_path / "runs" / "x"),
+        "model": {"size": "arithmetic"},
+        "dvae": {"batch_size": 4},
+    }
 
 
 def test_evidence_of_three_steps_passes_and_leaves_nothing_behind(on_cpu, tmp_path):

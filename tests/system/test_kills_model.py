@@ -135,7 +135,7 @@ def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
     spoken = sorted(int(p.name[5:]) for p in (run.path / "samples").glob("step-*"))
     assert spoken in ([4], [8], [4, 8])
     (info,) = json.loads((run.path / "samples" / "samples.json").read_text())  # of the last step, by the trainer
-    events = EventAccumulator(str(run.samples_board), size_guidance={"audio": 0}).Reload()
+    events = EventAccumulator(str(run.samples_events), size_guidance={"audio": 0}).Reload()
     assert sorted({e.step for e in events.Audio(f"samples/{info['name']}/synth")}) == [*spoken, STEPS]
     for folder in (run.path / "samples", *(run.path / "samples").glob("step-*")):
         wav, rate = soundfile.read(folder / info["synth"])

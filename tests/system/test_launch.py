@@ -291,7 +291,7 @@ def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):
     run_dir = tmp_path / "run"
     tree = settings(run_dir, corpus, producers__count=2, train__max_steps=100_000)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    env = {**os.environ, "XTTS_TEST_STEP_MS": "10"}
+    env = {**os.environ, "ARITHMETIC_STEP_MS": "10"}
     out = open(tmp_path / "out", "w")
     first = subprocess.Popen([*LAUNCH, "--config", str(tmp_path / "c.yaml")], stdout=out, stderr=out, env=env, start_new_session=True)
     try:

@@ -12,7 +12,7 @@ import pytest
 
 from common.run import settings
 from common.run.folder import RunFolder
-from common.system import stopwatch
+from tests.support import pipelines
 from tests.support.arithmetic_runs import arithmetic_run
 from tests.support.corpora import make_corpus
 from tests.support.pipelines import Stages, random_stages, simulate, slowed, train_asleep
@@ -184,13 +184,13 @@ class Took:
     """What the slowed parts really took, noted where they are slowed: a busy machine makes a sleep longer than it was asked to be."""
 
     def __init__(self, monkeypatch):
-        self._hold = stopwatch.hold
+        self._hold = pipelines.hold
         self._calls: dict[str, list[tuple[float, float]]] = {}  # part → seconds and time of the end, in order
-        monkeypatch.setattr(stopwatch, "hold", self._note)
+        monkeypatch.setattr(pipelines, "hold", self._note)
 
-    def _note(self, part: str, spent_s: float) -> None:
+    def _note(self, seconds: float, part: str, spent_s: float) -> None:
         start = time.perf_counter()
-        self._hold(part, spent_s)
+        self._hold(seconds, part, spent_s)
         end = time.perf_counter()
         self._calls.setdefault(part, []).append((spent_s + end - start, end))
 

@@ -13,14 +13,14 @@ from common.run.folder import RunFolder
 from common.system import status as status_module
 from common.system.errors import BadInput, Hopeless, RunError, Stopped
 from common.system.lifecycle import Stop
-from producer.batches.arithmetic import ArithmeticMaker
 from tests.support import loop_runs
+from tests.support.arithmetic_maker import ArithmeticMaker
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.loop_runs import newest, train
-from trainer import loop, session
+from trainer import readback, session
 from trainer.history import ledger
 from trainer.history.schedule import schedule_of
-from trainer.step.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
 
@@ -102,7 +102,7 @@ def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tm
 
     monkeypatch.setattr(ArithmeticStep, "apply", apply)
     monkeypatch.setattr(ArithmeticStep, "read", asks)
-    monkeypatch.setattr(loop, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(readback, "ThreadPoolExecutor", Slow)
     off = {"train__eval_every": 0, "train__eval_at_epoch_end": False, "train__save_every": 100}
     train(arithmetic_run(tmp_path, train__max_steps=40, batching__buckets=1, **off))
     assert len(asked) == 40
@@ -119,8 +119,8 @@ def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp
 
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1)
     monkeypatch.setattr(ArithmeticStep, "read", hangs)
-    monkeypatch.setattr(loop, "_STEP_SAY_S", 1.0)
-    monkeypatch.setattr(loop, "_MAX_STEP_S", 2.0)
+    monkeypatch.setattr(readback, "_STEP_SAY_S", 1.0)
+    monkeypatch.setattr(readback, "_MAX_STEP_S", 2.0)
     with pytest.raises(RuntimeError, match=r"the device has not ended step 1[0-3] for 2 s"):
         train(run)
     hang.set()
@@ -296,7 +296,7 @@ class SlowNan(ArithmeticStep):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
+    monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
     run = arithmetic_run(tmp_path, train__max_steps=10, dvae__max_steps=1)
     train(run)
     lines = ledger.fold(ledger.read(run.path / "ledger.jsonl"))
@@ -309,7 +309,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path
 
 
 def test_ten_in_a_row_stop_the_run_and_the_weights_before_them_are_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
+    monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
     run = arithmetic_run(tmp_path, dvae__max_steps=1)
     with pytest.raises(Hopeless, match="10 steps in a row"):
         train(run)

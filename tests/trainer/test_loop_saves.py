@@ -12,11 +12,11 @@ from common.system.errors import Hopeless, Replaced, Stopped
 from common.system.lifecycle import Stop
 from tests.support import loop_runs
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.loop_runs import newest, train
 from trainer import stages
 from trainer.history import checkpoint, ledger
 from trainer.history.checkpoint import Checkpoints, SaveFailed
-from trainer.step.arithmetic import ArithmeticStep
 
 stop_at = loop_runs.stop_at
 
@@ -24,7 +24,7 @@ stop_at = loop_runs.stop_at
 @pytest.mark.parametrize("cause", ["stop", "replace"])
 def test_a_stop_saves_even_where_saves_take_long(tmp_path, stop_at, monkeypatch, cause):
     """Full size takes 13 s per save; what was trained since the last one must not be dropped."""
-    monkeypatch.setattr("trainer.loop._SHORT_SAVE_S", -1.0)
+    monkeypatch.setattr("trainer.saves._SHORT_S", -1.0)
     run = arithmetic_run(tmp_path, dvae__max_steps=1, train__save_every=20)
     stop = Stop(saves=True)
     stop_at(stop, 1 + 37, cause)
@@ -129,10 +129,10 @@ def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):
 
 def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best(tmp_path, monkeypatch, caplog):
     """Every evaluation is better than the last one, and the save of the first does not end before step 30 was trained."""
-    caplog.set_level("INFO", "trainer.loop")
+    caplog.set_level("INFO", "trainer.saves")
     scores = iter(range(100, 0, -1))
     monkeypatch.setattr("trainer.loop.mean_losses", lambda results: {"audio": float(next(scores))})
-    monkeypatch.setattr("trainer.loop._BEST_WAIT_S", 0.01)
+    monkeypatch.setattr("trainer.saves._BEST_WAIT_S", 0.01)
     trained, update, save = threading.Event(), ArithmeticStep.apply, Checkpoints.save
     in_time = []
 

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from common.xtts.gpt import Gpt
-from common.xtts.layers import Block, LayerNorm, Linear
+from common.xtts.layers import LayerNorm, Linear, Module
 from common.xtts.weights import WeightsError
 from tests.support.gpt_cases import MICRO, load_golden
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 
 
-class Net(Block):
+class Net(Module):
     def __init__(self, dtype=None):
         super().__init__("net", dtype)
         self.linear = Linear(4, 3, name="linear", dtype=dtype)
@@ -71,7 +71,7 @@ def test_a_disabled_update_keeps_every_bit():
 
 def test_decay_groups_of_parity_are_coquis():
     golden = load_golden()
-    optimizer = AdamW(list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_parity=True)
+    optimizer = AdamW(list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_latents=True)
     decayed = [t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays]
     assert sorted(decayed) == json.loads(str(golden.arrays["train/decayed"]))
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.data.buckets import RowLayout, make_buckets, row_lengths
 from common.data.manifest import TRAIN, Manifest
-from common.data.plan import PlannedBatch, PlannedStep, write_plan
+from common.data.plan import PlannedBatch, PlannedStep, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
@@ -97,9 +97,13 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
     )  # fmt: skip
     for name, ids in (("train", np.arange(len(codes))), ("eval", np.arange(0))):
         write_plan(
-            folder / "plan/gpt", name, seed=7, sampling="epoch", buckets=buckets, ids=ids, bucket_of=of[ids],
-            language=columns["language"][ids],
-        )  # fmt: skip
+            folder / "plan/gpt",
+            name,
+            PlanRows(ids=ids, bucket_of=of[ids], language=columns["language"][ids]),
+            seed=7,
+            sampling="epoch",
+            buckets=buckets,
+        )
     save_file({"mel_stats": load_file(pretrained / "mel_stats.safetensors")["mel_stats"]}, folder / "mel_stats.safetensors")
     (folder / "dvae").mkdir()
     (folder / "dvae/model.safetensors").write_bytes((pretrained / "dvae.safetensors").read_bytes())
@@ -287,7 +291,7 @@ def test_parity_survives_the_run_folder(tmp_path):
 def test_options_reach_step_and_tokenizer(as_coqui, pretrained, tmp_path):
     run, _ = as_coqui
     options = stages.build(run, "gpt").step.options
-    assert (options.decay_latents, options.coqui_init, options.schedule, options.weight_decay) == (True, True, "constant", 0.01)
+    assert (options.decay_latents, options.parity_init, options.schedule, options.weight_decay) == (True, True, "constant", 0.01)
     decayed = {t.key for t, yes in zip(*_decayed(run), strict=True) if yes}
     assert {"conditioning_perceiver.latents", "conditioning_perceiver.norm.gamma"} <= decayed
     from producer.creation.prepare import make_vocabulary

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import common.gpu.device
 import launch
+import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu.choose import CPU
 from common.gpu.device import DeviceInfo
 from common.run import settings as config_module
@@ -138,7 +139,7 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
     script = Script(run)
     script.acts = [lambda: None, lambda: script.save(3), lambda: script.save(4, 6), damage, lambda: script.save(20, 24, 28)]
     with caplog.at_level(logging.INFO):
-        sampler.Sampler(run.path, Stop()).run(script)
+        sampler.PreviewProcess(run.path, Stop()).run(script)
     assert spoken(run) == ["step-00000004", "step-00000028"]
     alarms = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainer.previews.sampler"]
     assert len(alarms) == 2
@@ -151,7 +152,7 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
 
 def check_files(run, steps):
     """WAV and picture of each step, and TensorBoard's of the same tag at each."""
-    events = EventAccumulator(str(run.samples_board), size_guidance={"audio": 0, "images": 0})
+    events = EventAccumulator(str(run.samples_events), size_guidance={"audio": 0, "images": 0})
     events.Reload()
     for step in steps:
         folder = run.path / "samples" / f"step-{step:08d}"
@@ -180,7 +181,7 @@ def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     script = Script(run)
     script.acts = [lambda: script.save(4)]
     with caplog.at_level(logging.INFO):
-        sampler.Sampler(run.path, Stop()).run(script)
+        sampler.PreviewProcess(run.path, Stop()).run(script)
     assert spoken(run) == []
     assert "the checkpoint of step 4 was removed before it was read" in caplog.text
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -213,9 +214,9 @@ def test_failures_that_stay_end_the_process_and_others_do_not(run, monkeypatch, 
     for error, ends in ((MemoryError("full"), Hopeless), (BadInput("no GPU"), BadInput)):
         monkeypatch.setattr(FakeNetworks, "error", error)
         with pytest.raises(ends):
-            sampler.Sampler(run.path, Stop()).run(lambda: False)
+            sampler.PreviewProcess(run.path, Stop()).run(lambda: False)
     monkeypatch.setattr(FakeNetworks, "error", OSError(28, "No space left on device"))
-    sampler.Sampler(run.path, Stop()).run(Script(run, lambda: None))
+    sampler.PreviewProcess(run.path, Stop()).run(Script(run, lambda: None))
     assert "the samples of step 4 failed: OSError: [Errno 28] No space left on device" in caplog.text
 
 
@@ -231,7 +232,7 @@ def test_a_stop_does_not_wait_for_the_speaker(run, monkeypatch):
     Script(run).save(4)
     try:
         with pytest.raises(Stopped):
-            sampler.Sampler(run.path, stop).run(lambda: False)
+            sampler.PreviewProcess(run.path, stop).run(lambda: False)
         assert not may_end.is_set()
     finally:
         may_end.set()
@@ -249,7 +250,7 @@ def test_settings_that_change_are_taken_up(run, monkeypatch):
         script.save(10, 12)
 
     script.acts = [lambda: script.save(4), lambda: script.save(8), change]
-    sampler.Sampler(run.path, Stop()).run(script)
+    sampler.PreviewProcess(run.path, Stop()).run(script)
     assert made == [None, 6]
 
 

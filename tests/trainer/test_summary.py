@@ -1,5 +1,6 @@
 """The summary: figures from histories whose answers are known by arithmetic."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from common.run.stages import NETWORKS
 from trainer import finale
 from trainer.report import summary
 from trainer.report.summary import History, count_targets, unigram_entropy
@@ -44,7 +46,7 @@ def run(tmp_path):
         path=tmp_path,
         run_id="ab",
         stages=("dvae", "gpt"),
-        kind=lambda stage: stage,
+        spec={s.name: s for s in NETWORKS}.__getitem__,
         stage_folder=lambda stage: tmp_path / "dvae" if stage == "dvae" else tmp_path,
         config=SimpleNamespace(model=SimpleNamespace(size="tiny")),
         dims=SimpleNamespace(dvae=SimpleNamespace(num_codes=128)),
@@ -83,7 +85,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
 
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
-    finale.finish(run, SimpleNamespace(kind="gpt"), SimpleNamespace(update=lambda **what: None))
+    finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None))
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert error == f"no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run {run.path}` speaks later"
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40

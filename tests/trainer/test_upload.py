@@ -118,10 +118,10 @@ def feed_of(server, upload):
     ids = np.array([0, 1])
     plan = lambda plan, g: PlannedBatch(plan, g, 0, 0, ids, ids, np.ones(2, np.float32), np.zeros(2, np.uint64), (g, g))  # noqa: E731
     assert bucket.batch_size == 2
-    spec = lambda planned: {"weights": (np.dtype(np.float32), (2,))}  # noqa: E731
+    spec = {"weights": (np.dtype(np.float32), (2,))}
     stop = threading.Event()
     options = {"quarantine": Quarantine([]), "data_timeout_s": 90.0, "should_stop": stop.is_set}
-    return Feed(server, plan_of=plan, spec_of=spec, upload=upload, **options), stop
+    return Feed(server, planned=lambda name, g: (plan(name, g), spec), upload=upload, **options), stop
 
 
 LATER_S = 60.0  # instead of 50 ms: whoever waits for a copy that is not issued waits for so long

@@ -25,6 +25,7 @@ from producer.batches.decode import DecodePool
 from producer.creation.prepare import prepare_run
 from producer.serve import Service
 from tests.support.arithmetic_runs import arithmetic_run, settings
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.corpora import make_corpus
 from tests.support.pipelines import train_asleep
 from trainer import session
@@ -33,7 +34,6 @@ from trainer.report.gpu_use import Use
 from trainer.report.observe import Reminder
 from trainer.report.verdict import Settings
 from trainer.report.watch import FedRecord, Watch
-from trainer.step.arithmetic import ArithmeticStep
 
 
 class Ticks(Clock):
@@ -189,7 +189,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
             self.trace_counts[f"update/{bucket}"] += 1
             return super().update(bucket, batch, seed)
 
-    monkeypatch.setattr("trainer.step.arithmetic.ArithmeticStep", Compiling)
+    monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", Compiling)
     monkeypatch.setattr(session, "Watch", lambda *a, **k: watches.append(Watch(*a, warm_up=0, **k)) or watches[-1])
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=1000, train__max_steps=20, dvae__max_steps=1)
     train_asleep(run, {})

@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from common.data.plan import Plan, write_plan
+from common.data.plan import Plan, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.settings import Config
@@ -150,12 +150,10 @@ def without_evaluation(run: RunFolder) -> None:
         write_plan(
             run.path / "plan" / stage,
             "eval",
+            PlanRows(ids=none, bucket_of=none, language=none),
             seed=plan.seed,
             sampling="fixed",
             buckets=plan.buckets,
-            ids=none,
-            bucket_of=none,
-            language=none,
         )
 
 

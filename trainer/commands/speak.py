@@ -50,8 +50,6 @@ def of_run(path: Path, which: str | None) -> Sources:
     from common.run.folder import RunFolder
 
     run = RunFolder(path)
-    if run.arithmetic:
-        raise BadInput(f"{path} trains arithmetic instead of networks: it cannot speak")
     gpt = _checkpoint(path, which)
     if not run.dvae_weights.is_file():
         raise BadInput(f"{run.dvae_weights} is missing: stage 1 has not ended")

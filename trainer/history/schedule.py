@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from common.data.plan import Plan, PlannedStep
 from common.run.folder import RunFolder
+from common.run.settings import Train
 
 
 @dataclass
@@ -100,10 +101,10 @@ class Schedule:
 def schedule_of(run: RunFolder, stage: str) -> Schedule:
     """A stage's schedule from the run's settings."""
     c, train, evaluation = run.config, run.plan(stage, "train"), run.plan(stage, "eval")
-    part = c.dvae if stage == "dvae" else c.train
+    part = getattr(c, run.spec(stage).section)
     pauses = {"eval_every": part.eval_every, "save_every": part.save_every, "eval_at_epoch_end": part.eval_at_epoch_end}
-    if stage == "dvae":
-        return Schedule(train, evaluation, 1, c.dvae.max_steps, **pauses)
+    if not isinstance(part, Train):
+        return Schedule(train, evaluation, 1, part.max_steps, **pauses)
     total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
     if c.train.max_steps is not None:
         total = min(total, c.train.max_steps)

@@ -74,21 +74,21 @@ class Networks:
     def speak(self, state: dict[str, np.ndarray], step: int) -> int:
         """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; returns how many were spoken."""
         from common.xtts import weights
-        from trainer.report.tensorboard import Board
+        from trainer.report.tensorboard import EventWriter
 
         weights.load_state_dict(self._gpt, state)
         name = f"step-{step:08d}"
-        aside, board = self.run.path / "samples" / f".tmp-{name}", Board(self.run.samples_board)
+        aside, events = self.run.path / "samples" / f".tmp-{name}", EventWriter(self.run.samples_events)
         try:
-            spoken = self._maker.make(aside, step, board, interim=True)
+            spoken = self._maker.make(aside, step, events, interim=True)
         finally:
-            board.close()
+            events.close()
         if spoken:
             os.replace(aside, aside.with_name(name))
         return len(spoken)
 
 
-class Sampler:
+class PreviewProcess:
     """The process's work, from checkpoint to checkpoint."""
 
     def __init__(self, path: Path, stop: Stop):
@@ -241,7 +241,7 @@ def main(stop: Stop) -> int:
     done = lambda: trainer_is_done(run, began)  # noqa: E731
     held = take_place(run, stop, done)
     if held is not None:
-        Sampler(run, stop).run(done)
+        PreviewProcess(run, stop).run(done)
         held.release()
     return OK
 

@@ -31,7 +31,7 @@ from common.xtts.text.clean import LanguageUnavailable
 from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.weights import WeightsError
 from trainer.report.pictures import MelRow, mel_picture
-from trainer.report.tensorboard import Board, wav_bytes
+from trainer.report.tensorboard import EventWriter, wav_bytes
 
 log = logging.getLogger(__name__)
 
@@ -137,12 +137,12 @@ class SampleMaker:
         recordings = self._recordings(run, choose(columns, max(wanted, bool(config.samples.texts))))
         self._lines = [*_own_texts(recordings[:wanted]), *self._config_texts(run, recordings)]
 
-    def make(self, folder: Path, step: int, board: Board | None = None, interim: bool = False) -> list[SampleInfo]:
+    def make(self, folder: Path, step: int, events: EventWriter | None = None, interim: bool = False) -> list[SampleInfo]:
         """Write the files of the present weights into `folder`; equal weights give equal files on the same device.
 
         Args:
             step: of the weights; goes into the pictures' titles.
-            board: gets the sounds and pictures too, under tags without the step.
+            events: gets the sounds and pictures too, under tags without the step.
             interim: of a model in training: without the recordings' codes as sound, which stay the same, and without warnings where it
                 does not end a text, which it has yet to learn.
         """
@@ -155,7 +155,7 @@ class SampleMaker:
         voices = [voices[id(line.reference)] for line in self._lines]
         infos = []
         for line, voice, generated in zip(self._lines, voices, self._speak(voices, interim), strict=True):
-            infos.append(self._write(line, voice, generated, folder, step, board, interim))
+            infos.append(self._write(line, voice, generated, folder, step, events, interim))
         write_atomically(folder / "samples.json", json.dumps([asdict(i) for i in infos], ensure_ascii=False, indent=1) + "\n")
         return infos
 
@@ -177,7 +177,7 @@ class SampleMaker:
         return out
 
     def _write(
-        self, line: _Line, voice: Voice, generated: Generated, folder: Path, step: int, board: Board | None, interim: bool
+        self, line: _Line, voice: Voice, generated: Generated, folder: Path, step: int, events: EventWriter | None, interim: bool
     ) -> SampleInfo:
         r, rate, stats = line.recording, self._synthesizer.sample_rate, self._synthesizer.mel_stats
         wav, mel = self._synthesizer.sound(generated, voice)
@@ -191,14 +191,14 @@ class SampleMaker:
             sounds["recon"] = self._recon(line, voice)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
-            if board is not None:
-                board.sound(step, f"samples/{line.name}/{kind}", samples, rate)
+            if events is not None:
+                events.sound(step, f"samples/{line.name}/{kind}", samples, rate)
         if rows:
             audio = self._synthesizer.dims.audio
             png = mel_picture(f"{line.name}, step {step}", rows, audio.hop_samples / audio.sample_rate, line.text)
             (folder / f"mel_{line.name}.png").write_bytes(png.data)
-            if board is not None:
-                board.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+            if events is not None:
+                events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
         return SampleInfo(
             name=line.name,
             language=line.language,

@@ -88,7 +88,7 @@ class Clock:
 
 
 class ClockedStep:
-    """A `trainer.step.gpt.Step` whose updates tell a clock; everything else is the step's own."""
+    """A `trainer.step.contract.Step` whose updates tell a clock; everything else is the step's own."""
 
     def __init__(self, step, clock: Clock):
         self._step, self._clock = step, clock

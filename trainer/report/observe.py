@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.system.status import StatusFile
 from common.system.stopwatch import Stopwatch
-from trainer.report.tensorboard import Board
+from trainer.report.tensorboard import EventWriter
 from trainer.report.watch import RECENT_STEPS, Watch, spare
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Observer:
     ):
         self._watch, self._reminder = watch, Reminder(_REMIND_S)
         self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8", buffering=1)
-        self._board = Board(folder / "tensorboard")
+        self._events = EventWriter(folder / "tensorboard")
         self._status, self._total, self._log_every = status, total_steps, log_every
         self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT_STEPS)  # end time, rows, seconds, waited
         self._began = time.monotonic()
@@ -169,7 +169,7 @@ class Observer:
 
     def _draw(self, step: int, values: dict) -> None:
         try:
-            self._board.scalars(step, values)
+            self._events.scalars(step, values)
         except OSError as e:
             self._disk_fails(e)
 
@@ -233,7 +233,7 @@ class Observer:
         self._reminder.stop()
         if self._watch is not None:
             self._watch.close()
-        for end in (self._metrics.close, self._board.close):
+        for end in (self._metrics.close, self._events.close):
             try:
                 end()
             except OSError as e:

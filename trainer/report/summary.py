@@ -16,14 +16,12 @@ import numpy as np
 from rich.table import Table
 
 from common.run.folder import RunFolder
+from common.run.stages import load
 from common.system.files import write_atomically
 from trainer.history import ledger
 from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
 
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
-TITLES = {"dvae": "stage 1, DVAE", "gpt": "stage 2, GPT", "arithmetic": "arithmetic"}
-# The loss that a stage is judged by: its name in training lines, and in evaluation lines.
-JUDGED = {"dvae": ("recon", "eval_recon"), "gpt": ("audio_ce", "eval_audio"), "arithmetic": ("loss", "eval_audio")}
 
 
 @dataclass(frozen=True)
@@ -92,19 +90,16 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
     """
     stages = {}
     for stage in run.stages:
-        kind = run.kind(stage)
+        spec = run.spec(stage)
         history = History.read(run.stage_folder(stage))
         figures = {
-            "title": TITLES[stage] if kind == stage else f"{TITLES[stage]} ({TITLES[kind]})",
+            "title": spec.title,
             **_speed(history),
-            **_learning(history, kind),
+            **_learning(history, spec.judged),
             "quarantined": _num_lines(run.stage_folder(stage) / "quarantine.jsonl"),
             "retraces": history.retraces,
         }
-        if kind == "dvae":
-            figures |= _codebook(history, run.dims.dvae.num_codes)
-        if kind == "gpt":
-            figures |= _against_unigram(history, unigram_nats)
+        figures |= load(spec.figures)(history, run, unigram_nats)
         stages[stage] = _without_nan(figures)
     return {"run": str(run.path), "run_id": run.run_id, "size": run.config.model.size, "stages": stages}
 
@@ -114,7 +109,7 @@ def curves(run: RunFolder, summary: dict) -> Png:
     panels = []
     for stage in run.stages:
         history, figures = History.read(run.stage_folder(stage)), summary["stages"][stage]
-        panels += {"dvae": _dvae_panels, "gpt": _gpt_panels, "arithmetic": _arithmetic_panels}[run.kind(stage)](history, figures)
+        panels += load(run.spec(stage).panels)(history, figures)
     return curves_picture(f"{run.path.name}: model size {summary['size']}", panels)
 
 
@@ -214,8 +209,8 @@ def _speed(history: History) -> dict:
     }
 
 
-def _learning(history: History, kind: str) -> dict:
-    trained, evaluated = JUDGED[kind]
+def _learning(history: History, judged: tuple[str, str]) -> dict:
+    trained, evaluated = judged
     values = [v for v in history.series(trained)[1] if math.isfinite(v)]
     first, last = (float(np.mean(part)) if part else math.nan for part in (values[:ENDS], values[-ENDS:]))
     steps, held_out = history.series(evaluated, evaluated=True)
@@ -232,14 +227,17 @@ def _learning(history: History, kind: str) -> dict:
     }
 
 
-def _against_unigram(history: History, unigram_nats: float | None) -> dict:
-    best = _learning(history, "gpt")["eval_best"]
+def against_unigram(history: History, run: RunFolder, unigram_nats: float | None) -> dict:
+    """Stage 2 against the best constant prediction."""
+    best = _learning(history, run.spec("gpt").judged)["eval_best"]
     below = None if unigram_nats is None or best is None or not unigram_nats > 0 else 1 - best / unigram_nats
     return {"unigram_entropy": unigram_nats, "below_unigram": below}
 
 
-def _codebook(history: History, num_codes: int) -> dict:
-    """Judged at the last evaluation; without one, by the last training steps."""
+def codebook(history: History, run: RunFolder, unigram_nats: float | None) -> dict:
+    """Stage 1's codes, judged at the last evaluation; without one, by the last training steps."""
+    del unigram_nats
+    num_codes = run.dims.dvae.num_codes
     found = history.evaluations or history.steps
     recon, baseline = (history.series(f"eval_{n}", True)[1] or history.series(n)[1][-ENDS:] for n in ("recon", "baseline"))
     recon, baseline = (float(np.mean(v[-1:] if history.evaluations else v)) if found and v else math.nan for v in (recon, baseline))
@@ -268,7 +266,8 @@ def _curve(history: History, label: str, name: str, evaluated: bool = False) -> 
     return Curve(label, *history.series(name, evaluated), rough=not evaluated)
 
 
-def _dvae_panels(history: History, figures: dict) -> list[Panel]:
+def dvae_panels(history: History, figures: dict) -> list[Panel]:
+    """Stage 1's curves."""
     baseline = [Level("predicting the mean mel", figures["mean_mel_error"])] if figures["mean_mel_error"] else []
     error = [_curve(history, "training", "recon"), _curve(history, "held out", "eval_recon", evaluated=True)]
     used = [
@@ -281,7 +280,8 @@ def _dvae_panels(history: History, figures: dict) -> list[Panel]:
     ]
 
 
-def _gpt_panels(history: History, figures: dict) -> list[Panel]:
+def gpt_panels(history: History, figures: dict) -> list[Panel]:
+    """Stage 2's curves."""
     unigram = [Level("unigram entropy, held out", figures["unigram_entropy"])] if figures["unigram_entropy"] else []
     audio = [_curve(history, "training", "audio_ce"), _curve(history, "held out", "eval_audio", evaluated=True)]
     text = [_curve(history, "training", "text_ce"), _curve(history, "held out", "eval_text", evaluated=True)]
@@ -291,5 +291,6 @@ def _gpt_panels(history: History, figures: dict) -> list[Panel]:
     ]
 
 
-def _arithmetic_panels(history: History, figures: dict) -> list[Panel]:
+def loss_panels(history: History, figures: dict) -> list[Panel]:
+    """The curve of a stage of which nothing else is known."""
     return [Panel(figures["title"], [_curve(history, "training", "loss"), _curve(history, "held out", "eval_audio", True)], "loss")]

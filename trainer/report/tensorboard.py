@@ -29,7 +29,7 @@ def wav_bytes(samples: np.ndarray, sample_rate: int) -> bytes:
     return out.getvalue()
 
 
-class Board:
+class EventWriter:
     """Writes one event file in `folder`; view with `tensorboard --logdir RUN/tensorboard`."""
 
     def __init__(self, folder: str | os.PathLike):

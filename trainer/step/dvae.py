@@ -1,4 +1,4 @@
-"""Stage 1: training the DVAE. `DvaeStep` keeps the protocol of `trainer.step.gpt.Step`.
+"""Stage 1: training the DVAE. `DvaeStep` keeps the protocol `trainer.step.contract.Step`.
 
 Encoder and decoder learn by gradient (reconstruction + commitment, straight-through past the quantiser), the codebook by moving
 averages of the encoder outputs that chose each code. Codes that fall out of use restart from encoder outputs of the group, drawn by
@@ -23,7 +23,7 @@ from common.data.buckets import Bucket
 from common.xtts import weights
 from common.xtts.dims import ModelDims
 from common.xtts.dvae import EMA_DECAY, CodebookUse, Dvae, codes_of_frames
-from trainer.step.gpt import Scalars, State, StepOptions
+from trainer.step.contract import Scalars, State, StepOptions
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.scalars import Resident, packed, read
 
@@ -42,6 +42,8 @@ class Job:
 
 class DvaeStep:
     """Stage 1 on batches of mel crops: mel [B, F, M] normalised, num_frames int32[B], weights float32[B]; F a multiple of 4."""
+
+    compiles = True
 
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
         self.dims, self.options = dims, options

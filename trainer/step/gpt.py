@@ -1,6 +1,6 @@
 """The training step: micro-batches add gradients, `apply` makes one optimizer update of them. Knows no process, socket or file.
 
-`Step` is what the trainer's loop needs; `GptStep` is stage 2. One function per bucket and purpose, each with a fixed signature: for XLA
+`GptStep` is stage 2, as `trainer.step.contract.Step` asks for. One function per bucket and purpose, each with a fixed signature: for XLA
 a chain of its programs (`trainer.step.programs`), else one graph. Nothing here waits for the device: results are scalars that live there
 until the caller reads them, and where batch and seed are there already (`trainer.step.upload`), a call copies nothing to it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,75 +20,14 @@ from common.data.buckets import Bucket
 from common.xtts import kernels, weights
 from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
-from common.xtts.kernels import PLAIN, Kernels
+from common.xtts.kernels import PLAIN
+from trainer.step.contract import Scalars, State, StepOptions
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
 from trainer.step.regions import Program, as_words, word_spec
 from trainer.step.scalars import Resident, packed, read
 from trainer.step.snapshot import hold
-
-Scalars = dict[str, tf.Tensor]
-State = dict[str, dict[str, np.ndarray]]
-
-
-class Step(Protocol):
-    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or one `update`."""
-
-    trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
-
-    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
-        """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least `loss` (unscaled) and `finite`."""
-
-    def apply(self) -> Scalars:
-        """Update from the group and begin the next one. Returns at least `loss` (the scaled sum), `grad_norm`, `learning_rate`, and
-        `finite`: where it is false, weights and optimizer state kept every bit, and only the group was dropped.
-        """
-
-    def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
-        """`micro` with scale 1 and `apply`, for groups of one batch."""
-
-    def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
-        """Sums and counts of the losses, without dropout, changing nothing."""
-
-    def read(self, scalars: Scalars) -> dict[str, float]:
-        """The values of what `apply` or `update` returned. Waits for the device."""
-
-    def state_dict(self) -> State:
-        """{"model": …, "optimizer": …}, NumPy copies."""
-
-    def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those of now all the same."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that part, where it does not fit."""
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """Everything about the update that is not the network. Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2)."""
-
-    learning_rate: float = 5e-6
-    betas: tuple[float, float] = (0.9, 0.96)
-    eps: float = 1e-8
-    weight_decay: float = 1e-2
-    clip_norm: float = 0.0  # 0: no clipping
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: int = 0
-    total_steps: int = 0  # where the cosine ends
-    final_lr_ratio: float = 0.1  # of learning_rate, at the cosine's end
-    text_loss_weight: float = 0.01
-    decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
-    coqui_init: bool = False  # token embeddings born N(0, 1)
-    compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
-    kernels: Kernels = PLAIN
-    dropout: float | None = None  # None: the model's
-    attention_dropout: float | None = None  # None: as dropout
-    code_dropout: float = 0.0  # share of the audio codes that are hidden from the model as inputs
-    recompute: bool = False  # blocks again in the backward pass instead of their activations in memory
-    mel_dtype: str = "float32"  # of cond_mel on arrival
-    jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
-    init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
 
 
 @dataclass(frozen=True)
@@ -106,28 +45,22 @@ class Chain:
 class GptStep:
     """Stage 2: the GPT stack on batches of contiguous rows (see `common.xtts.gpt`)."""
 
+    compiles = True
+
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
         self.dims, self.options, self.buckets = dims, options, tuple(buckets)
         # What a recomputed block keeps is its input: in float32 it would take twice the memory that recomputation is there to save.
-        wide = options.kernels.wide_residual and not options.recompute
-        self.kernels = replace(options.kernels, jit=options.jit, wide_residual=wide)
-        self.model = Gpt(
-            dims.gpt,
-            dtype=options.compute_dtype,
-            seed=options.init_seed,
-            parity_init=options.coqui_init,
-            rate=options.dropout,
-            attention_dropout=options.attention_dropout,
-            code_dropout=options.code_dropout,
-            recompute=options.recompute,
-        )
+        chosen = options.kernels or PLAIN
+        wide = chosen.wide_residual and not options.recompute
+        self.kernels = replace(chosen, jit=options.jit, wide_residual=wide)
+        self.model = Gpt(dims.gpt, options, dtype=options.compute_dtype, seed=options.init_seed)
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
             schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
-            decay_parity=options.decay_latents,
+            decay_latents=options.decay_latents,
         )
         # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
         self._accumulators: list[tf.Variable] = []

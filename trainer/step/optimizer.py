@@ -44,7 +44,7 @@ def schedule(
 
 
 class AdamW:
-    """Adam with decoupled weight decay on the tensors whose `decay` says so ("parity" ones too, if `decay_parity`)."""
+    """Adam with decoupled weight decay on the tensors whose `decay` says so ("parity" ones too, if `decay_latents`)."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.96),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
-        decay_parity: bool = False,
+        decay_latents: bool = False,
     ):
         self.tensors = [t for t in tensors if t.trainable]
         self.learning_rate, self.betas, self.eps, self.weight_decay = learning_rate, betas, eps, weight_decay
-        groups = ("yes", "parity") if decay_parity else ("yes",)
+        groups = ("yes", "parity") if decay_latents else ("yes",)
         self.decayed = [t.decay in groups for t in self.tensors]
         # Updates done. int64, because TensorFlow keeps int32 variables in host memory.
         self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")

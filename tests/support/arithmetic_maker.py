@@ -1,11 +1,13 @@
-"""Batches without audio and without TensorFlow, for tests of the transport: arithmetic stands in for the features.
+"""Batches without audio and without TensorFlow, for tests of the transport: arithmetic stands in
+for the features.
 
     value int64[B]     3 · utterance id + 7; 0 in rows of weight 0
     seed int64[B]      the row's seed without its lowest bit; 0 in rows of weight 0
     weights float32[B]
 
-So order, loss and duplication can be told from a sum (`common.data.batch.ROW_BYTES` adds a load of zeros). For chaos tests
-the environment variable XTTS_TEST_MAKE_MS gives the milliseconds that each batch takes.
+So order, loss and duplication can be told from a sum (`arithmetic.ROW_BYTES` adds a load of zeros).
+For chaos tests the environment variable ARITHMETIC_MAKE_MS gives the milliseconds that each batch
+takes.
 """
 
 from __future__ import annotations
@@ -22,12 +24,22 @@ from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from producer.batches.maker import Clip, Made, Work
 
-SLEEP_MS = "XTTS_TEST_MAKE_MS"
+SLEEP_MS = "ARITHMETIC_MAKE_MS"
 
 
 def value_of(utterances: np.ndarray) -> np.ndarray:
     """int64[B]: what `ArithmeticMaker` sends for utterance ids int64[B]; -1 (padding) gives 0."""
     return np.where(utterances >= 0, 3 * utterances + 7, 0)
+
+
+def dvae_maker(run: RunFolder) -> ArithmeticMaker:
+    """Of stage 1."""
+    return ArithmeticMaker(run, "dvae")
+
+
+def gpt_maker(run: RunFolder) -> ArithmeticMaker:
+    """Of stage 2."""
+    return ArithmeticMaker(run, "gpt")
 
 
 class ArithmeticMaker:

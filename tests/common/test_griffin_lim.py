@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.xtts.filterbank import log_mel_numpy, mel_filterbank, mel_stats
-from common.xtts.vocode import griffin_lim, mel_to_magnitude
+from common.xtts.griffin_lim import griffin_lim, mel_to_magnitude
 from tests.support import speech
 
 

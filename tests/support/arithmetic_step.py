@@ -1,7 +1,9 @@
-"""Arithmetic in place of the networks, so that the loop, the channel, the ledger and the checkpoints can be put through hundreds of
-crashes in seconds. The state depends on every value, on the order of the batches, on how they are grouped, and on the seeds.
+"""Arithmetic in place of the networks, so that the loop, the channel, the ledger and the
+checkpoints can be put through hundreds of crashes in seconds. The state depends on every value, on
+the order of the batches, on how they are grouped, and on the seeds.
 
-`XTTS_TEST_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills at random points.
+`ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills
+at random points.
 """
 
 from __future__ import annotations
@@ -13,12 +15,30 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from common.run.folder import RunFolder
+from common.xtts.dims import SIZES
+from trainer.feed import HostCopy
+from trainer.history.schedule import Schedule
+from trainer.step.contract import StepOptions
+
 _PRIME = 2**31 - 1
-STEP_MS = "XTTS_TEST_STEP_MS"
+STEP_MS = "ARITHMETIC_STEP_MS"
+
+
+def make(run: RunFolder, schedule: Schedule) -> tuple[ArithmeticStep, HostCopy]:
+    """A stage's step, and how batches reach it."""
+    del run, schedule
+    return ArithmeticStep(), HostCopy()
 
 
 class ArithmeticStep:
-    """Implements `trainer.step.gpt.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
+    """Implements `trainer.step.contract.Step`. The weights are eight integers below 2^31 − 1; an
+    update is w ← 31 w + gradient (mod p).
+    """
+
+    compiles = False
+    model = None
+    dims, options = SIZES["tiny"], StepOptions()  # what the networks would have
 
     def __init__(self):
         self.weights = np.arange(1, 9, dtype=np.int64)
@@ -65,6 +85,16 @@ class ArithmeticStep:
         live = np.asarray(batch["weights"]) > 0
         total = float((np.where(live, np.asarray(batch["value"]), 0) % 101).sum() + self.weights[0] % 89)
         return {"audio_sum": total, "audio_count": float(live.sum())}
+
+    def dry_run(self, bucket: int, grouped: bool) -> None:
+        """Nothing to compile."""
+
+    def dry_evaluate(self, bucket: int) -> None:
+        """Nothing to compile."""
+
+    def programs(self, bucket: int, grouped: bool, training: bool) -> list:
+        """None."""
+        return []
 
     def state_dict(self) -> dict:
         """Weights and moments."""

@@ -1,0 +1,68 @@
+"""A stage's history on disk: which files, and opening them where its newest whole checkpoint
+stands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.system.errors import BadInput
+from trainer.history import ledger
+from trainer.history.checkpoint import Checkpoints
+from trainer.history.ledger import Ledger
+from trainer.history.schedule import Position
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StageFiles:
+    """Where a stage keeps its history."""
+
+    ledger: Path
+    checkpoints: Path
+    quarantine: Path
+
+
+@dataclass(frozen=True)
+class StageHistory:
+    """A stage's history, open. `facts` say whose it is, in every checkpoint: "identity" and "dims"."""
+
+    files: StageFiles
+    facts: dict
+    checkpoints: Checkpoints
+    ledger: Ledger
+
+
+def restore(
+    files: StageFiles, keep: int, facts: dict, load: Callable[[dict[str, dict[str, np.ndarray]]], None]
+) -> tuple[StageHistory, Position]:
+    """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
+    at step 0.
+
+    Args:
+        keep: how many checkpoints stay.
+        load: takes the checkpoint's tensors (`Step.load_state_dict`).
+
+    Raises:
+        BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
+    """
+    checkpoints = Checkpoints(files.checkpoints, keep)
+    lines = ledger.read(files.ledger)
+    found = checkpoints.load_latest(ledger.last_checkpoint(lines))
+    position = Position()
+    if found is not None:
+        if any(found.state[k] != facts[k] for k in facts):
+            raise BadInput(f"{found.path} belongs to another run; give this run a folder of its own")
+        load(found.tensors)
+        position = Position(**found.state["position"])
+        log.info("resumed step %d from %s", position.step, found.path.name)
+    book = Ledger(files.ledger)
+    if lines:
+        book.resume(position.step)
+    return StageHistory(files, facts, checkpoints, book), position

@@ -1,0 +1,185 @@
+"""A stage's checkpoints while it trains: when a save may begin, what its failure means, and which
+checkpoint is the best.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from common.system.errors import Hopeless, RunError
+from common.system.files import write_atomically
+from trainer.feed import Quarantine
+from trainer.history.saver import Outcome, Saver
+from trainer.history.schedule import Position
+from trainer.history.stage_history import StageHistory
+from trainer.report.observe import Observer
+
+if TYPE_CHECKING:
+    from trainer.step.contract import Snapshot
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILED = 3
+_SHORT_S = 8.0
+_SAY_S = 10.0  # a save that is waited for is mentioned this often
+_MAX_S = 600.0
+_LAST_S = 25.0
+_BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a checkpoint that is the best so far
+
+
+class Saves:
+    """Begins saves and acts on how they end. One is in flight at most, written while training goes
+    on.
+
+    Args:
+        position: where the stage stands, by its newest checkpoint; step 0: there is none.
+        snapshot: the step's state of this moment (`Step.snapshot`).
+        saving: entered around each save, so that a stop waits for it.
+    """
+
+    def __init__(
+        self,
+        history: StageHistory,
+        quarantine: Quarantine,
+        position: Position,
+        snapshot: Callable[[], Snapshot],
+        observer: Observer,
+        saving: Callable[[], AbstractContextManager],
+    ):
+        self._history, self._quarantine, self._snapshot, self._observer = history, quarantine, snapshot, observer
+        self._saver = Saver(history.checkpoints, saving)
+        self._best = position.best_step, position.best_score
+        self._saved = position if position.step else None  # of the newest checkpoint on disk
+        self._in_flight = position
+        self._last_s = 0.0
+        self._failed = 0
+        # As written: the feed may have set aside more already, or the process before have died
+        # between its checkpoint and the file.
+        file = history.files.quarantine
+        self._known_bad = len(file.read_text().splitlines()) if file.is_file() else 0
+
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint on disk; 0: there is none."""
+        return self._saved.step if self._saved is not None else 0
+
+    @property
+    def busy(self) -> bool:
+        """A save was begun and its outcome has not been taken."""
+        return self._saver.busy
+
+    @property
+    def last_was_short(self) -> bool:
+        """The last save took so little time that a stop has time for another one."""
+        return self._last_s <= _SHORT_S
+
+    def begin(self, position: Position) -> None:
+        """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the
+        ledger has all steps' lines.
+        """
+        self._observer.saving()
+        self.settle()
+        self._in_flight = replace(self._with_best(position), quarantine=self._quarantine.before(position.next_g))
+        book = self._history.ledger
+        try:
+            book.flush()
+        except OSError as e:
+            self._fail(f"the ledger could not be written to {book.path}: {e.strerror or e}")
+            return
+        facts = {"position": asdict(self._in_flight), "best_step": self._in_flight.best_step, **self._history.facts}
+        self._saver.begin(position.step, self._snapshot, facts)
+
+    def look(self, patience_s: float = 0.0) -> None:
+        """Act on how the save in flight ended, if it has, or does within `patience_s`.
+
+        Hopeless: it is the last of too many in a row that failed.
+        """
+        outcome = self._saver.take(patience_s)
+        if outcome is not None:
+            self._end(outcome)
+
+    def settle(self) -> None:
+        """`look`, however long it takes. RunError: longer than any disk should."""
+        outcome, waited_s = self._saver.take(_SAY_S), _SAY_S
+        while outcome is None and self._saver.busy:
+            if waited_s >= _MAX_S:
+                raise RunError(f"the checkpoint of step {self._in_flight.step} is not on disk after {waited_s:.0f} s: look at the disk")
+            log.warning("the checkpoint of step %d is being written for %.0f s", self._in_flight.step, waited_s)
+            outcome, waited_s = self._saver.take(_SAY_S), waited_s + _SAY_S
+        if outcome is not None:
+            self._end(outcome)
+
+    def has(self, position: Position) -> bool:
+        """Whether the newest checkpoint says all that one of `position` would, or there is nothing
+        to save yet.
+        """
+        return position.step == 0 or self._with_best(position).stands_as(self._saved)
+
+    def is_better(self, score: float) -> bool:
+        """Whether an evaluation's score is the lowest so far."""
+        return score == score and (self._best[1] is None or score < self._best[1])
+
+    def keep_as_best(self, step: int, score: float, save_due: bool) -> bool:
+        """The checkpoint of `step`, which is to be begun now, is the best so far.
+
+        False: it will not be one, as the disk is busy and none is due. With epochs of seconds and
+        saves of ten, training would do little but wait for the disk.
+        """
+        if not save_due:
+            self.look(_BEST_WAIT_S)
+            if self.busy:
+                log.info("the best so far is not kept: the checkpoint of step %d is still being written", self._in_flight.step)
+                return False
+        self._best = step, score
+        return True
+
+    def check_last(self, step: int) -> None:
+        """Hopeless: the run's last checkpoint is not on disk."""
+        if self.step != step:
+            last = f"the last checkpoint, step {step}, could not be written; on disk is step {self.step}"
+            raise Hopeless(f"{last}; make room, then the same command goes on from there")
+
+    def finish(self) -> None:
+        """At the process's end: a checkpoint that is being written may be ended."""
+        if self.busy:
+            self._saver.take(_LAST_S)
+
+    def abandon(self) -> None:
+        """Leave without the save in flight."""
+        self._saver.abandon()
+
+    def _with_best(self, position: Position) -> Position:
+        return replace(position, best_step=self._best[0], best_score=self._best[1])
+
+    def _end(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self._fail(str(outcome.error))
+            return
+        self._failed, self._saved, self._last_s = 0, self._in_flight, outcome.seconds
+        kept = self._in_flight.quarantine
+        try:
+            self._history.ledger.checkpoint(outcome.step)
+            if len(kept) != self._known_bad:
+                write_atomically(self._history.files.quarantine, "".join(json.dumps(e) + "\n" for e in kept))
+                self._known_bad = len(kept)
+        except OSError as e:  # the checkpoint itself is there: the next one's lines bring these along
+            log.error("checkpoint %d is on disk, but what the ledger says of it is not yet: %s", outcome.step, e.strerror or e)
+        self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
+
+    def _fail(self, why: str) -> None:
+        """Training goes on without it, three times in a row at most; "the best" stays what is on
+        disk.
+        """
+        self._failed += 1
+        log.error("%s (failure %d; %d in a row end the run)", why, self._failed, _MAX_FAILED)
+        if self._best[0] == self._in_flight.step != self.step:
+            best = self._saved or Position()
+            self._best = best.best_step, best.best_score
+        if self._failed >= _MAX_FAILED:
+            failed = f"{_MAX_FAILED} saves in a row failed; the newest checkpoint is of step {self.step}"
+            raise Hopeless(f"{failed}; make room, then the same command goes on from there")

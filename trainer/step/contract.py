@@ -1,0 +1,113 @@
+"""What the trainer asks of a stage's step, and what a step is told about the update. Loads no
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from common.xtts.dims import ModelDims
+from common.xtts.options import GptOptions
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from common.xtts.kernels import Kernels
+
+Scalars = dict[str, "tf.Tensor"]
+State = dict[str, dict[str, np.ndarray]]
+Snapshot = dict[str, dict[str, Any]]
+
+
+class Program(Protocol):
+    """Something to compile ahead of its first use."""
+
+    name: str
+    compile: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class StepOptions(GptOptions):
+    """Everything about the update, and the network but its sizes, named as in the settings.
+
+    Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2).
+    """
+
+    learning_rate: float = 5e-6
+    betas: tuple[float, float] = (0.9, 0.96)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    clip_norm: float = 0.0  # 0: no clipping
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 0  # where the cosine ends
+    final_lr_ratio: float = 0.1  # of learning_rate, at the cosine's end
+    text_loss_weight: float = 0.01
+    decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
+    compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
+    kernels: Kernels | None = None  # None: PLAIN
+    mel_dtype: str = "float32"  # of cond_mel on arrival
+    jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
+    init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
+
+
+class Step(Protocol):
+    """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or
+    one `update`.
+    """
+
+    compiles: bool  # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
+    dims: ModelDims
+    model: Any  # the network; None: the step is none
+    options: StepOptions
+    trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
+
+    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
+        """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least
+        `loss` (unscaled) and `finite`.
+        """
+
+    def apply(self) -> Scalars:
+        """Update from the group and begin the next one. Returns at least `loss` (the scaled sum),
+        `grad_norm`, `learning_rate`, and `finite`: where it is false, weights and optimizer state
+        kept every bit, and only the group was dropped.
+        """
+
+    def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
+        """`micro` with scale 1 and `apply`, for groups of one batch."""
+
+    def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
+        """Sums and counts of the losses, without dropout, changing nothing."""
+
+    def read(self, scalars: Scalars) -> dict[str, float]:
+        """The values of what `apply` or `update` returned. Waits for the device."""
+
+    def dry_run(self, bucket: int, grouped: bool) -> None:
+        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on rows of
+        padding, and change nothing.
+        """
+
+    def dry_evaluate(self, bucket: int) -> None:
+        """`dry_run` of `evaluate`."""
+
+    def programs(self, bucket: int, grouped: bool, training: bool) -> Sequence[Program]:
+        """What training or evaluation on a bucket will call and XLA compiles, the slowest to
+        compile first; [] where nothing is.
+        """
+
+    def state_dict(self) -> State:
+        """{"model": …, "optimizer": …}, NumPy copies."""
+
+    def snapshot(self) -> Snapshot:
+        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those
+        of now all the same.
+        """
+
+    def load_state_dict(self, state: State) -> None:
+        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that
+        part, where it does not fit.
+        """
