@@ -31,13 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from corpora import sentence, write_metadata, write_wav
+sys.path.insert(0, str(ROOT))
 
 from common.gpu import choose
 from common.run import settings as config_module
 from launch import cores, environment
+from tests.support.corpora import sentence, write_metadata, write_wav
 
 SAMPLE_RATE = 22050
 
