@@ -116,7 +116,7 @@ def train_command(args: argparse.Namespace) -> int:
     for answer in flags.answers(args):
         tell(answer)
     if not args.config:
-        tell(f"settings of {resolve.settings_file(args)} (--config names others)")
+        tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     return train(resolve.config_of(args))
 
 
@@ -148,7 +148,7 @@ def producer_command(args: argparse.Namespace) -> int:
             far.wait_for_trainer(tell)
             spec = replace(spec, argv=(*spec.argv, *far.argv))
         elif holder(config.run_dir / "lock") is None:
-            tell(f"no trainer runs in {config.run_dir}: the producer waits for one (launch.py trainer --run {config.run_dir})")
+            tell(f"no trainer runs in {config.run_dir}; the producer waits for one: launch.py trainer --run {config.run_dir}")
         return _supervise(Program(config.run_dir.resolve(), (replace(spec, main=True),)), ())
 
 
@@ -176,7 +176,7 @@ def scan_command(args: argparse.Namespace) -> int:
     else:
         report.print(RichConsole())
         if not args.config:
-            tell(f"with the settings of {resolve.settings_file(args)} (--config names others)")
+            tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     if args.strict:
         report.require_all()
     return OK
@@ -262,7 +262,7 @@ def _switch(text: str) -> dict:
 COMMANDS = {
     "train": Command(train_command, None),
     "trainer": Command(
-        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from a running one, which saves first")}
+        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from the running trainer, which saves first")}
     ),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),

@@ -328,7 +328,7 @@ class Loop:
                 self._write_quarantine(kept)
                 self._known_bad = len(kept)
         except OSError as e:  # the checkpoint itself is there: the next one's lines bring these along
-            log.error("checkpoint %d is on disk, but what the ledger says of it is not yet: %s", outcome.step, e.strerror or e)
+            log.error("checkpoint %d is on disk, but its ledger lines are not yet: %s", outcome.step, e.strerror or e)
         self.observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _save_failed(self, why: str) -> None:

@@ -177,7 +177,7 @@ class Supervisor:
             if child.spec.save_s and now - child.asked_at > limit and self._phase(child) == status.SAVING:
                 limit = child.spec.save_s
             if now - child.asked_at > limit:
-                self._view.say(f"{child.spec.name} did not leave within {limit:.0f} s: killed")
+                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed")
                 child.process.kill()
                 child.asked_at = now  # a process in the kernel's hands may take a while to go
 

@@ -219,7 +219,7 @@ def test_a_save_gets_the_longer_deadline_and_no_more(launch, finish, tmp_path):
     code, out = finish(p)
     assert code == 143
     assert time.monotonic() - began > 2.9
-    assert "trainer did not leave within 3 s: killed" in out
+    assert "trainer did not stop within 3 s: killed" in out
 
 
 @pytest.mark.parametrize("behaviour", ["busy", "deaf"])
@@ -229,7 +229,7 @@ def test_a_child_that_does_not_leave_is_killed(launch, finish, tmp_path, behavio
     p.send_signal(signal.SIGTERM)
     code, out = finish(p)
     assert code == 143
-    assert "trainer did not leave within 1 s: killed" in out
+    assert "trainer did not stop within 1 s: killed" in out
     assert gone(*pids(tmp_path, "trainer"))
 
 
@@ -300,7 +300,7 @@ def test_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
     p = launch("trainer:trainer:family:grace=1")
     grandchild = int(until(lambda: (tmp_path / "grandchild").exists() and (tmp_path / "grandchild").read_text()))
     p.send_signal(signal.SIGINT)
-    assert "trainer did not leave within 1 s: killed" in finish(p)[1]
+    assert "trainer did not stop within 1 s: killed" in finish(p)[1]
     until(lambda: gone(grandchild))
 
 

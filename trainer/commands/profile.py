@@ -74,7 +74,7 @@ def run(
         BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.
     """
     if free_steps < FEWEST_STEPS:
-        raise BadInput(f"--steps {free_steps}: at least {FEWEST_STEPS} steps say something")
+        raise BadInput(f"--steps {free_steps}: measure at least {FEWEST_STEPS} steps")
     with temporary_folder(config.run_dir) as folder:
         mine = settings(config, folder, free_steps)
         existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
@@ -163,7 +163,7 @@ def read(folder: Path) -> dict:
     """What the trainer measured. RunError: it did not get that far."""
     path = folder / profile.FILE
     if not path.is_file():
-        raise RunError("the profile run ended without figures: too few steps (--steps), or see what it said above")
+        raise RunError("the profile run ended without figures: too few steps (raise --steps), or see the messages above")
     return json.loads(path.read_text())
 
 
