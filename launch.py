@@ -190,7 +190,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def profile_command(args: argparse.Namespace) -> int:
-    """Measure where the time of a step and of a batch goes, on your own data; the run itself is left as it is."""
+    """Measure where the time of a step and of a batch goes, on your own data; the run itself does not change."""
     from trainer.commands import profile
 
     out = sys.stderr if args.json else None
@@ -224,7 +224,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
+    """Turn Coqui's XTTS v2 files into a folder of weights, to fine-tune (model.weights) or to speak with."""
     from trainer.commands import coqui
 
     return coqui.import_files(args, tell)
@@ -285,10 +285,10 @@ COMMANDS = {
         (),
         {
             "--model": _file("model.pth, as published or as a Coqui trainer saved it", True),
-            "--out": _file("the folder to make", True),
+            "--out": _file("the folder to create", True),
             "--dvae": _file("dvae.pth: training needs it"),
             "--vocab": _file("vocab.json of the model"),
-            "--mel-stats": _file("mel_stats.pth, where model.pth holds none"),
+            "--mel-stats": _file("mel_stats.pth, if model.pth holds none"),
         },
     ),
     "export-coqui": Command(
@@ -297,7 +297,7 @@ COMMANDS = {
         {
             "--weights": _file("a folder made by import-coqui"),
             "--out": _file("the model.pth to write", True),
-            "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, or best; default: the newest"},
+            "--step": {"metavar": "N", "help": "checkpoint of --run: a step, or best (default: the newest)"},
         },
     ),
 }

@@ -188,7 +188,7 @@ def test_a_replaced_trainer_alone_takes_its_company_along(launch, finish, tmp_pa
 def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path):
     p = launch("trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done")
     os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)
-    until(lambda: "producer-0 was told to leave (exited with 143); not restarted" in said())
+    until(lambda: "producer-0 was asked to stop (exited with 143); not restarted" in said())
     (tmp_path / "done").touch()
     assert finish(p)[0] == 0
     assert len(pids(tmp_path, "producer-0")) == 1

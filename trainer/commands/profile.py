@@ -181,9 +181,9 @@ def view(document: dict) -> Group:
     producers, speed = document["producers"], document["speed"]
     parts.append(
         Text(
-            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s; ceiling with data always there "
+            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s; ceiling if data were always there "
             f"{1e3 / document['ceiling_ms']:.2f} batches/s; producers: {producers['count']}, which could make "
-            f"{producers['could_make_per_s']:.2f} batches/s; {producers['needed']} would do"
+            f"{producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
     return Group(*parts, Text(document["verdict"]["sentence"], style="bold"))
