@@ -13,8 +13,8 @@ from pathlib import Path
 from common.run.folder import RunFolder
 from common.system import logs
 from common.system.errors import BadInput
-from common.system.lifecycle import Stop, run_main
-from common.system.lock import lock
+from common.system.lifecycle import Stop, begin_anew, run_main
+from common.system.lock import Lock, lock
 from common.system.status import StatusFile
 from common.transport.address import ChannelError, Endpoint, ipc_address
 from common.transport.keys import KeyFileError, run_keys
@@ -45,7 +45,6 @@ def main(stop: Stop) -> None:
         _set_up_device(run, status)
         server = _bind(run)
         try:
-            retraces = {}
             for name in run.stages:
                 if name == "dvae" and profile.asked() is not None and not run.dvae_weights.is_file():
                     profile.untrained_dvae(run)
@@ -53,9 +52,11 @@ def main(stop: Stop) -> None:
                     log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
                     continue
                 stage = train_stage(run, name, server, status, stop)
-                retraces[name] = sum(n - 1 for n in stage.step.trace_counts.values())
+                if name != run.stages[-1] and not run.arithmetic:
+                    server.close(drain_s=0.0, stop_producers=False)
+                    _begin_next_stage(args.run, held, stop)
             if profile.asked() is None:
-                finish(run, stage, retraces, status)
+                finish(run, stage, status)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise
@@ -63,6 +64,13 @@ def main(stop: Stop) -> None:
         server.close(drain_s=3.0)
     finally:
         held.release()
+
+
+def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
+    """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory that it does not give back."""
+    stop.check()
+    log.info("the next stage begins in a fresh process, with all of the device's memory")
+    begin_anew(stop, ["-m", "trainer", "--run", str(run)], held.keep())
 
 
 def _set_up_device(run: RunFolder, status: StatusFile) -> None:
@@ -73,7 +81,7 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
 
     t = run.config.threads
     status.update(phase="opening the device")
-    info = prove_device(intra_threads=t.trainer_intra, inter_threads=t.trainer_inter)
+    info = prove_device(intra_threads=t.trainer_intra, inter_threads=t.trainer_inter, whole_card=True)
     import tensorflow as tf
 
     if run.config.deterministic:

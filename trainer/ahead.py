@@ -9,6 +9,7 @@ Compilations cannot be interrupted. They run in daemon threads, so that a stop d
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
 from common.system.errors import Hopeless, is_out_of_memory
 from common.system.lifecycle import Stop
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 _MOST_AT_ONCE = 8  # compilations before step 1: each holds some 100 MB on the host
 _BESIDE_TRAINING = 4
 _POLL_S = 0.1
+_LOOK_AHEAD = 4000  # batches: the plan beyond them is not asked what comes first
 
 Job = tuple[str, Callable[[], object]]
 
@@ -55,6 +58,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     observer.trying(f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})")
     run_aside(lambda: dry_step(stage, largest), stop)
     run_aside(lambda: ROOM.measure(lambda: stage.step.dry_run(largest, grouped=grouped)), stop)
+    tell_memory(stage, largest)
     if stage.step.options.jit:
         later = [(what, b) for what, b in order if (what, b) not in {("training", b) for b in now}]
         threading.Thread(target=_compile_later, args=(stage, later, stop), name="compile", daemon=True).start()
@@ -67,20 +71,19 @@ def largest_bucket(stage: Stage) -> int:
 
 
 def buckets_in_order(stage: Stage, position: Position) -> Iterator[tuple[str, int]]:
-    """("training" or "evaluation", bucket), each once, as the plan asks for them; training's from `position` on."""
+    """("training" or "evaluation", bucket), each once, as the plan asks for them from `position` on."""
     schedule = stage.schedule
-    evaluated = [schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)]
-    if position.step and schedule.eval_due(position.step) and position.evaluated != position.step:
-        yield from dict.fromkeys(("evaluation", b) for b in evaluated)
-    seen: dict[int, None] = {}
-    last = min(schedule.train.num_batches, position.next_g + 50 * len(schedule.train.buckets))
-    for g in range(position.next_g, last):
-        seen.setdefault(schedule.train.batch(g).bucket)
-        if len(seen) == len(schedule.train.buckets):
-            break
-    yield from (("training", b) for b in seen)
-    yield from dict.fromkeys(("evaluation", b) for b in evaluated)
-    yield from (("training", b) for b in range(len(schedule.train.buckets)) if b not in seen)
+    wanted = [("training", b) for b in range(len(schedule.train.buckets))]
+    wanted += [("evaluation", b) for b in dict.fromkeys(schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches))]
+    seen: dict[tuple[str, int], None] = {}
+    for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
+        batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
+        if (key := ("training" if plan == "train" else "evaluation", batch.bucket)) not in seen:
+            seen[key] = None
+            yield key
+        if len(seen) == len(wanted):
+            return
+    yield from (key for key in wanted if key not in seen)
 
 
 def dry_step(stage: Stage, number: int) -> None:
@@ -100,6 +103,19 @@ def dry_step(stage: Stage, number: int) -> None:
             f"out of memory in the dry step, before step 1: bucket {number} ({rows} rows x {bucket.row_len} positions); "
             f"try {smaller}, or train.recompute=true. Checkpoints are as they were"
         ) from e
+
+
+def tell_memory(stage: Stage, largest: int) -> None:
+    """What the largest step takes of the card, and how many rows of its length would fit: measured, where there is a GPU."""
+    from trainer.step.snapshot import ROOM
+
+    bucket, account = stage.schedule.train.buckets[largest], ROOM.account()
+    if account is None:
+        return
+    rows = account.rows(bucket.batch_size)
+    log.info("%s. About %d rows of %d positions would fit, %d are asked for", account, rows, bucket.row_len, bucket.batch_size)
+    if account.free_mb < LEAST_FREE_MB:
+        log.warning("only %d MB of the card are left for the driver: a smaller batch is safer", account.free_mb)
 
 
 def _programs(stage: Stage, wanted: list[tuple[str, int]]) -> list[Job]:

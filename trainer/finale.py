@@ -49,7 +49,7 @@ def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
         write_atomically(run.path / "eval_codes.json", json.dumps({"unigram_nats": counter.entropy_nats}) + "\n")
 
 
-def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: StatusFile) -> None:
+def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
     """Speak the samples with the final weights, then write curves.png and summary.json."""
     from trainer.report import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
 
@@ -61,7 +61,7 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
             log.exception("no samples: %s: %s; `launch.py synthesize --run %s` speaks later", type(e).__name__, e, run.path)
     path = run.path / "eval_codes.json"
     nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
-    for line in summary.lines(summary.finish(run, nats, retraces)):
+    for line in summary.lines(summary.finish(run, nats)):
         log.info("%s", line)
 
 

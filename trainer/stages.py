@@ -128,6 +128,9 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     c = run.config
     common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
     allow_tf32(c)
+    if c.jit:
+        # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     if stage == "dvae":
         from trainer.step.dvae import DvaeStep
 

@@ -16,8 +16,8 @@ from common.system.errors import BadInput
 
 DEVICE = "XTTS_DEVICE"  # "gpu" or "cpu", for the child
 MEMORY_LIMIT = "XTTS_GPU_MEMORY_MB"  # the child's share of the card
-# CUDA context, cuDNN and cuBLAS live outside TensorFlow's limit: about this much per process.
-CONTEXT_MB = 700
+# Per process beside TensorFlow's limit: the context, libraries, programs. The child measures its card and takes less where that is more.
+DRIVER_MB = 1200
 CPU_ADVICE = "ask for the CPU with --data-gpu cpu --model-gpu cpu"
 
 
@@ -278,7 +278,7 @@ def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, st
 def _split_memory(devices: Devices, config: Wanted) -> Devices:
     """Hard limits where producers share the trainer's card, so that neither can take the other's memory later.
 
-    Producers together get a sixth of the card (or `gpu_memory_mb` each), the trainer what is then left.
+    Producers together get a sixth of what is free (or `gpu_memory_mb` each), each process DRIVER_MB beside that, the trainer the rest.
     """
     count = max(1, config.producers.count)
     shared = [i for i in range(count) if devices.producers[i % len(devices.producers)].visible == devices.trainer.visible]
@@ -292,8 +292,8 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
         note = "producers and trainer share a GPU of unknown size: no memory split, both grow as needed; gpu_memory_mb caps the producers"
         cap = config.gpu_memory_mb or None
         return Devices(tuple(_limit(d, cap) for d in devices.producers), devices.trainer, (*devices.notes, note))
-    usable = min(card.memory_mb, card.free_mb or card.memory_mb) - CONTEXT_MB * (1 + len(shared))
-    cap = config.gpu_memory_mb or max(512, card.memory_mb // 6 // len(shared))
+    usable = min(card.memory_mb, card.free_mb or card.memory_mb) - DRIVER_MB * (1 + len(shared))
+    cap = config.gpu_memory_mb or max(512, min(card.memory_mb, card.free_mb or card.memory_mb) // 6 // len(shared))
     rest = usable - cap * len(shared)
     where, who = f"GPU {devices.trainer.index}", f"{len(shared)} producer(s)"
     if rest < 1024:
@@ -301,7 +301,10 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
             f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and the CUDA contexts the trainer is left "
             f"{rest} MB. Free the card (nvidia-smi shows who uses it), lower gpu_memory_mb, or use --data-gpu cpu"
         )
-    note = f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB (gpu_memory_mb changes it)"
+    note = (
+        f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB, and {DRIVER_MB} MB stay free for the driver's part of each "
+        "(gpu_memory_mb changes it)"
+    )
     producers = tuple(_limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers)
     return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
 
@@ -324,7 +327,7 @@ def choose_one(config: Wanted, asked: str | None, number: int, listing: Listing,
     cap = device.memory_mb or config.gpu_memory_mb or None
     free = next((g.free_mb for g in listing.gpus if device.gpu and g.uuid == device.gpu.uuid), 0)
     if device.visible == planned.trainer.visible and free:
-        cap = min(cap or free, free - CONTEXT_MB)
+        cap = min(cap or free, free - DRIVER_MB)
         if cap < 512:
             raise BadInput(
                 f"GPU {device.index} is the trainer's and has {free} MB free, too little for another producer; use --gpu cpu or another GPU"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.gpu.choose import DEVICE, MEMORY_LIMIT, list_gpus
+from common.gpu.memory import cuda_identity, limit_mb, open_context
 from common.gpu.xla_env import CACHE
 from common.system.errors import BadInput, is_out_of_memory
 
@@ -75,13 +76,20 @@ def absent(names: tuple[str, ...]) -> Iterator[None]:
 
 
 def prove_device(
-    expected: str | None = None, memory_limit_mb: int | None = None, *, intra_threads: int = 0, inter_threads: int = 0
+    expected: str | None = None,
+    memory_limit_mb: int | None = None,
+    *,
+    intra_threads: int = 0,
+    inter_threads: int = 0,
+    whole_card: bool = False,
 ) -> DeviceInfo:
     """Set TensorFlow up on this process's one device and run a matrix product and a convolution there. Call once, first.
 
     Args:
         expected: "gpu" or "cpu"; None: as the launcher's environment says, "cpu" without one.
-        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed.
+        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Less where the driver takes more than the
+            launcher left for it (`common.gpu.memory`).
+        whole_card: nothing else of this run is on the card, so that a small one may be taken at once.
         intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
 
     Raises:
@@ -104,12 +112,14 @@ def prove_device(
         tf.config.set_visible_devices([], "GPU")
         _compute(tf, "/device:CPU:0")
         return DeviceInfo("cpu", "/device:CPU:0", "CPU")
-    info = _prove_gpu(tf, memory_limit_mb)
+    info = _prove_gpu(tf, memory_limit_mb, whole_card)
     log.info("computing on %s", info.label)
     return info
 
 
-def _prove_gpu(tf, memory_limit_mb: int | None) -> DeviceInfo:
+def _prove_gpu(tf, memory_limit_mb: int | None, whole_card: bool) -> DeviceInfo:
+    context = open_context()
+    memory_limit_mb = limit_mb(memory_limit_mb, context, whole_card)
     gpus = tf.config.list_physical_devices("GPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if CACHE in os.environ:
@@ -131,6 +141,13 @@ def _prove_gpu(tf, memory_limit_mb: int | None) -> DeviceInfo:
     label = f"GPU {uuid or visible} ({bus_id or 'bus id unknown'}, {name}" + (
         f", at most {memory_limit_mb} MB)" if memory_limit_mb else ")"
     )
+    if context is not None:
+        log.info(
+            "the driver's context takes %d MB, %d MB are free; TensorFlow %s",
+            context.took_mb,
+            context.free_mb,
+            f"gets {memory_limit_mb} MB" if memory_limit_mb else "takes what it needs",
+        )
     return DeviceInfo("gpu", "/device:GPU:0", label, uuid, bus_id, memory_limit_mb, details.get("compute_capability"))
 
 
@@ -148,20 +165,6 @@ def _compute(tf, device: str) -> None:
         image = tf.nn.conv2d(tf.ones([1, 8, 8, 4]), tf.ones([3, 3, 4, 2]), 1, "VALID")
         if float(tf.reduce_max(tf.abs(product - 64.0))) > 1e-3 or float(tf.reduce_max(tf.abs(image - 36.0))) > 1e-3:
             raise BadInput(f"{device} computes wrong numbers (a product of ones, a box filter): check the hardware and the driver")
-
-
-def cuda_identity() -> str:
-    """UUID of CUDA device 0 of this process, from the driver itself; "" where it cannot be asked."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return ""
-    raw, device = (ctypes.c_ubyte * 16)(), ctypes.c_int()
-    ask = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or ask(raw, device):
-        return ""
-    h = bytes(raw).hex()
-    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
 def _identify(visible: str | None) -> tuple[str, str]:

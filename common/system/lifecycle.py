@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 from common.system.errors import FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED, Replaced, RunError, Stopped, is_out_of_memory
@@ -57,6 +57,7 @@ class Stop(threading.Event):
         self._saving = 0
         self._since = 0.0
         self._hooks: list[Callable[[int], None]] = []
+        self.parent_fd: int | None = None
 
     @property
     def orphaned(self) -> bool:
@@ -173,8 +174,24 @@ def watch(stop: Stop) -> None:
     for sig in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, lambda *_: None)  # the wakeup fd only hears of signals that have a Python handler
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    parent_fd = _parent_fd()
+    parent_fd = stop.parent_fd = _parent_fd()
     threading.Thread(target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True).start()
+
+
+def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Become a fresh process: same pid, same supervisor, same log, nothing of today's memory, on a GPU neither.
+
+    `argv` as for `sys.executable`; `env` is added to the environment. What is not inheritable is closed, locks too (`Lock.keep`).
+    """
+    if stop.parent_fd is not None:
+        os.set_inheritable(stop.parent_fd, True)
+        os.environ[PARENT_FD] = str(stop.parent_fd)
+    os.environ.update(env)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    signal.set_wakeup_fd(-1)
+    os.execv(sys.executable, [sys.executable, *argv])
 
 
 def _parent_fd() -> int | None:

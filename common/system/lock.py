@@ -19,6 +19,7 @@ import psutil
 from common.system.errors import BadInput
 from common.system.lifecycle import SUPERVISOR
 
+HELD = "XTTS_LOCK_FD"  # of the process that became this one
 ORPHAN_WAIT_S = 12.0
 _RETRY_S = 0.6  # `holder` takes a shared lock for an instant; a failure that short is not a holder
 
@@ -62,7 +63,7 @@ def identity(pid: int | None = None) -> tuple[int, float]:
 
 
 class Lock:
-    """A held lock; `release` or the process's end gives it back. Not inherited by children started by exec."""
+    """A held lock; `release` or the process's end gives it back. Not inherited by children."""
 
     def __init__(self, path: Path, fd: int):
         self.path = path
@@ -77,6 +78,11 @@ class Lock:
                 os.unlink(self.path)
         os.close(self._fd)
         self._fd = None
+
+    def keep(self) -> dict[str, str]:
+        """The environment with which this very process, begun anew by exec, still holds it."""
+        os.set_inheritable(self._fd, True)
+        return {HELD: str(self._fd)}
 
     def __enter__(self) -> Lock:
         return self
@@ -95,6 +101,8 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
     """
     path = Path(path)
     start = clock()
+    if (kept := _kept(path)) is not None:
+        return kept
     while True:
         fd = _try(path)
         if fd is not None:
@@ -104,6 +112,19 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
         if clock() - start > (ORPHAN_WAIT_S if by is not None and by.leaving else _RETRY_S):
             raise BadInput(f"{path.parent} is in use by {by or 'another process'}" + (f"; {advice}" if advice else ""))
         time.sleep(0.05)
+
+
+def _kept(path: Path) -> Lock | None:
+    """The lock on `path` that the process held before its exec."""
+    text = os.environ.pop(HELD, "")
+    if not text:
+        return None
+    fd = int(text)
+    os.set_inheritable(fd, False)
+    if os.fstat(fd).st_ino == os.stat(path).st_ino:
+        return Lock(path, fd)
+    os.close(fd)
+    return None
 
 
 def holder(path: str | os.PathLike) -> Holder | None:

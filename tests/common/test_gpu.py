@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.gpu import choose
-from common.gpu.choose import CONTEXT_MB, CPU, Gpu, Listing
+from common.gpu.choose import CPU, DRIVER_MB, Gpu, Listing
 from common.run import settings as config
 from common.system.errors import BadInput
 
@@ -152,7 +152,7 @@ def test_auto_with_the_cpu_build_leaves_gpus_alone_and_says_so(monkeypatch):
 def test_one_gpu_is_shared_with_a_stated_split():
     d = choose.choose_gpus(settings(count=2), cards(1, 24_000), {})
     assert d.producers[0].memory_mb == 2000  # a sixth of the card for both
-    assert d.trainer.memory_mb == 24_000 - 2 * 2000 - 3 * CONTEXT_MB
+    assert d.trainer.memory_mb == 24_000 - 2 * 2000 - 3 * DRIVER_MB
     assert "is shared" in d.notes[0]
     assert "2000 MB" in d.notes[0]
 
@@ -161,18 +161,18 @@ def test_the_split_counts_what_is_free_and_refuses_too_little():
     full = Listing((Gpu(0, "b", "GPU-a", "Card", 12_000, 3_000),))
     with pytest.raises(BadInput, match="3000 of 12000 MB free"):
         choose.choose_gpus(settings(), full, {})
-    assert choose.choose_gpus(settings(), choose.without_use(full), {}).trainer.memory_mb == 12_000 - 2000 - 2 * CONTEXT_MB
+    assert choose.choose_gpus(settings(), choose.without_use(full), {}).trainer.memory_mb == 12_000 - 2000 - 2 * DRIVER_MB
 
 
 def test_an_explicit_cap_holds_for_each_producer_shared_or_not():
     shared = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(1), {})
-    assert (shared.producers[0].memory_mb, shared.trainer.memory_mb) == (3000, 24_000 - 3000 - 2 * CONTEXT_MB)
+    assert (shared.producers[0].memory_mb, shared.trainer.memory_mb) == (3000, 24_000 - 3000 - 2 * DRIVER_MB)
     apart = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(2), {})
     assert (apart.producers[0].memory_mb, apart.trainer.memory_mb) == (3000, None)
 
 
 def test_one_more_producer_takes_what_is_free_on_the_trainers_card():
-    busy = Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 1_500), Gpu(1, "c", "GPU-b", "Card", 24_000, 20_000)))
+    busy = Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 2_000), Gpu(1, "c", "GPU-b", "Card", 24_000, 20_000)))
     asked = settings(data_gpu="1", model_gpu="0")
     assert choose.choose_one(asked, None, 0, busy, {}).visible == "GPU-b"
     assert choose.choose_one(asked, "0", 0, busy, {}).memory_mb == 800

@@ -1,6 +1,7 @@
 """Precision, the single-call update, recomputation, the dry step and held snapshots: what they may and may not change."""
 
 import dataclasses
+import threading
 import types
 
 import numpy as np
@@ -10,13 +11,15 @@ from tensorflow.python.framework import config as framework_config
 
 from common.data.buckets import Bucket
 from common.run import settings as config_module
-from common.system.errors import Hopeless
-from common.xtts import kernels, weights
+from common.system.errors import Hopeless, Stopped
+from common.system.lifecycle import Stop
+from common.xtts import kernels
 from common.xtts.kernels import FAST, PLAIN, Kernels
 from common.xtts.layers import Linear
 from tests.support.gpt_cases import MICRO, make_batch, model_dims, without_dropout
 from trainer import ahead
-from trainer.step import precision, snapshot
+from trainer.history.schedule import Position
+from trainer.step import precision, programs, snapshot
 from trainer.step.gpt import GptStep, StepOptions
 
 SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)
@@ -82,6 +85,37 @@ def test_update_skips_what_is_not_finite():
     assert bits(step.state_dict()) == before
 
 
+def test_xlas_programs_compute_what_one_graph_does(monkeypatch):
+    """Updates, groups and evaluations as a chain of programs, blocks one by one, against one graph of the same operations."""
+    monkeypatch.setattr(programs, "BLOCKS_PER_PROGRAM", 1)
+    dims = model_dims(dataclasses.replace(SMALL, layers=2))
+    options = StepOptions(
+        learning_rate=1e-2, clip_norm=0.5, code_dropout=0.2, kernels=Kernels(dropout="hash", lean=True, wide_residual=True)
+    )
+    one, chain = (GptStep(dims, dataclasses.replace(options, jit=jit), BUCKETS[:1]) for jit in (False, True))
+    for i in range(2):
+        batch = make_batch(BUCKETS[0], seed=i)
+        left, right = one.read(one.update(0, batch, (7, i))), chain.read(chain.update(0, batch, (7, i)))
+        assert right == pytest.approx(left, rel=1e-4)
+    bad = make_batch(BUCKETS[0])
+    bad["cond_mel"][0, 3, 5] = np.nan
+    before = bits(chain.state_dict())
+    assert not chain.read(chain.update(0, bad, (0, 0)))["finite"]
+    assert bits(chain.state_dict()) == before
+    for step in (one, chain):
+        step.micro(0, make_batch(BUCKETS[0], seed=5), (1, 2), 0.25)
+        step.micro(0, make_batch(BUCKETS[0], seed=6), (1, 3), 0.75)
+    assert chain.read(chain.apply()) == pytest.approx(one.read(one.apply()), rel=1e-4)
+    left, right = ({k: float(v) for k, v in s.evaluate(0, batch).items()} for s in (one, chain))
+    assert right == pytest.approx(left, rel=1e-4)
+    want, got = one.state_dict(), chain.state_dict()
+    for key, value in want["model"].items():
+        np.testing.assert_allclose(got["model"][key], value, atol=5e-4, err_msg=key)  # Adam makes much of small gradients
+    assert dict(chain.trace_counts) == {"update/0": 1, "micro/0": 1, "apply": 1, "evaluate/0": 1}
+    blocks = [p for p in chain.programs(0, grouped=False, training=True) if p.name.startswith("1 blocks")]
+    assert len(blocks) == 2  # forward and backward, for both blocks
+
+
 # -- the dry step ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +153,23 @@ def a_stage(step, buckets=BUCKETS, accumulate=1):
     return types.SimpleNamespace(step=step, schedule=schedule)
 
 
-OBSERVER = types.SimpleNamespace(compiling=lambda *args: None)
+def a_stopped() -> Stop:
+    stop = Stop()
+    stop.request("stop", "SIGINT", 130)
+    return stop
+
+
+class Seen:
+    """An observer that notes how far the programs are."""
+
+    def __init__(self):
+        self.programs, self.tried = [], []
+
+    def compiling_programs(self, number, total, left_s):
+        self.programs.append((number, total, left_s is not None))
+
+    def trying(self, what):
+        self.tried.append(what)
 
 
 @pytest.mark.parametrize(
@@ -133,50 +183,94 @@ OBSERVER = types.SimpleNamespace(compiling=lambda *args: None)
 )
 def test_out_of_memory_shows_before_step_1_with_advice(error):
     step = Full(error)
+    stage = a_stage(step, accumulate=2)
+    assert ahead.largest_bucket(stage) == 1
     with pytest.raises(Hopeless, match=r"bucket 1 \(3 rows x 26 positions\); try --batch-size 1, or train.recompute=true") as raised:
-        ahead.dry_step(a_stage(step, accumulate=2), OBSERVER)
+        ahead.dry_step(stage, 1)
     assert raised.value.exit_code == 3
     assert step.asked == [(1, True)]
 
 
 def test_other_errors_of_the_dry_step_are_not_called_memory():
     with pytest.raises(ZeroDivisionError):
-        ahead.dry_step(a_stage(Full(ZeroDivisionError())), OBSERVER)
-    ahead.prepare(a_stage(object()), OBSERVER)  # a step without one has nothing to prove
+        ahead.dry_step(a_stage(Full(ZeroDivisionError())), 0)
+    ahead.prepare(a_stage(object()), Position(), Seen(), Stop())  # a step without one has nothing to prove
 
 
 class Noting:
-    """A step that notes what it is asked to compile."""
+    """A step that notes what it is asked to compile. Two programs per function; "update" is shared by all buckets' training."""
 
     dims, options = model_dims(SMALL), StepOptions(jit=True)
 
-    def __init__(self, full=()):
-        self.full, self.asked = full, []
+    def __init__(self, broken=()):
+        self.broken, self.compiled, self.ran, self.all_done = broken, [], [], threading.Event()
+        self._shared = types.SimpleNamespace(name="update", compile=lambda: self.compiled.append("update"))
 
     def dry_run(self, bucket, grouped):
-        self.asked.append(("training", bucket))
-        if bucket in self.full:
-            raise MemoryError
+        assert f"training {bucket}" in self.compiled
+        self.ran.append((bucket, grouped))
 
-    def dry_evaluate(self, bucket):
-        self.asked.append(("evaluation", bucket))
+    def programs(self, bucket, grouped, training):
+        name = f"{'training' if training else 'evaluation'} {bucket}"
+
+        def compile_():
+            self.compiled.append(name)
+            if name in self.broken:
+                raise MemoryError(name)
+            if name == "evaluation 3":
+                self.all_done.set()
+
+        own = types.SimpleNamespace(name=name, compile=compile_)
+        return [self._shared, own] if training else [own]
 
 
-def test_every_function_is_compiled_ahead_the_largest_alone_and_first(caplog):
-    caplog.set_level("INFO")
+def a_planned_stage(step):
+    """Four buckets, the third the largest; the plan asks for 1, 0, an evaluation of 0 and 3, then 2, 3."""
     smaller = [dataclasses.replace(BUCKETS[0], row_len=n) for n in (10, 12, 14)]
-    step = Noting(full=(1,))
     stage = a_stage(step, [*smaller[:2], BUCKETS[1], smaller[2]])
-    stage.schedule.eval = types.SimpleNamespace(batch=lambda g: types.SimpleNamespace(bucket=[0, 3, 0][g]))
+    of = {"train": [1, 0, 2, 3], "eval": [0, 3, 0]}
+    for plan in of:
+        held = stage.schedule.train if plan == "train" else types.SimpleNamespace()
+        held.batch = lambda g, plan=plan: types.SimpleNamespace(bucket=of[plan][g])
+        setattr(stage.schedule, plan, held)
     stage.schedule.num_eval_batches = 3
-    ahead.prepare(stage, OBSERVER)
-    assert step.asked[0] == ("training", 2)
-    assert sorted(step.asked[1:]) == [("evaluation", 0), ("evaluation", 3), ("training", 0), ("training", 1), ("training", 3)]
-    assert "no memory to compile training of bucket 1 ahead" in caplog.text
-    stopped = Noting()
-    stage.step = stopped
-    ahead.prepare(stage, OBSERVER, should_stop=lambda: True)
-    assert stopped.asked == [("training", 2)]
+    order = [("train", 0), ("train", 1), ("eval", 0), ("eval", 1), ("eval", 2), ("train", 2), ("train", 3)]
+    stage.schedule.batches = lambda position: iter(order[position.next_g :])
+    return stage
+
+
+def test_the_first_steps_programs_are_compiled_before_the_others(caplog):
+    caplog.set_level("INFO")
+    step, seen = Noting(broken=("training 0",)), Seen()
+    stage = a_planned_stage(step)
+    ahead.prepare(stage, Position(), seen, Stop())
+    # Before step 1: the largest, the first that the plan asks for, and what they share, once.
+    assert sorted(step.compiled[:3]) == ["training 1", "training 2", "update"]
+    assert seen.programs == [(1, 3, False), (2, 3, True), (3, 3, True)]
+    assert step.ran[0] == (2, False)
+    assert step.all_done.wait(20)
+    rest = [name for name in step.compiled[3:] if name != "update"]
+    assert rest == ["training 0", "evaluation 0", "evaluation 3", "training 3"][: len(rest)]
+    assert "training of bucket 0 is not compiled ahead: training 0" in caplog.text
+
+
+def test_the_order_is_the_plans():
+    stage = a_planned_stage(Noting())
+    training, evaluation = [("training", b) for b in (1, 0, 2, 3)], [("evaluation", 0), ("evaluation", 3)]
+    assert list(ahead.buckets_in_order(stage, Position())) == [*training[:2], *evaluation, *training[2:]]
+    resumed = Position(next_g=5)  # the evaluation's buckets and two of the training's come at some later time
+    assert list(ahead.buckets_in_order(stage, resumed)) == [*training[2:], training[1], training[0], *evaluation]
+
+
+def test_a_stop_does_not_wait_for_a_compilation():
+    step, released = Noting(), threading.Event()
+    step.programs = lambda *a, **k: [types.SimpleNamespace(name="endless", compile=lambda: released.wait(60))]
+    try:
+        with pytest.raises(Stopped):
+            ahead.prepare(a_planned_stage(step), Position(), Seen(), a_stopped())
+    finally:
+        released.set()
+    assert step.ran == []
 
 
 # -- recomputation, snapshots -----------------------------------------------------------------------------------------------------------
@@ -291,51 +385,6 @@ def test_bfloat16_gradients_are_those_of_float32_but_for_rounding():
         assert np.linalg.norm(got[key] - gradient) <= 0.03 * np.linalg.norm(gradient), key
     together = [np.concatenate([g[key].ravel() for key in want]) for g in (got, want)]
     assert np.linalg.norm(together[0] - together[1]) <= 0.01 * np.linalg.norm(together[1])
-
-
-# -- copies of the weights -----------------------------------------------------------------------------------------------------------------
-
-
-def copied_step(kept: bool, **options):
-    chosen = dataclasses.replace(FAST, attention="plain", embedding_grad="matmul", weight_copies=kept)
-    return small_step(BUCKETS[:1], compute_dtype="mixed_bfloat16", kernels=chosen, **options)
-
-
-def copies_are_the_weights(step):
-    assert len(step._copies) == sum(t.decay == "yes" for t in step.optimizer.tensors)
-    for t in step.optimizer.tensors:
-        if id(t.variable) in step._copies:
-            np.testing.assert_array_equal(step._copies[id(t.variable)].numpy(), tf.cast(t.variable.value, tf.bfloat16).numpy(), t.key)
-
-
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.slow
-def test_copies_of_the_weights_change_no_bit_and_follow_every_update():
-    """With blocks recomputed, too, where the copies have to be in force in the backward pass."""
-    steps, batch, broken = [copied_step(kept, recompute=True) for kept in (False, True)], make_batch(BUCKETS[0]), make_batch(BUCKETS[0])
-    broken["cond_mel"][0, 3, 5] = np.nan
-    found = []
-    for step in steps:
-        reports = [step.read(step.update(0, batch, (0, i))) for i in range(2)]
-        reports.append(step.read(step.update(0, broken, (0, 3))))
-        step.micro(0, batch, (0, 4), 1.0)
-        reports.append(step.read(step.apply()))
-        reports.append({k: float(v) for k, v in step.evaluate(0, batch).items()})
-        found.append((reports, bits(step.state_dict())))
-    assert [r.get("finite") for r in found[0][0]] == [True, True, False, True, None]
-    assert repr(found[0][0]) == repr(found[1][0])
-    assert found[0][1] == found[1][1]
-    copies_are_the_weights(steps[1])
-
-
-def test_copies_of_the_weights_follow_what_is_loaded():
-    step, state = copied_step(kept=True), small_step([]).state_dict()
-    changed = {key: array + 1 for key, array in state["model"].items()}
-    step.load_state_dict({**state, "model": changed})
-    copies_are_the_weights(step)
-    weights.load_state_dict(step.model, state["model"])
-    step.weights_changed()
-    copies_are_the_weights(step)
 
 
 # -- what is chosen -----------------------------------------------------------------------------------------------------------------------

@@ -35,10 +35,10 @@ def run(tmp_path):
     gpt[0]["step_ms"] = 60000.0  # the first step compiles
     gpt[5] = step(6, loss=None, text_ce=None, audio_ce=None, skipped=True)
     evals = [{"step": s, "eval_audio": a, "eval_text": 2.5, "seconds": 1.0} for s, a in ((20, 2.9), (40, 3.1))]
-    write(tmp_path, [*gpt[:20], evals[0], *gpt[20:], evals[1]], steps_of(40))
+    write(tmp_path, [*gpt[:20], evals[0], *gpt[20:], evals[1], {"traces": {"update/0": 1, "apply": 1}}], steps_of(40))
     dvae = [step(s, loss=1.0, recon=1.0 - 0.04 * s, baseline=0.9, perplexity=50.0, codebook_perplexity=40.0 + s) for s in range(1, 21)]
     evaluated = {"step": 20, "eval_recon": 0.25, "eval_baseline": 1.0, "eval_perplexity": 30.0, "seconds": 0.1}
-    write(tmp_path / "dvae", [*dvae, evaluated], steps_of(20))
+    write(tmp_path / "dvae", [*dvae, evaluated, {"traces": {"micro/0": 2, "apply": 1}}], steps_of(20))
     (tmp_path / "quarantine.jsonl").write_text('{"id": 3}\n{"id": 5}\n')
     return SimpleNamespace(
         path=tmp_path,
@@ -52,7 +52,7 @@ def run(tmp_path):
 
 
 def test_figures_of_both_stages(run):
-    stages = summary.summarise(run, unigram_nats=4.0, retraces={"gpt": 0, "dvae": 1})["stages"]
+    stages = summary.summarise(run, unigram_nats=4.0)["stages"]
     gpt, dvae = stages["gpt"], stages["dvae"]
     first = np.mean([4.05 - 0.05 * s for s in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)])  # step 6 was skipped
     last = np.mean([4.05 - 0.05 * s for s in range(31, 41)])

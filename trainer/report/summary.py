@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +28,19 @@ JUDGED = {"dvae": ("recon", "eval_recon"), "gpt": ("audio_ce", "eval_audio"), "a
 
 @dataclass(frozen=True)
 class History:
-    """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once."""
+    """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
+
+    `retraces`: how many functions the last process that trained it compiled again; None: it was killed before it could say.
+    """
 
     steps: list[dict]
     evaluations: list[dict]
+    retraces: int | None = None
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """From a stage's folder, without a torn line and without steps that the folded ledger no longer has. BadInput: a damaged ledger."""
-        steps, evaluations = {}, {}
+        steps, evaluations, retraces = {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
@@ -47,11 +51,14 @@ class History:
                 kind = evaluations
             elif "step_ms" in line:
                 kind = steps
-            else:  # traces, where the time goes
+            elif "traces" in line:
+                retraces = sum(n - 1 for n in line["traces"].values())
+                continue
+            else:  # where the time goes
                 continue
             kind[line["step"]] = line  # a step trained again after a crash: the later line is what the weights saw
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
-        return cls(*([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)))
+        return cls(*([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)), retraces)
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
         """(steps, values) of the lines that have `name`; null is NaN."""
@@ -77,12 +84,11 @@ def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarra
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
-def summarise(run: RunFolder, unigram_nats: float | None = None, retraces: Mapping[str, int] | None = None) -> dict:
+def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
     """The figures, by stage; what a stage does not have is absent, what could not be computed is None.
 
     Args:
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
-        retraces: per stage, functions compiled again after a bucket's first step.
     """
     stages = {}
     for stage in run.stages:
@@ -93,7 +99,7 @@ def summarise(run: RunFolder, unigram_nats: float | None = None, retraces: Mappi
             **_speed(history),
             **_learning(history, kind),
             "quarantined": _num_lines(run.stage_folder(stage) / "quarantine.jsonl"),
-            "retraces": None if retraces is None else retraces.get(stage),
+            "retraces": history.retraces,
         }
         if kind == "dvae":
             figures |= _codebook(history, run.dims.dvae.num_codes)
@@ -112,9 +118,9 @@ def curves(run: RunFolder, summary: dict) -> Png:
     return curves_picture(f"{run.path.name}: model size {summary['size']}", panels)
 
 
-def finish(run: RunFolder, unigram_nats: float | None = None, retraces: Mapping[str, int] | None = None) -> dict:
+def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
     """Write RUN/summary.json and RUN/curves.png; returns the figures, as `summarise`."""
-    summary = summarise(run, unigram_nats, retraces)
+    summary = summarise(run, unigram_nats)
     write_atomically(run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     write_atomically(run.path / "curves.png", curves(run, summary).data)
     return summary

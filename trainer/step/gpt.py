@@ -91,6 +91,18 @@ class StepOptions:
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
 
 
+@dataclass(frozen=True)
+class Chain:
+    """A function that calls programs, one after the other."""
+
+    name: str
+    function: Any
+
+    def compile(self) -> None:
+        """Trace it; nothing of it is XLA's."""
+        self.function.get_concrete_function()
+
+
 class GptStep:
     """Stage 2: the GPT stack on batches of contiguous rows (see `common.xtts.gpt`)."""
 
@@ -215,15 +227,18 @@ class GptStep:
         self.optimizer.load_state_dict(state["optimizer"])
         self._clear()
 
-    def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program]:
+    def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program | Chain]:
         """For XLA: what training (`micro` and `apply` if `grouped`, else `update`) or evaluation on a bucket will call, traced now, the
-        slowest to compile first; whoever compiles it ahead saves the first call the time. [] otherwise.
+        slowest to compile first, and the function that calls them last; whoever compiles it ahead saves the first call the time. []
+        otherwise.
         """
         if not self.options.jit:
             return []
-        sums = self._sums(grouped)
-        own = self._programs[bucket].programs(sums, training)
-        return [*self._updates(grouped).programs, *own] if training else own
+        own = self._programs[bucket].programs(self._sums(grouped), training)
+        if not training:
+            return [*own, Chain(f"evaluate/{bucket}", self._evaluate[bucket])]
+        chain = Chain(f"micro/{bucket}", self._micro[bucket]) if grouped else Chain(f"update/{bucket}", self._update[bucket])
+        return [*self._updates(grouped).programs, *own, chain]
 
     def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
         """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from common.gpu.choose import CONTEXT_MB, list_gpus
-from common.gpu.device import cuda_identity
+from common.gpu.choose import DRIVER_MB
+from common.gpu.memory import Account, this_card
 from common.xtts.layers import Tensor
 from common.xtts.weights import to_torch
 
@@ -73,13 +73,19 @@ class Room:
             largest_step()
             self._needed = self._peak()
 
+    def account(self) -> Account | None:
+        """The card's memory as the largest step left it; None without a GPU."""
+        card = this_card()
+        if card is None or not tf.config.list_logical_devices("GPU"):
+            return None
+        state = tf.config.experimental.get_memory_info(_GPU)["current"]
+        return Account(card.memory_mb, card.free_mb, _limit_mb(), self._needed >> 20, state >> 20)
+
     def take(self, num_bytes: int) -> int:
         """How many of so many bytes can be held now, by what the largest step needs, or those since the last asking needed at most."""
-        gpus = tf.config.list_physical_devices("GPU")
         if not tf.config.list_logical_devices("GPU"):
             return num_bytes
-        configured = tf.config.get_logical_device_configuration(gpus[0])
-        limit_mb = configured[0].memory_limit if configured and configured[0].memory_limit else _card_mb() - CONTEXT_MB
+        limit_mb = _limit_mb() or _card_mb() - DRIVER_MB
         # The peak may have come when what was held had been let go: then this is too little, and the largest step's own need stands.
         needed = max(self._needed, self._peak() - self._held)
         self._forget_peak()
@@ -97,6 +103,12 @@ class Room:
 ROOM = Room()
 
 
+def _limit_mb() -> int | None:
+    """TensorFlow's hard limit; None: its memory grows."""
+    configured = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("GPU")[0])
+    return int(configured[0].memory_limit) if configured and configured[0].memory_limit else None
+
+
 def _card_mb() -> int:
-    bare = cuda_identity()
-    return next((g.memory_mb for g in list_gpus().gpus if bare and g.uuid.endswith(bare)), 0)
+    card = this_card()
+    return card.memory_mb if card else 0
