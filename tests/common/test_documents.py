@@ -56,7 +56,11 @@ def test_commands_are_taken(page, command):
     words = [w.strip("[]") if w[0] == "[" or "[" not in w else w for w in shlex.split(command)[1:]]
     if words[0] == "-m":
         path = ROOT.joinpath(*words[1].split("."))
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), command
+        file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        source = file.read_text()
+        source += "".join(f.read_text() for f in path.parent.glob("*.py") if re.search(rf"^from tests\.bench.*\b{f.stem}\b", source, re.M))
+        unknown = [w for w in words if w.startswith("--") and f'"{w}"' not in source]
+        assert not unknown, f"{file} knows no {unknown}"
         return
     words = [w for w in words[1:] if w not in ("…", "flags", "key=value", "COMMAND", "--help")]
     name, rest = (words[0], words[1:]) if words and words[0] in launch.COMMANDS else ("train", words)
