@@ -1,16 +1,18 @@
 # Two commands do everything on a fresh machine: `make demo` (the main job) and `make test`.
-# Set-up happens on the way: a virtual environment in .venv, with TensorFlow's GPU build where an NVIDIA driver is present, else its CPU build.
+# They set up what they need: a virtual environment in .venv, with TensorFlow's GPU build if there is an NVIDIA driver, else its CPU build.
 SHELL := /bin/bash
 PY := .venv/bin/python
 EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] || command -v nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-fast test-all lint clean
 help:
-	@echo "make demo    train on a synthesised corpus of five languages, start to finish (runs/demo)"
-	@echo "make test    the test suite"
-	@echo "make test-all  with the long chaos and timing tests"
-	@echo "make lint    ruff"
-	@echo "make setup   only the virtual environment (TensorFlow build here: $(EXTRA))"
+	@echo "make demo       train on a synthesised corpus of five languages, start to finish (runs/demo)"
+	@echo "make test       run the test suite"
+	@echo "make test-fast  run the tests that need neither TensorFlow nor other processes"
+	@echo "make test-all   run all tests, the long chaos and timing tests too"
+	@echo "make lint       check style with ruff"
+	@echo "make setup      create the virtual environment only (TensorFlow build here: $(EXTRA))"
+	@echo "make clean      remove the virtual environment"
 
 setup: .venv/installed-$(EXTRA)
 
@@ -35,6 +37,10 @@ demo: setup
 # Two at a time, each file's tests in one process: they share what they set up, and most of them keep one core busy.
 test: setup
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# For the edit loop: a test that loads TensorFlow or starts a process is skipped as soon as it does.
+test-fast: setup
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p tests.support.fast tests/trainer tests/producer tests/common
 
 test-all: setup
 	$(PY) -m pytest -m 'slow or not slow'

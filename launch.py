@@ -116,7 +116,7 @@ def train_command(args: argparse.Namespace) -> int:
     for answer in flags.answers(args):
         tell(answer)
     if not args.config:
-        tell(f"settings of {resolve.settings_file(args)} (--config names others)")
+        tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     return train(resolve.config_of(args))
 
 
@@ -148,7 +148,7 @@ def producer_command(args: argparse.Namespace) -> int:
             far.wait_for_trainer(tell)
             spec = replace(spec, argv=(*spec.argv, *far.argv))
         elif holder(config.run_dir / "lock") is None:
-            tell(f"no trainer runs in {config.run_dir}: the producer waits for one (launch.py trainer --run {config.run_dir})")
+            tell(f"no trainer runs in {config.run_dir}; the producer waits for one: launch.py trainer --run {config.run_dir}")
         return _supervise(Program(config.run_dir.resolve(), (replace(spec, main=True),)), ())
 
 
@@ -176,7 +176,7 @@ def scan_command(args: argparse.Namespace) -> int:
     else:
         report.print(RichConsole(), texts=args.texts)
         if not args.config:
-            tell(f"with the settings of {resolve.settings_file(args)} (--config names others)")
+            tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     if args.strict:
         report.require_all()
     return OK
@@ -190,7 +190,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def profile_command(args: argparse.Namespace) -> int:
-    """Measure where the time of a step and of a batch goes, on your own data; the run itself is left as it is."""
+    """Measure where the time of a step and of a batch goes, on your own data; the run itself does not change."""
     from trainer.commands import profile
 
     out = sys.stderr if args.json else None
@@ -224,7 +224,7 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
+    """Turn Coqui's XTTS v2 files into a folder of weights, to fine-tune (model.weights) or to speak with."""
     from trainer.commands import coqui
 
     return coqui.import_files(args, tell)
@@ -262,7 +262,7 @@ def _switch(text: str) -> dict:
 COMMANDS = {
     "train": Command(train_command, None),
     "trainer": Command(
-        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from a running one, which saves first")}
+        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from the running trainer, which saves first")}
     ),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
@@ -289,10 +289,10 @@ COMMANDS = {
         (),
         {
             "--model": _file("model.pth, as published or as a Coqui trainer saved it", True),
-            "--out": _file("the folder to make", True),
+            "--out": _file("the folder to create", True),
             "--dvae": _file("dvae.pth: training needs it"),
             "--vocab": _file("vocab.json of the model"),
-            "--mel-stats": _file("mel_stats.pth, where model.pth holds none"),
+            "--mel-stats": _file("mel_stats.pth, if model.pth holds none"),
         },
     ),
     "export-coqui": Command(
@@ -301,7 +301,7 @@ COMMANDS = {
         {
             "--weights": _file("a folder made by import-coqui"),
             "--out": _file("the model.pth to write", True),
-            "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, or best; default: the newest"},
+            "--step": {"metavar": "N", "help": "checkpoint of --run: a step, or best (default: the newest)"},
         },
     ),
 }

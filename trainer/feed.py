@@ -111,7 +111,7 @@ class Quarantine:
         new = list({u: reason for u, reason in bad if u not in self._by_id}.items())  # a clip that is in several rows is named for each
         if new and self._limit is not None and len(self._by_id) + len(new) > self._limit:
             raise Hopeless(
-                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more, {self._limit} may be set aside "
+                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more; at most {self._limit} may be set aside "
                 f"(train.max_set_aside): the corpus has changed, or cannot be read. The newest ones: utterance {new[0][0]}: {new[0][1]}"
                 + (f" and {len(new) - 1} more" if len(new) > 1 else "")
                 + ". With the files back in their place, the same command goes on"

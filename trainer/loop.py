@@ -152,7 +152,6 @@ class Loop:
         self.observer.compiling(_IN_WORDS[what], bucket, len(self.schedule.train.buckets), self.schedule.train.buckets[bucket])
 
     # -- evaluation and checkpoints ----------------------------------------------------------------
-    # -------------------------------
 
     def _evaluate(self) -> bool:
         """Run the evaluation plan; True if a checkpoint of now would be the best one."""

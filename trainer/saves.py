@@ -168,7 +168,7 @@ class Saves:
                 write_atomically(self._history.files.quarantine, "".join(json.dumps(e) + "\n" for e in kept))
                 self._known_bad = len(kept)
         except OSError as e:  # the checkpoint itself is there: the next one's lines bring these along
-            log.error("checkpoint %d is on disk, but what the ledger says of it is not yet: %s", outcome.step, e.strerror or e)
+            log.error("checkpoint %d is on disk, but its ledger lines are not yet: %s", outcome.step, e.strerror or e)
         self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _fail(self, why: str) -> None:

@@ -104,7 +104,7 @@ def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *se
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
         # A trial of a few steps with a config made for many: it warms up for half of them.
-        log.warning("warm-up of %d steps is as long as the run's %d: %d used", warmup, total, total // 2)
+        log.warning("a warm-up of %d steps is as long as the run (%d steps): using %d", warmup, total, total // 2)
         warmup = total // 2
     names = {f.name for f in fields(StepOptions)}
     own = {name: value for section in (optim, *sections) for name, value in section if name in names}

@@ -203,7 +203,7 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
     """Where a run stands, in one line: the trainer's numbers, or who is doing what before there are any."""
     trainer = next((s for s in statuses if s.role == "trainer"), None)
     if trainer is None or trainer.step == 0 and trainer.phase != "training":
-        doing = ", ".join(f"{s.name} {_doing(s)}" for s in statuses) or "processes start"
+        doing = ", ".join(f"{s.name} {_doing(s)}" for s in statuses) or "starting processes"
         return f"{doing} ({elapsed_s:.0f} s)"
     parts = [f"{trainer.stage_name} {trainer.step}" + (f"/{trainer.max_steps}" if trainer.max_steps else "")]
     if trainer.phase != "training":

@@ -25,17 +25,17 @@ class Flag:
 
 FLAGS = (
     Flag("--run", "run", "the run folder", text=True),
-    Flag("--checkpoint-dir", "run", "the run folder (its checkpoints are in DIR/checkpoints)", text=True),
-    Flag("--data-gpu", "data_gpu", "GPU of the producers: 0, a UUID, cpu; 0,2 = two devices, producers go round-robin", text=True),
-    Flag("--model-gpu", "model_gpu", "GPU of the trainer: 1, a UUID, cpu", text=True),
-    Flag("--num-producers", "producers.count", "producer processes"),
-    Flag("--num-workers", "producers.decode_threads", "decode threads per producer"),
-    Flag("--buffer-size", "transport.high_water_mark", "the most batches in existence between producers and step"),
+    Flag("--checkpoint-dir", "run", "the run folder (checkpoints are in X/checkpoints)", text=True),
+    Flag("--data-gpu", "data_gpu", "the producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn", text=True),
+    Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True),
+    Flag("--num-producers", "producers.count", "number of producer processes"),
+    Flag("--num-workers", "producers.decode_threads", "decode threads per producer; 0: share out the cores"),
+    Flag("--buffer-size", "transport.high_water_mark", "most batches that exist between producers and step"),
     Flag("--batch-size", "batching.batch_size", "utterances per batch", clears="batching.positions_per_batch"),
     Flag("--train-data", "data.train", "a corpus: folder or metadata file; may be repeated", text=True, several=True),
     Flag("--val-data", "data.val", "a corpus for evaluation; may be repeated", text=True, several=True),
     Flag("--epochs", "train.epochs", "epochs of stage 2 (the GPT)"),
-    Flag("--max-steps", "train.max_steps", "steps of stage 2, if that is fewer"),
+    Flag("--max-steps", "train.max_steps", "most steps of stage 2"),
     Flag("--seed", "seed", "the run's seed"),
 )
 
@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
 def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
     """A parser with `--config`, the flags of `names` (None: all of the table) and key=value settings."""
     parser = Parser(prog=prog, description=help_text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = "the named run's; for data.train=… those of configs/ljspeech.yaml; else of configs/demo.yaml"
-    parser.add_argument("--config", metavar="FILE", help=f"settings of the run (default: {which})")
+    which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
+    parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
         if names is None or flag.name in names:
@@ -99,7 +99,7 @@ def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
         for name, (takes_value, answer) in ANSWERED.items():
             kind = {"metavar": "X"} if takes_value else {"action": "store_true"}
             group.add_argument(name, dest=_dest(name), help=answer, **kind)
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="any config key, e.g. train.optim.learning_rate=1e-5")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="set any config key, e.g. train.optim.learning_rate=1e-5")
     return parser
 
 

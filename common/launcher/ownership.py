@@ -60,7 +60,7 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
     if by is None:
         return
     if not replace:
-        raise BadInput(f"{run_dir} is in use by {by}; --replace lets it save and takes over")
+        raise BadInput(f"{run_dir} is in use by {by}; add --replace to let it save and take over")
     # The lock's holder has its signal handlers installed: it took the lock after that.
     tell(f"asking {by} to save and leave")
     try:
@@ -70,7 +70,7 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
     except PermissionError as e:
         raise BadInput(f"{by} belongs to another user") from e
     if (still := lock.wait_free(run_dir / "lock", REPLACE_WAIT_S)) is not None:
-        raise RunError(f"{still} has not left after {REPLACE_WAIT_S:.0f} s; it is still the run's trainer, nothing was started")
+        raise RunError(f"{still} has not stopped after {REPLACE_WAIT_S:.0f} s and is still the run's trainer; nothing was started")
 
 
 def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
@@ -88,9 +88,9 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
     deadline = time.monotonic() + STOP_WAIT_S
     while lock.is_alive(by.pid, by.create_time):
         if time.monotonic() > deadline:
-            raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
+            raise RunError(f"{by} has not stopped after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
         time.sleep(0.1)
-    tell("it has left")
+    tell("it has stopped")
 
 
 def _not_leaving(run_dir: Path) -> lock.Holder | None:

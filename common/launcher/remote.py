@@ -25,16 +25,16 @@ from common.transport.links import DealerLink
 
 BUNDLE_FLAGS: dict[str, dict] = {"--out": {"metavar": "F", "help": "the file to write (RUN.bundle)"}}
 PRODUCER_FLAGS: dict[str, dict] = {
-    "--gpu": {"metavar": "X", "help": "index, UUID or cpu; default: as the run's own; with --bundle this host's first GPU"},
-    "--bundle": {"metavar": "F", "help": "on another host than the trainer's: the file that `launch.py bundle` wrote there"},
+    "--gpu": {"metavar": "X", "help": "index, UUID or cpu (default: as the run's producers; with --bundle: this host's first GPU)"},
+    "--bundle": {"metavar": "F", "help": "on another host: the file that `launch.py bundle` wrote on the trainer's host"},
     "--connect": {"metavar": "tcp://H:P", "help": "with --bundle: where the trainer listens"},
     "--data-root": {
         "metavar": "D",
         "action": "append",
-        "help": "with --bundle: the corpus' folder on this host; of several corpora once for each, or one that holds them all",
+        "help": "with --bundle: the corpus folder on this host; give it once per corpus, or one folder that holds them all",
     },
-    "--work": {"metavar": "DIR", "help": "with --bundle: for logs and cached codes (xtts-<run> beside the bundle)"},
-    "--wait": {"metavar": "S", "type": float, "help": "with --bundle: how long to wait for the trainer at first (60)"},
+    "--work": {"metavar": "DIR", "help": "with --bundle: folder for logs and cached codes (default: xtts-<run> beside the bundle)"},
+    "--wait": {"metavar": "S", "type": float, "help": "with --bundle: seconds to wait for the trainer (60)"},
 }
 _ONLY_WITH_BUNDLE = ("connect", "data_root", "work", "wait")
 _WAIT_S = 60.0
@@ -59,7 +59,7 @@ def write_bundle(run_dir: Path, out: str | None, tell: Callable[[str], None]) ->
     if host in ("localhost", "[::1]") or host.startswith("127."):
         tell(f"transport.bind={run.config.transport.bind} is an address of this host alone: others need a tunnel, or tcp://0.0.0.0:{port}")
     if not about.has_dvae and any(run.spec(stage).needs_dvae for stage in run.stages):
-        tell("stage 1 has not ended: this bundle makes its batches alone; for stage 2 make another when stage 1 has ended")
+        tell("stage 1 has not ended: this bundle serves stage 1 only; make another one when stage 1 has ended")
     return OK
 
 
@@ -110,7 +110,7 @@ def _why_silent(address: str) -> str:
         socket.create_connection((host.strip("[]"), int(port)), 3).close()
     except OSError as e:
         return e.strerror or str(e)
-    return "something takes connections there and says nothing"
+    return "something accepts connections there but does not answer"
 
 
 def open_bundle(args: argparse.Namespace) -> Remote | None:
@@ -134,7 +134,7 @@ def open_bundle(args: argparse.Namespace) -> Remote | None:
     except ChannelError as e:
         raise BadInput(f"--connect {e}") from e
     if not args.connect.startswith("tcp://") or args.connect.endswith(":*"):
-        raise BadInput(f"--connect {args.connect}: expected tcp://HOST:PORT, as the trainer's host is called from here")
+        raise BadInput(f"--connect {args.connect}: expected tcp://HOST:PORT, where HOST is the trainer's host as seen from here")
     opened = Bundle.open(Path(args.bundle))
     work = Path(args.work or opened.path.parent / f"xtts-{opened.about.run_id[:12]}").absolute()
     run = opened.unpack(work)

@@ -182,7 +182,7 @@ class Supervisor:
                 if child.saving_at is not None and now - child.saving_at < LEAVES_AFTER_SAVE_S:
                     limit = child.spec.save_s
             if now - child.asked_at > limit:
-                self._view.say(f"{child.spec.name} did not leave within {limit:.0f} s: killed")
+                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed")
                 child.process.kill()
                 child.asked_at = now  # a process in the kernel's hands may take a while to go
 
@@ -242,7 +242,7 @@ class Supervisor:
         if child.spec.main and code == OK:
             self._done_at = self._clock()
         elif code == REPLACED and child.spec.lock is None:
-            self._view.say(f"{child.spec.name} saved and left for another one, which is not watched from here")
+            self._view.say(f"{child.spec.name} saved and gave way to another one, which is not watched from here")
             self._done_at = self._clock()
             for other in self._children:  # nobody tells them: the run goes on
                 self._ask(other)
@@ -250,7 +250,7 @@ class Supervisor:
             child.adopt_until = self._clock() + REPLACE_S
         elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
             if code != OK or not self._main_is_done():
-                self._view.say(f"{child.spec.name} was told to leave ({explain(code)}); not restarted")
+                self._view.say(f"{child.spec.name} was asked to stop ({explain(code)}); not restarted")
         else:
             self._view.failure(child.spec, process.offset)
             self._failed(child, code, process.pid)
@@ -263,7 +263,7 @@ class Supervisor:
     def _left_to_another(self, child: Child, code: int) -> bool:
         """Replaced, or beaten to the lock by a trainer started elsewhere."""
         if code == REPLACED:
-            self._view.say(f"{child.spec.name} saved and left for another one")
+            self._view.say(f"{child.spec.name} saved and gave way to another one")
             return True
         return code == BAD_INPUT and lock.holder(child.spec.lock) is not None
 

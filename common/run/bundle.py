@@ -110,7 +110,7 @@ def _check_reachable(run: RunFolder) -> str:
     if not bind.startswith("tcp://"):
         raise BadInput(f"transport.bind={bind}: this run's trainer can be reached from this host alone; {restart}")
     if bind.endswith(":*"):
-        raise BadInput(f"transport.bind={bind}: the trainer's port is another one after each start; {restart}")
+        raise BadInput(f"transport.bind={bind}: the trainer's port changes at each start; {restart}")
     keys = run.path / "keys"
     if not (keys / "client.json").is_file():
         raise BadInput(

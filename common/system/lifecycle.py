@@ -240,7 +240,7 @@ def _orphan(stop: Stop) -> None:
 
 
 def _force(stop: Stop) -> NoReturn:
-    log.warning("not where it can stop (compiling, waiting for a device?) at the deadline after %s: forced out, stacks follow", stop.reason)
+    log.warning("did not stop in time after %s (compiling, or waiting for a device?): forced out; stacks follow", stop.reason)
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(all_threads=True)
         sys.stderr.flush()

@@ -143,9 +143,9 @@ def _keep_machine_settings(config: Config, old: Config) -> Config:
     """Threads, determinism and compile mode decide the bits: they stay what they were when the run was created."""
     for name in ("deterministic", "jit"):
         if getattr(config, name) != getattr(old, name):
-            log.warning("%s stays %s as the run was created (this start would have %s)", name, getattr(old, name), getattr(config, name))
+            log.warning("%s stays %s as in the run so far (this start would choose %s)", name, getattr(old, name), getattr(config, name))
     if config.threads != old.threads:
-        log.warning("threads stay as the run was created: %s", old.threads.model_dump())
+        log.warning("thread counts stay as they were when the run was created: %s", old.threads.model_dump())
     return config.model_copy(update={"deterministic": old.deterministic, "jit": old.jit, "threads": Threads(**old.threads.model_dump())})
 
 

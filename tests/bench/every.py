@@ -1,4 +1,4 @@
-"""Every figure of the README that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are
+"""Every figure of docs/measured.md that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are
 (CUDA_VISIBLE_DEVICES chooses among them).
 
     python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step] [--cards 2] [--tiny]

@@ -117,16 +117,16 @@ def coqui_check(work: Path) -> None:
 
 def compare(work: Path) -> None:
     """Our networks on the same batch: figures.json."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    sys.path.insert(0, str(ROOT))
     from types import SimpleNamespace
 
     import tensorflow as tf
-    from gpt_cases import pack
     from safetensors.numpy import load_file
 
     from common.xtts import weights
     from common.xtts.checkpoints import pretrained, pth
     from common.xtts.gpt import Gpt
+    from tests.support.gpt_cases import pack
     from trainer.step.gpt import GptStep, StepOptions
 
     dims = pretrained.read_dims(work / "pretrained")

@@ -59,7 +59,8 @@ def test_an_unfinished_bundle_leaves_the_old_one(run, file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bind", "why"), [("ipc", r"bind=ipc: .* from this host alone; .*=tcp://0\.0\.0\.0:5555"), ("tcp://0.0.0.0:*", "port is another one")]
+    ("bind", "why"),
+    [("ipc", r"bind=ipc: .* from this host alone; .*=tcp://0\.0\.0\.0:5555"), ("tcp://0.0.0.0:*", "port changes at each start")],
 )
 def test_a_trainer_that_no_other_host_finds_has_no_bundle(tmp_path, bind, why):
     closed = arithmetic_run(tmp_path, 12, transport__bind=bind)

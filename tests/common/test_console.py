@@ -28,7 +28,7 @@ def test_before_the_first_step_it_says_who_does_what():
     assert line == "trainer compiling the training step for bucket 3 of 4 (8 rows x 156), producer-0 blocked (25 s)"
     waiting = at(phase="waiting for data", message="0 of 1 batches, 0 producers")
     assert progress_line([waiting], 9) == "trainer waiting for data: 0 of 1 batches, 0 producers (9 s)"
-    assert progress_line([], 1) == "processes start (1 s)"
+    assert progress_line([], 1) == "starting processes (1 s)"
 
 
 def test_what_is_not_known_yet_is_left_out():

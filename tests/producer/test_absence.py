@@ -188,13 +188,13 @@ class AllBad(ArithmeticMaker):
 def test_a_clip_in_many_rows_counts_once():
     quarantine = Quarantine([{"id": 1, "plan": "train", "g": 0, "reason": "gone"}], limit=3)
     quarantine.check_room([(2, "gone")] * 11 + [(1, "gone"), (3, "gone")])
-    with pytest.raises(Hopeless, match="4 clips .*, 3 may be set aside"):
+    with pytest.raises(Hopeless, match="4 clips .*; at most 3 may be set aside"):
         quarantine.check_room([(2, "gone"), (3, "gone"), (4, "gone")])
 
 
 def test_more_bad_clips_than_may_be_set_aside_end_the_run_and_the_last_batch_condemns_none(tmp_path):
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, dvae__max_steps=1)
-    with pytest.raises(Hopeless, match=r"1[1-4] clips .*, 10 may be set aside \(train.max_set_aside\).*damaged audio data"):
+    with pytest.raises(Hopeless, match=r"1[1-4] clips .*; at most 10 may be set aside \(train.max_set_aside\).*damaged audio data"):
         train(run, make=AllBad)
     entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
     assert 6 < len(entries) <= 10

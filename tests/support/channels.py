@@ -198,7 +198,7 @@ class Channel:
             client.close()
         for server in self.servers:
             server.close(drain_s=0.0, stop_producers=False)
-        self.log.check(max(s._book.window for s in self.servers), CAPACITY)
+        self.log.check(max((s._book.window for s in self.servers), default=0), CAPACITY)
 
 
 def train_schedule(count=None):

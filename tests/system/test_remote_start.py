@@ -144,7 +144,7 @@ def test_why_nobody_answers():
     keys = KeyPair.new()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(BadInput, match="something takes connections there and says nothing"):
+        with pytest.raises(BadInput, match="something accepts connections there but does not answer"):
             far(Endpoint(f"tcp://127.0.0.1:{port}", keys.public), keys, 0.5).wait_for_trainer(print)
     with pytest.raises(BadInput, match=rf"no trainer answers at tcp://127\.0\.0\.1:{port} \(Connection refused\): is it running"):
         far(Endpoint(f"tcp://127.0.0.1:{port}", keys.public), keys, 0.5).wait_for_trainer(print)

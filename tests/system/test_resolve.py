@@ -65,7 +65,7 @@ def test_launch_with_the_run_alone_goes_on_with_it(tmp_path):
     command = [sys.executable, str(ROOT / "launch.py"), "--run", str(run.path), "--max-steps", "8"]
     done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"settings of {run.path}/config.yaml" in done.stdout
+    assert f"settings: {run.path}/config.yaml" in done.stdout
     assert "at gpt step 5" in done.stdout
     assert not list((tmp_path / "elsewhere").iterdir()), "no corpus, no run of the demo's"
     assert_exact(arithmetic_run(tmp_path, train__max_steps=8, dvae__max_steps=2))

@@ -199,7 +199,7 @@ def test_a_replaced_trainer_alone_takes_its_company_along(launch, finish, tmp_pa
 def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path):
     p = launch("trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done")
     os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)
-    until(lambda: "producer-0 was told to leave (exited with 143); not restarted" in said())
+    until(lambda: "producer-0 was asked to stop (exited with 143); not restarted" in said())
     (tmp_path / "done").touch()
     assert finish(p)[0] == 0
     assert len(pids(tmp_path, "producer-0")) == 1
@@ -233,7 +233,7 @@ def test_a_save_gets_the_longer_deadline_and_no_more(launch, finish, later, tmp_
     later(1300)
     code, out = finish(p)
     assert code == 143
-    assert "trainer did not leave within 1200 s: killed" in out
+    assert "trainer did not stop within 1200 s: killed" in out
 
 
 @pytest.mark.parametrize("behaviour", ["busy", "deaf"])
@@ -243,7 +243,7 @@ def test_a_child_that_does_not_leave_is_killed(launch, finish, tmp_path, behavio
     p.send_signal(signal.SIGTERM)
     code, out = finish(p)
     assert code == 143
-    assert "trainer did not leave within 1 s: killed" in out
+    assert "trainer did not stop within 1 s: killed" in out
     assert gone(*pids(tmp_path, "trainer"))
 
 
@@ -315,7 +315,7 @@ def test_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
     p = launch("trainer:trainer:family:grace=1")
     grandchild = int(until(lambda: (tmp_path / "grandchild").exists() and (tmp_path / "grandchild").read_text()))
     p.send_signal(signal.SIGINT)
-    assert "trainer did not leave within 1 s: killed" in finish(p)[1]
+    assert "trainer did not stop within 1 s: killed" in finish(p)[1]
     until(lambda: gone(grandchild))
 
 

@@ -169,7 +169,7 @@ def test_sampling_follows_where_the_weights_come_from(folder):
         (["--run", "r", "--stream", "--candidates", "2"], "leave one out"),
         (["--run", "r", "--stream", "--text", " "], "nothing to say"),
         (["--run", "r", "--stream", "--text", "-"], "nothing to say"),
-        (["--run", "r", "--stream", "--device", "0,1"], "one device speaks"),
+        (["--run", "r", "--stream", "--device", "0,1"], "name one device"),
         (["--run", "r", "--stream", "--device", "99"], "99"),
         (["--run", "r", "--stream", "model.size=tiny"], "flags only"),
     ],

@@ -237,7 +237,7 @@ def test_whose_voice_says_the_users_texts(run, tmp_path, caplog):
     held_out = run.manifest.utterances(choose(run.manifest.columns(), 1))[0]
     own = (f"en_{held_out.name}", held_out.name)
     assert voices() == [own, ("en_text0", own[1]), ("en_text1", clips[2]), ("en_text3", own[1])]
-    assert "samples.texts[2] is passed over: there is no voice to say it in" in caplog.text
+    assert "samples.texts[2] is skipped: there is no voice to say it in" in caplog.text
     assert voices(references=clips[:2], count=0) == [("en_text0", clips[0]), ("en_text1", clips[2]), ("en_text3", clips[1])]
     assert voices(count=0, texts=["one"]) == [("en_text0", own[1])], "a voice is found although no utterance is to be said"
 
@@ -247,7 +247,7 @@ def test_a_text_without_words_is_passed_over(run, caplog):
     changed.config = run.config.model_copy(update={"samples": Samples.model_validate({"count": 1, "texts": ["😀", "one"]})})
     lines = SampleMaker(changed, Gpt(run.dims.gpt, seed=1), Dvae(run.dims.dvae))._lines
     assert [line.name for line in lines][1:] == ["en_text1"]
-    assert "samples.texts[0] is passed over: no words in the text '😀': nothing to say" in caplog.text
+    assert "samples.texts[0] is skipped: no words in the text '😀': nothing to say" in caplog.text
 
 
 @pytest.mark.usefixtures("quick")

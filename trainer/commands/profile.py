@@ -74,7 +74,7 @@ def run(
         BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.
     """
     if free_steps < FEWEST_STEPS:
-        raise BadInput(f"--steps {free_steps}: at least {FEWEST_STEPS} steps say something")
+        raise BadInput(f"--steps {free_steps}: measure at least {FEWEST_STEPS} steps")
     with temporary_folder(config.run_dir) as folder:
         mine = settings(config, folder, free_steps)
         existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
@@ -161,7 +161,7 @@ def read(folder: Path) -> dict:
     """What the trainer measured. RunError: it did not get that far."""
     path = folder / profile.FILE
     if not path.is_file():
-        raise RunError("the profile run ended without figures: too few steps (--steps), or see what it said above")
+        raise RunError("the profile run ended without figures: too few steps (raise --steps), or see the messages above")
     return json.loads(path.read_text())
 
 
@@ -179,9 +179,9 @@ def view(document: dict) -> Group:
     producers, speed = document["producers"], document["speed"]
     parts.append(
         Text(
-            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s; ceiling with data always there "
+            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s; ceiling if data were always there "
             f"{1e3 / document['ceiling_ms']:.2f} batches/s; producers: {producers['count']}, which could make "
-            f"{producers['could_make_per_s']:.2f} batches/s; {producers['needed']} would do"
+            f"{producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
     return Group(*parts, Text(document["verdict"]["sentence"], style="bold"))

@@ -185,10 +185,10 @@ def _write(synthesizer, wanted: dict, out: Path) -> None:
 
     speech = synthesizer.speak(**wanted)
     if not len(speech.wav):
-        raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
+        raise BadInput("the model stopped at once and said nothing: try another --seed, or train longer")
     for piece, generated in zip(speech.pieces, speech.generated, strict=True):
         if not generated.stopped:
-            log.warning("no end within %d codes, cut off: %s", len(generated.codes), piece.text)
+            log.warning("no end after %d codes, cut off: %s", len(generated.codes), piece.text)
     write_atomically(out, wav_bytes(speech.wav, speech.sample_rate))
     codes, pieces = sum(len(g.codes) for g in speech.generated), len(speech.pieces)
     log.info("%s: %.2f s at %d Hz, %d codes, %d piece%s", out, speech.seconds, speech.sample_rate, codes, pieces, "s" * (pieces != 1))
@@ -212,7 +212,7 @@ def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
         if stop.is_set():
             return
     if first is None:
-        raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
+        raise BadInput("the model stopped at once and said nothing: try another --seed, or train longer")
     spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
     log.info("first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f", first, seconds, spent / seconds)
 

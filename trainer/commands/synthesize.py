@@ -22,16 +22,16 @@ FLAGS: dict[str, dict] = {
     "--language": {"metavar": "X", "default": "en", "help": "en, de, fa, … (en)"},
     "--reference": {"metavar": "CLIP", "nargs": "+", "required": True, "help": "recordings of the voice, together 3 s or more"},
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
-    "--stream": {"action": "store_true", "help": "16-bit mono samples to standard output as they are made"},
-    "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
-    "--device": {"metavar": "X", "help": "a GPU's index or UUID, or cpu; default: a GPU where there is one"},
-    "--seed": {"metavar": "N", "type": int, "default": 0, "help": "the same seed says it the same way (0)"},
-    "--temperature": {"metavar": "X", "type": float, "help": "lower is calmer"},
+    "--stream": {"action": "store_true", "help": "write write 16-bit mono samples to standard output as they are made"},
+    "--step": {"metavar": "N", "help": "checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
+    "--device": {"metavar": "X", "help": "a GPU's index or UUID, or cpu (default: a GPU if there is one)"},
+    "--seed": {"metavar": "N", "type": int, "default": 0, "help": "random seed; the same seed gives the same speech (0)"},
+    "--temperature": {"metavar": "X", "type": float, "help": "how freely codes are drawn; lower is calmer"},
     "--top-k": {"metavar": "K", "type": int, "help": "draw from the K likeliest codes; 0: all"},
-    "--top-p": {"metavar": "P", "type": float, "help": "draw from the likeliest codes of this probability together"},
-    "--repetition-penalty": {"metavar": "X", "type": float, "help": "1: none"},
+    "--top-p": {"metavar": "P", "type": float, "help": "draw from the likeliest codes that together have probability P"},
+    "--repetition-penalty": {"metavar": "X", "type": float, "help": "penalty on codes already spoken; 1: none"},
     "--candidates": {"metavar": "N", "type": int, "default": 1, "help": "say each sentence N times and keep the likeliest (1)"},
-    "--speed": {"metavar": "X", "type": float, "default": 1.0, "help": "2: twice as fast (1)"},
+    "--speed": {"metavar": "X", "type": float, "default": 1.0, "help": "speed of speaking; 2: twice as fast (1)"},
 }
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
@@ -92,7 +92,7 @@ def _check_out(out: Path) -> None:
 def _device(asked: str | None) -> Device:
     """The one device: `asked`, else the first GPU that is free, else the CPU."""
     if asked is not None and "," in asked:
-        raise BadInput(f"--device {asked}: one device speaks")
+        raise BadInput(f"--device {asked}: name one device")
     tree = {"devices": "auto"} if asked is None else {"data_gpu": asked, "model_gpu": asked}
     devices = choose.choose_gpus(config_module.parse(tree, "--device"), choose.without_use(choose.list_gpus()), os.environ)
     return dataclasses.replace(devices.trainer, memory_mb=None)  # it shares the card with no producer of its own

@@ -78,7 +78,7 @@ class Checkpoints:
             if not final.exists():
                 os.replace(old, final)
         for left in self.folder.glob(".tmp-*"):
-            log.info("removing %s, left by a save that did not end", left.name)
+            log.info("removing %s, left by an unfinished save", left.name)
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def steps(self) -> list[int]:

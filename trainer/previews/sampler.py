@@ -133,7 +133,7 @@ class PreviewProcess:
     def _complain(self, step: int) -> None:
         log.log(
             logging.INFO if self._complained else logging.WARNING,
-            "no samples between steps %d and %d: those of step %d took %.0f s; a larger samples.every or another samples.device helps",
+            "no samples between steps %d and %d: step %d took %.0f s; set a larger samples.every or another samples.device",
             self._tried,
             step,
             self._tried,
@@ -159,7 +159,7 @@ class PreviewProcess:
         if error is None:
             log.info("%d samples of step %d, %.1f s", work.result(), step, self._took_s)
         elif is_out_of_memory(error):
-            raise Hopeless(f"no memory for samples on {self.status.value.device}: samples.device=cpu takes the CPU, samples.every=0 none")
+            raise Hopeless(f"no memory for samples on {self.status.value.device}: set samples.device=cpu, or samples.every=0 to make none")
         elif isinstance(error, BadInput):
             raise error
         else:

@@ -270,10 +270,10 @@ class SampleMaker:
             try:
                 pieces = self._synthesizer.pieces(text.text, language) if voices else []
             except (ValueError, LanguageUnavailable) as e:
-                log.warning("samples.texts[%d] is passed over: %s", i, e)
+                log.warning("samples.texts[%d] is skipped: %s", i, e)
                 continue
             if not voices:
-                log.warning("samples.texts[%d] is passed over: there is no voice to say it in", i)
+                log.warning("samples.texts[%d] is skipped: there is no voice to say it in", i)
             for k, piece in enumerate(pieces):
                 name = f"{language}_text{i}" + (f"-{k}" if len(pieces) > 1 else "")
                 lines.append(_Line(name, language, piece.text, piece.ids, voices[0], most))

@@ -133,13 +133,13 @@ def verdict(m: Measured) -> Verdict:
     setting = _setting(m, cause, part)
     name = cause if part in ("", cause) else f"{cause} ({part})"
     wait = f"the trainer waits for data {100 * m.wait:.1f} % of the time"
-    ceiling = f"{m.ceiling:.2f} batches/s with data always there"
+    ceiling = f"{m.ceiling:.2f} batches/s if data were always there"
     if cause == "trainer":
         n = len(m.producers)
-        supply = f"; {n} producer{'s' * (n != 1)} could make {m.made_per_s:.2f}/s, {m.producers_needed} would do" if n else ""
+        supply = f"; {n} producer{'s' * (n != 1)} could make {m.made_per_s:.2f}/s, {m.producers_needed} needed" if n else ""
         sentence = f"the bottleneck is the trainer ({part or 'step'}): {ceiling}, {wait}{supply}; {setting}"
     else:
-        needed = f"; {m.producers_needed} such producers would do" if m.producers_needed > len(m.producers) else ""
+        needed = f"; {m.producers_needed} such producers are needed" if m.producers_needed > len(m.producers) else ""
         sentence = f"the bottleneck is {name}: {wait}; ceiling {ceiling}{needed}; {setting}"
     return Verdict(cause, part, setting, sentence)
 
@@ -226,4 +226,4 @@ def _trainer_setting(part: str) -> str:
     return {
         "checkpoint": "set train.save_every higher",
         "logging": "set train.log_every higher",
-    }.get(part, "more only from a faster step (batching.batch_size, batching.buckets)")
+    }.get(part, "only a faster step gives more (batching.batch_size, batching.buckets)")

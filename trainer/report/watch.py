@@ -231,9 +231,9 @@ class Watch:
             return f"trainer and producer share GPU {shared[0].index}; give the producers another one (--data-gpu), or fewer leases"
         load = os.getloadavg()[0]
         if load > self.settings.cores:
-            busy = f"{load:.0f} threads, of this run and other programs, want {self.settings.cores} cores"
+            busy = f"{load:.0f} threads, of this run and other programs, compete for {self.settings.cores} cores"
             return f"{busy}; end the others, or set producers.decode_threads or producers.count lower"
-        return "something else uses the device; `nvidia-smi` and `top` tell"
+        return "something else uses the device; look at `nvidia-smi` and `top`"
 
     def close(self) -> None:
         """End the thread."""

@@ -43,7 +43,7 @@ def hold(tensors: Iterable[tuple[str, Tensor, tf.Variable]]) -> dict[str, HeldTe
     left, held = ROOM.take(num_bytes), {}
     if left < num_bytes:
         sizes = (left / 1e9, num_bytes / 1e9)
-        log.info("room on the device to hold %.1f of %.1f GB while they are saved: the rest is copied to the host, training waits", *sizes)
+        log.info("the device has room for %.1f of %.1f GB during a save; training waits while the rest is copied to the host", *sizes)
     for name, tensor, value in values:
         if _size(value) <= left:
             left -= _size(value)
