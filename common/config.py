@@ -50,13 +50,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+# Readers by name (producer/readers); demo: made if missing.
+Format = Literal[
+    "auto", "ljspeech", "coqui", "csv", "jsonl", "piper", "css10", "vctk", "libritts", "common_voice", "mailabs", "sidecar", "parquet",
+    "demo",
+]  # fmt: skip
+Columns = dict[Literal["audio", "text", "speaker", "language"], int | str | None]
+
+
 class Source(Section):
     """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
 
     path: str
-    format: Literal["auto", "ljspeech", "coqui", "vctk", "demo"] = "auto"  # demo: made if missing
+    format: Format = "auto"
     language: str | None = None  # of rows that name none; null: data.language
     speaker: str | None = None  # of rows that name none; null: the folder's name
+    columns: Columns = Field(default_factory=dict)  # as data.columns, of this source alone
 
 
 Sources = Annotated[list[Source], _list_of("path")]
@@ -68,6 +77,7 @@ class Data(Section):
     train: Sources = Field(default_factory=list)
     val: Sources = Field(default_factory=list)  # empty: a split of `train`, stored in the manifest
     language: str = "en"
+    columns: Columns = Field(default_factory=dict)  # role: name or number (from 1) of its column, null: none; else they are found
     eval_fraction: float = Field(0.01, ge=0, lt=1)
     eval_max: Positive = 256
     min_audio_s: float = Field(0.5, gt=0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from producer.decode import CLOSED, DecodeError
+from common.xtts.audio_error import CLOSED, NO_FFMPEG, DecodeError
 
 _NEIGHBOURS = 64  # files of a folder that are tried before it counts as one in which nothing can be read
 
@@ -28,6 +28,9 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
     for root in roots:
         if not os.path.isdir(root):
             return f"the data folder {root} is not there"
+    for e in errors:
+        if e.kind == NO_FFMPEG:  # the scan's machine had it
+            return f"{e.path}: {e.reason}"
     failed, folders = {e.path for e in errors}, set()
     for e in errors:
         why = _why_closed(e.path)

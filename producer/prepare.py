@@ -7,11 +7,12 @@ the end, so a folder either is a run or is not. No TensorFlow, no GPU: whatever 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +31,12 @@ from common.parity import PARITY
 from common.plan import Plan, write_plan
 from common.run import STAGES, RunFolder
 from common.xtts import filterbank, pretrained
+from common.xtts.audio_error import DecodeError
 from common.xtts.dims import ModelDims
 from common.xtts.text import UnknownLanguage, normalize_language
 from common.xtts.tokenizer import Tokenizer, VocabularyError
 from producer.corpus import CorpusRows, read_rows
-from producer.decode import DecodeError, decode
+from producer.decode import decode
 from producer.report import write_rejects
 from producer.resume import compare, names, newest, without_effect
 from producer.rows import hidden_share, layout_of, most_codes
@@ -271,14 +273,21 @@ def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, d
         return existing.mel_stats
     ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
     chosen = ids[np.argsort(counters.draws(counters.key(0, len(ids)), np.arange(len(ids))))[:_MEL_STATS_CLIPS]]
-    return filterbank.mel_stats(_decodable(manifest, np.sort(chosen)))
+    errors: list[DecodeError] = []
+    waves = _decodable(manifest, np.sort(chosen), errors)
+    first = next(waves, None)
+    if first is None:
+        shown = "\n  ".join(map(str, errors[:10]))
+        raise BadInput(f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}")
+    return filterbank.mel_stats(itertools.chain([first], waves))
 
 
-def _decodable(manifest: Manifest, ids: np.ndarray):
+def _decodable(manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]) -> Iterator[np.ndarray]:
     for u in manifest.utterances(ids):
         try:
             yield decode(u.path)
         except DecodeError as e:
+            errors.append(e)
             log.warning("not used for the mel statistics: %s", e)
 
 

@@ -22,8 +22,9 @@ from common.errors import BadInput
 from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
 from common.plan import PlannedBatch
 from common.stopwatch import Stopwatch
+from common.xtts.audio_error import DecodeError
 from producer.absence import why_away
-from producer.decode import DecodeError, DecodePool
+from producer.decode import DecodePool
 from producer.maker import BatchError, Clip, Made, Maker, Work, without
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from common.lease_client import LeaseClient
 from common.lifecycle import Stop
 from common.local_channel import LocalHub
 from common.status import StatusFile
+from common.xtts.audio_error import CLOSED, DecodeError
 from producer.absence import why_away
 from producer.arithmetic import ArithmeticMaker
-from producer.decode import CLOSED, DecodeError, DecodePool
+from producer.decode import DecodePool
 from producer.maker import Clip
 from producer.serve import Service
 from tests.arithmetic_runs import arithmetic_run, assert_exact, outcome

@@ -1,0 +1,165 @@
+"""Whether the samples of a recording can be used: one judgement for the scan, for training and for reference clips.
+
+A sound is what leaves -60 dBFS, once a constant offset is taken away; counted in frames of 20 ms. Speech is far above that
+(peaks from -40 dBFS up), the noise of a converter below. Shapes: samples float32[n, channels].
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.xtts.audio_error import DecodeError
+
+MAX_PEAK = 2.0**31  # integers of 32 bits stored as floats still scale to speech; above: garbage
+MIN_MEAN = 5e-4  # mean magnitude at a peak of 1; below: spikes drown the speech (it has 0.02 to 0.1)
+CLIPPED = 0.99  # of full scale
+FLOOR_DB = -60.0
+MIN_SOUND_S = 0.15  # of a recording that is longer than twice that; a short word has 0.2 s
+FRAME_S = 0.02
+CANCELLED = 0.1  # power of the mean of two channels, against the louder one's
+DEAD = 1e-4  # power of the softer of two channels, against the louder one's
+
+SILENCE_DB = -35.0  # a frame so far below the loud ones is a pause; soft consonants are 30 dB below vowels
+_LOUD = 0.95  # quantile of the frames' level that counts as loud
+
+_FLOOR = 10 ** (FLOOR_DB / 20)
+_STRIDE = 97  # every so many samples are looked at first
+_OFFSET_STRIDE = 8 * _STRIDE
+_CHANNEL_STRIDE = 13
+
+
+@dataclass(frozen=True)
+class Level:
+    """What the samples of a whole recording look like.
+
+    `peak` as stored; `clipped`: share of samples at full scale; `offset`: the largest constant offset of a channel;
+    `channel`: the one that is used where the others cancel it; `dead`: one of two channels holds nothing.
+    """
+
+    peak: float
+    clipped: float
+    offset: float = 0.0
+    channel: int | None = None
+    dead: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where a recording sounds: `level_db` of the frames that do, dBFS; seconds of silence before, after, and between at most."""
+
+    level_db: float
+    lead_s: float
+    tail_s: float
+    pause_s: float
+
+
+def decibels(amplitude: float) -> float:
+    """dBFS of an amplitude; -inf of 0."""
+    return 20 * math.log10(amplitude) if amplitude > 0 else -math.inf
+
+
+def measure(path: str | os.PathLike, samples: np.ndarray, rate: int) -> Level:
+    """The level of a whole recording. DecodeError: non-finite, absurd or without sound."""
+    high, low = float(samples.max()), float(samples.min())
+    peak = max(high, -low)
+    if not math.isfinite(peak):
+        bad = int(np.count_nonzero(~np.isfinite(samples)))
+        raise DecodeError(path, f"non-finite: {bad}", "non-finite samples")
+    if peak > MAX_PEAK:
+        raise DecodeError(path, f"absurd level: peak {peak:.3g}", "absurd level")
+    if peak > 1:
+        mean = float(np.abs(samples).mean(dtype=np.float64))
+        if mean < MIN_MEAN * peak:
+            reason = f"absurd level: peak {peak:.3g} over a signal of {mean:.3g} on average"
+            raise DecodeError(path, reason, "absurd level")
+    require_sound(path, samples, rate)
+    full = np.count_nonzero(np.abs(samples) >= CLIPPED) if CLIPPED <= peak <= 1 else 0
+    offset = float(np.abs(_offsets(samples)).max())
+    return Level(peak, full / samples.size, offset, louder_channel(samples), _has_dead(samples))
+
+
+def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> None:
+    """DecodeError: less than 0.15 s of a recording leave -60 dBFS (of a short one, half of it).
+
+    A few samples settle it for nearly all recordings; where they do not, every sample is looked at. The few can only say yes
+    where all of them would.
+    """
+    frame = max(1, round(FRAME_S * rate))
+    needed = min(MIN_SOUND_S, len(samples) / rate / 2)
+    offset = _offsets(samples)
+    heard = np.flatnonzero((np.abs(samples[::_STRIDE] - offset) > _FLOOR).any(1)) * _STRIDE // frame
+    if len(heard) and (1 + np.count_nonzero(np.diff(heard))) * FRAME_S >= needed:
+        return
+    count = np.count_nonzero(_frame_peaks(samples, frame, offset) > _FLOOR)
+    if count * FRAME_S >= needed:
+        return
+    if not samples.any():
+        raise DecodeError(path, "silent: every sample is 0", "silent")
+    moving = samples - offset
+    level = decibels(math.sqrt(float(np.square(moving, dtype=np.float64).mean())))
+    if not count:
+        held = f", a constant offset of {float(np.abs(offset).max()):.2g}" if np.abs(offset).max() > _FLOOR else ""
+        raise DecodeError(path, f"silent: {level:.1f} dBFS{held}", "silent")
+    total = f"{count * FRAME_S:.2f} s of sound in {len(samples) / rate:.2f} s"
+    raise DecodeError(path, f"almost silent: {total}, {level:.1f} dBFS; the rest is below {FLOOR_DB:.0f} dBFS", "almost silent")
+
+
+def _offsets(samples: np.ndarray) -> np.ndarray:
+    """The constant offset of each channel, float32[channels]: a median, which no click moves."""
+    return np.median(samples[::_OFFSET_STRIDE], axis=0)
+
+
+def _frame_peaks(samples: np.ndarray, frame: int, offset: np.ndarray) -> np.ndarray:
+    """The largest magnitude of each frame and channel, without the offset; the last frame may be short."""
+    starts = np.arange(0, len(samples), frame)
+    high, low = np.maximum.reduceat(samples, starts), np.minimum.reduceat(samples, starts)
+    return np.maximum(high - offset, offset - low).max(1)
+
+
+def _powers(samples: np.ndarray) -> tuple[np.ndarray, float]:
+    """Power of each channel, and of their mean, without constant offsets; of every 13th sample."""
+    probe = samples[::_CHANNEL_STRIDE].astype(np.float64)
+    probe -= probe.mean(0)
+    return np.square(probe).mean(0), float(np.square(probe.mean(1)).mean())
+
+
+def louder_channel(samples: np.ndarray) -> int | None:
+    """The channel to take alone where the mean of all would cancel it; None: the mean is right.
+
+    Two channels cancel where their mean is 10 dB below the louder one, as right = -0.9 left makes it (26 dB). One channel of
+    several that are empty does not count: the mean is softer, and all there.
+    """
+    channels = samples.shape[1]
+    if channels == 1:
+        return None
+    powers, mixed = _powers(samples)
+    best = int(powers.argmax())
+    return best if mixed < CANCELLED * powers[best] * (2 / channels) ** 2 else None
+
+
+def _has_dead(samples: np.ndarray) -> bool:
+    if samples.shape[1] != 2:
+        return False
+    powers, _ = _powers(samples)
+    return bool(powers.min() < DEAD * powers.max())
+
+
+def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
+    """Where a recording that `measure` passed sounds; `channel` alone where the others cancel it."""
+    wave = samples.mean(1, dtype=np.float32) if channel is None else samples[:, channel]
+    wave = wave - np.float32(wave.mean(dtype=np.float64))
+    frame = max(1, round(FRAME_S * rate))
+    starts = np.arange(0, len(wave), frame)
+    power = np.add.reduceat(np.square(wave), starts) / np.minimum(frame, len(wave) - starts)
+    loud = float(np.quantile(power, _LOUD)) or float(power.max())
+    sounding = np.flatnonzero(power > max(loud * 10 ** (SILENCE_DB / 10), _FLOOR**2 / 2))
+    if not len(sounding):
+        return Shape(decibels(math.sqrt(float(power.max()))), 0.0, 0.0, 0.0)
+    level = decibels(math.sqrt(float(power[sounding].mean())))
+    pause = int(np.diff(sounding).max(initial=1)) - 1
+    lead, tail = int(sounding[0]), len(power) - 1 - int(sounding[-1])
+    return Shape(round(level, 1), *(round(n * frame / rate, 2) for n in (lead, tail, pause)))
