@@ -9,7 +9,7 @@ from typing import Protocol
 
 from common.manifest import Manifest
 from common.xtts.audio_error import DecodeError
-from common.xtts.audio_file import open_audio, read, why_irregular
+from common.xtts.audio_file import is_converted, open_audio, read, why_irregular
 from common.xtts.containers import check_whole
 from common.xtts.levels import measure, shape
 from producer.decode import num_output_samples
@@ -80,7 +80,8 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     try:
         with open_audio(path) as f:
             facts |= {"rate": f.samplerate, "frames": f.frames}
-            facts["doubt"] = check_whole(path, size, f.format, deep)
+            if not is_converted(f):
+                facts["doubt"] = check_whole(path, size, f.format, deep)
             if deep and f.frames <= MAX_DEEP_S * f.samplerate:
                 samples = read(f, path, 0, f.frames)
                 level = measure(path, samples, f.samplerate)

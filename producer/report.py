@@ -56,6 +56,7 @@ class Report:
     digest: str
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # how the files were read
+    findings: list[dict] = field(default_factory=list)  # kind, rows, message, worst: `findings.Finding.to_json`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Report:
@@ -82,6 +83,7 @@ class Report:
             digest=manifest.digest,
             rejects=rejects,
             notes=manifest.meta.get("notes", []),
+            findings=manifest.meta.get("findings", []),
         )
 
     def require_all(self) -> None:

@@ -239,9 +239,11 @@ class _Scan:
 
     def finish(self, config: Config) -> None:
         """Split, and store what the report says besides the rows."""
+        found = self.findings.found()
         meta = {
             "notes": self.rows.notes + self._decoded(),
-            "warnings": self.rows.warnings + self.split(config) + self.findings.messages(),
+            "warnings": self.rows.warnings + self.split(config) + [f.message for f in found],
+            "findings": [f.to_json() for f in found],
             "unknown_characters": dict(self.findings.unknown_characters.most_common()),
             "num_default_language": self.num_default_language,
             "default_language": config.data.language,
@@ -256,9 +258,8 @@ class _Scan:
         total = sum(isinstance(e, CorpusRow) for e in self.rows.entries)
         if self.num_decoded >= total - self.num_missing:
             return []
-        return [
-            f"{self.num_decoded} of {total} recordings were decoded; of the others the headers alone are known (corpora above {DEEP_FILES})"
-        ]
+        rest = f"of the others the headers alone are known (corpora above {DEEP_FILES} rows)"
+        return [f"{self.num_decoded} of {total} recordings were decoded; {rest}"]
 
     def split(self, config: Config) -> list[str]:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""

@@ -60,6 +60,15 @@ class _ReadOnce(soundfile.SoundFile):
         return False
 
 
+class _Converted(_ReadOnce):
+    """What ffmpeg made of a file."""
+
+
+def is_converted(f: soundfile.SoundFile) -> bool:
+    """Whether these are not the file's own headers but those of what ffmpeg made of it."""
+    return isinstance(f, _Converted)
+
+
 def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
     """An open file with a credible header. DecodeError: unreadable, no samples, or a rate or length that cannot be."""
     f = _open(os.fspath(path))
@@ -67,7 +76,9 @@ def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
         if not MIN_RATE <= f.samplerate <= MAX_RATE:
             reason = f"sample rate {f.samplerate} Hz is not credible ({MIN_RATE}..{MAX_RATE})"
             raise DecodeError(path, reason, "sample rate not credible")
-        if f.frames <= 0:
+        if f.frames <= 0:  # of an Ogg file that is cut, too
+            if not is_converted(f):
+                containers.check_whole(path, os.path.getsize(path), f.format)
             raise DecodeError(path, "no samples")
     except DecodeError:
         f.close()
@@ -123,7 +134,7 @@ def _open_otherwise(path: str, error: str) -> soundfile.SoundFile:
     if name is None:
         raise why_unreadable(path, error)
     try:
-        return _ReadOnce(io.BytesIO(ffmpeg.convert(path, name)))
+        return _Converted(io.BytesIO(ffmpeg.convert(path, name)))
     except soundfile.SoundFileError as e:
         raise DecodeError(path, f"damaged {name}: ffmpeg gave no sound", "damaged audio data") from e
 

@@ -90,7 +90,7 @@ def _joined(what: str) -> Fault:
 def _wav(f: BinaryIO, size: int) -> Fault | None:
     announced, start, block = _data_chunk(f)
     held = size - start
-    if announced - held >= block and announced not in (size, size - 8):  # some writers count the header, too
+    if announced and announced - held >= block and announced not in (size, size - 8):  # some writers count the header, too
         return _short(announced, held)
     end = start + announced + announced % 2
     if announced and end + 12 <= size:

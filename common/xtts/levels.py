@@ -28,7 +28,7 @@ _LOUD = 0.95  # quantile of the frames' level that counts as loud
 
 _FLOOR = 10 ** (FLOOR_DB / 20)
 _STRIDE = 97  # every so many samples are looked at first
-_OFFSET_STRIDE = 8 * _STRIDE
+_OFFSET_SAMPLES = 512  # that an offset is taken from
 _CHANNEL_STRIDE = 13
 
 
@@ -99,7 +99,7 @@ def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> No
         return
     if not samples.any():
         raise DecodeError(path, "silent: every sample is 0", "silent")
-    moving = samples - offset
+    moving = samples - samples.mean(0, dtype=np.float64)
     level = decibels(math.sqrt(float(np.square(moving, dtype=np.float64).mean())))
     if not count:
         held = f", a constant offset of {float(np.abs(offset).max()):.2g}" if np.abs(offset).max() > _FLOOR else ""
@@ -110,7 +110,7 @@ def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> No
 
 def _offsets(samples: np.ndarray) -> np.ndarray:
     """The constant offset of each channel, float32[channels]: a median, which no click moves."""
-    return np.median(samples[::_OFFSET_STRIDE], axis=0)
+    return np.median(samples[:: max(1, len(samples) // _OFFSET_SAMPLES)], axis=0)
 
 
 def _frame_peaks(samples: np.ndarray, frame: int, offset: np.ndarray) -> np.ndarray:
