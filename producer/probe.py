@@ -29,6 +29,10 @@ class Place(Protocol):
     def elsewhere(self) -> list[str]:
         """Paths of its name, where no candidate holds a file."""
 
+    @property
+    def moved(self) -> bool:
+        """Whether the candidates are not what is written, but of the same name."""
+
 
 @dataclass(frozen=True)
 class AudioFacts:
@@ -107,7 +111,7 @@ def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFa
             except (OSError, ValueError):  # ValueError: a null byte in the name
                 continue
             if stat.S_ISREG(found.st_mode):
-                return _look(path, found, deep, previous, searched)
+                return _look(path, found, deep, previous, searched or place.moved)
             irregular = irregular or (path, why_irregular(found.st_mode))
         if irregular is not None:
             path, why = irregular

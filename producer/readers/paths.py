@@ -148,6 +148,11 @@ class Place:
         """The paths that the name may mean, the likeliest first; none has been looked at."""
         return audio_candidates(self._locator.root, self.name)
 
+    @property
+    def moved(self) -> bool:
+        """Whether the name is a path of another machine, of which the last part counts."""
+        return bool(_ELSEWHERE.match(_slashed(self.name)))
+
     def elsewhere(self) -> list[str]:
         """Recordings of that name somewhere below the corpus."""
         return self._locator.search(self.name)
@@ -162,10 +167,11 @@ class Place:
 class FixedPlace:
     """The paths at which a reader knows a recording to lie."""
 
-    __slots__ = ("_paths", "name")
+    __slots__ = ("_paths",)
+    moved = False
 
     def __init__(self, *paths: str):
-        self._paths, self.name = paths, ""
+        self._paths = paths
 
     def candidates(self) -> tuple[str, ...]:
         """The paths, the likeliest first."""

@@ -1,0 +1,48 @@
+"""What a scan says of damaged corpora (`damage.py`): kept, rejected and reasons exactly."""
+
+import pytest
+import scan_cases
+from damage import BUILD, DAMAGES, GOOD, N
+from scan_cases import Scanned
+
+from common.errors import BadInput
+from producer.readers import READERS
+
+tokenizer = scan_cases.tokenizer
+
+
+@pytest.mark.parametrize("reader", BUILD)
+def test_every_layout_is_whole_before_it_is_damaged(tmp_path, tokenizer, reader):
+    if reader == "parquet":
+        pytest.importorskip("pyarrow")
+    BUILD[reader](tmp_path / "c", GOOD)
+    s = Scanned(tmp_path, tokenizer, tmp_path / "c")
+    assert (s.counts, s.rejects) == ((N, 0), [])
+    assert any(f"read as {reader}" in note for note in s.report.notes) or reader == "vctk"
+
+
+def test_there_are_damages_of_every_reader():
+    assert len(DAMAGES) >= 60
+    assert {d.reader for d in DAMAGES} == set(READERS) - {"demo"}
+    assert len({d.id for d in DAMAGES}) == len(DAMAGES)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=[d.id for d in DAMAGES])
+def test_damage_is_told_as_it_is(tmp_path, tokenizer, damage):
+    if damage.reader == "parquet":
+        pytest.importorskip("pyarrow")
+    root = tmp_path / "c"
+    damage.make(root)
+    if damage.error:
+        with pytest.raises(BadInput) as e:
+            Scanned(tmp_path, tokenizer, root)
+        assert damage.error in str(e.value)
+        return
+    s = Scanned(tmp_path, tokenizer, root)
+    assert (s.report.kept, tuple(r.kind for r in s.rejects)) == (damage.kept, damage.kinds), s.report.lines()
+    if damage.reason:
+        assert damage.reason in s.rejects[0].reason
+    if damage.warning:
+        assert any(damage.warning in w for w in s.report.warnings), s.report.warnings
+    if damage.text:
+        assert s.utterances[1].text == damage.text
