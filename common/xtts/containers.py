@@ -17,6 +17,7 @@ from common.xtts.audio_error import CLOSED, CUT, JOINED, DecodeError
 
 _ENDLESS = 0x7FF00000  # sizes from here to 2**32 - 1 are what programs leave when they write into a pipe
 _MAX_CHUNKS = 100  # before the data; files have two or three
+_FAR = 1 << 62  # beyond the end of every file: nothing is read there
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes, at most
 _OGG_SMALL = 1 << 18  # up to so many bytes an Ogg file is looked through
 Fault = tuple[str, str]  # (reason, kind)
@@ -105,7 +106,7 @@ def _data_chunk(f: BinaryIO) -> tuple[int, int, int]:
     order = ">" if f.read(12).startswith(b"RIFX") else "<"
     block, long_size, at = 1, 0, 12
     for _ in range(_MAX_CHUNKS):
-        f.seek(at)
+        f.seek(min(at, _FAR))
         head = f.read(24)  # they hold what is wanted of each chunk
         if len(head) < 8:
             break
@@ -129,7 +130,7 @@ def _data_chunk(f: BinaryIO) -> tuple[int, int, int]:
 def _aiff(f: BinaryIO, size: int) -> Fault | None:
     at = 12
     for _ in range(_MAX_CHUNKS):
-        f.seek(at)
+        f.seek(min(at, size))
         name, length = struct.unpack(">4sI", f.read(8))
         if name == b"SSND":
             announced, held = length - 8, size - at - 16
@@ -158,7 +159,7 @@ def _au(f: BinaryIO, size: int) -> Fault | None:
 def _w64(f: BinaryIO, size: int) -> Fault | None:
     at = 40
     for _ in range(_MAX_CHUNKS):
-        f.seek(at)
+        f.seek(min(at, size))
         name, length = struct.unpack("<16sQ", f.read(24))
         if name.startswith(b"data"):
             announced, held = length - 24, size - at - 24
@@ -176,7 +177,7 @@ def _w64(f: BinaryIO, size: int) -> Fault | None:
 def _caf(f: BinaryIO, size: int) -> Fault | None:
     at = 8
     for _ in range(_MAX_CHUNKS):
-        f.seek(at)
+        f.seek(min(at, size))
         name, length = struct.unpack(">4sq", f.read(12))
         if name == b"data":
             held = size - at - 12
@@ -190,17 +191,18 @@ def _caf(f: BinaryIO, size: int) -> Fault | None:
 
 def _nist(f: BinaryIO, size: int) -> Fault | None:
     head = f.read(1024)
-    start = int(head.split(b"\n")[1])
+    start = head.split(b"\n")[1].strip() if head.count(b"\n") > 1 else b""
     fields = dict(line.split(None, 2)[::2] for line in head.split(b"\n")[2:] if len(line.split(None, 2)) == 3)
     if b"shorten" in fields.get(b"sample_coding", b""):
         return None
     names = (b"sample_count", b"channel_count", b"sample_n_bytes")
-    if not all(fields.get(n, b"").isdigit() for n in names):
+    numbers = [start, *(fields.get(n, b"") for n in names)]
+    if not all(n.isdigit() and len(n) < 16 for n in numbers):
         return None
-    count, channels, width = (int(fields[n]) for n in names)
+    start, count, channels, width = map(int, numbers)
     announced = count * channels * width
     if announced > size - start:
-        return _short(announced, size - start)
+        return _short(announced, max(0, size - start))
     f.seek(start + announced)
     return _joined("two NIST files") if f.read(7) == b"NIST_1A" else None
 
