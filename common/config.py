@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from common.corpus_terms import Columns, FindingKind, Format
 from common.errors import BadInput
 from common.flags import NoSection, explain, read_yaml, set_override
 from common.parity import PARITY, with_parity
@@ -50,14 +51,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# Readers by name (producer/readers); demo: made if missing.
-Format = Literal[
-    "auto", "ljspeech", "coqui", "csv", "jsonl", "piper", "css10", "vctk", "libritts", "common_voice", "mailabs", "sidecar", "parquet",
-    "demo",
-]  # fmt: skip
-Columns = dict[Literal["audio", "text", "speaker", "language"], int | str | None]
-
-
 class Source(Section):
     """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
 
@@ -83,6 +76,7 @@ class Data(Section):
     min_audio_s: float = Field(0.5, gt=0)
     max_audio_s: float = Field(255995 / 22050, gt=0)
     max_text_tokens: Positive = 200
+    reject: list[FindingKind] = Field(default_factory=list)  # findings of a scan that leave a row out, instead of a warning
     scan_threads: int = Field(0, ge=0)  # 0: one per CPU
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from common.xtts.text import char_limit, script_share
 from producer.corpus import CorpusRow
+from producer.languages import LanguageWords
 from producer.probe import AudioFacts
+from producer.readers import Row
 
 OTHER_SCRIPT = 0.3  # share of letters
 CLIPPED = 0.01  # share of samples at full scale
@@ -43,6 +45,8 @@ MESSAGES = {
     "dead_channel": "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})",
     "doubtful_end": "{n} files may end early: nothing marks the end of their stream ({x})",
     "found_by_name": "{n} recordings are not where the metadata says; those of their name below the corpus are taken ({x})",
+    "band_limited": "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})",
+    "hum": "{n} clips have a hum of the mains at 50 or 60 Hz ({x})",
     "silence_before": "{n} clips begin with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "silence_after": "{n} clips end with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "pause": "{n} clips have a pause of more than 3 s (longest {v:.1f} s: {x})",
@@ -52,11 +56,43 @@ MESSAGES = {
     "slow": "{n} texts have too few characters per second of audio; do they belong to it? (fewest at {x})",
     "faster_than_most": "{n} texts have twice the characters per second of others in their language (most at {x})",
     "shared": "{n} rows share their audio file with an earlier row (first at {x})",
+    "same_audio": "{n} clips hold the same sound as an earlier row's, in another file (first at {x})",
     "same_text": "{n} rows have the same text as an earlier row of their speaker (first at {x})",
     "in_both": "{n} clips of data.val are in data.train too, so evaluation flatters ({x})",
+    "other_language": "{n} rows look like another language than they are said to be: {x}",
     "lone_speaker": "{n} speakers have a single clip, which teaches little of a voice ({x})",
     "softer_than_most": "{n} clips are more than 20 dB softer than the median of the corpus ({x})",
 }  # fmt: skip
+
+# kind → why a row is rejected that `data.reject` names: {v} the value, {x} what is said of it
+REASONS = {
+    "loud": "peak {v:.3g}",
+    "clipped": "{v:.1%} of the samples at full scale",
+    "low_rate": "sampled below 16 kHz",
+    "quiet": "{w:.1f} dBFS where it sounds",
+    "offset": "a constant offset of {v:.2g}",
+    "cancelled": "channels that cancel each other",
+    "dead_channel": "an empty channel",
+    "doubtful_end": "nothing marks the end of its stream",
+    "found_by_name": "not where the metadata says",
+    "band_limited": "nothing above 5 kHz",
+    "hum": "a hum of the mains",
+    "silence_before": "{v:.1f} s of silence before the words",
+    "silence_after": "{v:.1f} s of silence after the words",
+    "pause": "a pause of {v:.1f} s",
+    "long_text": "{v:.0f} characters",
+    "other_script": "{v:.0%} letters of another script",
+    "fast": "{v:.1f} characters per second",
+    "slow": "{w:.1f} characters per second",
+    "faster_than_most": "{v:.1f} characters per second",
+    "shared": "the recording of an earlier row",
+    "same_audio": "the sound of an earlier row",
+    "same_text": "the text of an earlier row of its speaker",
+    "in_both": "in data.train and in data.val",
+    "other_language": "looks like another language",
+    "lone_speaker": "the only clip of its speaker",
+    "softer_than_most": "{v:.0f} dB softer than the median",
+}
 
 
 @dataclass
@@ -66,10 +102,13 @@ class Finding:
     kind: str
     count: int = 0
     worst: list[tuple[float, int, str, str]] = field(default_factory=list)  # value, minus its number, where it is, what is said of it
+    every: dict[str, str] | None = None  # row → why it is rejected, where that is asked for
 
     def add(self, where: str, said: str, value: float = 0.0) -> None:
         """`value`: how odd it is; of equal ones the first is kept."""
         self.count += 1
+        if self.every is not None:
+            self.every[where] = REASONS[self.kind].format(v=value, w=-value)
         entry = (value, -self.count, where, said)
         if len(self.worst) < SHOWN:
             heapq.heappush(self.worst, entry)
@@ -99,10 +138,12 @@ class _Measured:
 
 
 class Findings:
-    """Collects while rows are kept; `found` at the end."""
+    """Collects while rows are kept; `found` at the end. Of the kinds in `every`, all rows and not the worst alone."""
 
-    def __init__(self):
-        self._kinds = {kind: Finding(kind) for kind in MESSAGES}
+    def __init__(self, every: Iterable[str] = ()):
+        self._kinds = {kind: Finding(kind, every={} if kind in every else None) for kind in MESSAGES}
+        self._contents: set[str] = set()
+        self._words = LanguageWords()
         self._split_of: dict[str, int] = {}
         self._texts: set[int] = set()
         self._only: dict[str, str | None] = {}  # speaker → the row of its single clip; None: it has more
@@ -112,7 +153,7 @@ class Findings:
 
     def look_at(self, entry: CorpusRow, facts: AudioFacts) -> None:
         """Note what is odd about a row that is kept."""
-        where = _where(entry)
+        where = where_of(entry.row)
         for kind, said, value in (*_of_audio(facts), *_of_text(entry, facts, where)):
             self._kinds[kind].add(where, said, value)
         if facts.searched and any(c in entry.row.id for c in "/\\."):
@@ -126,7 +167,12 @@ class Findings:
             self._kinds["same_text"].add(where, where)
         elif len(self._texts) < MOST_TEXTS:
             self._texts.add(text)
+        self._words.add(entry.row.text, entry.language)
         before = self._split_of.get(facts.path)
+        if before is None and facts.content in self._contents:
+            self._kinds["same_audio"].add(where, f"{where}, {facts.path}")
+        if facts.content:
+            self._contents.add(facts.content)
         if before is None:
             self._split_of[facts.path] = entry.split
         elif before == entry.split:
@@ -140,10 +186,16 @@ class Findings:
             self._compare(language, paces)
         if len(self._levels.rows) >= ENOUGH:
             median = float(np.median(self._levels.values))
-            for level, row in zip(self._levels.values, self._levels.rows, strict=True):
+            for level, entry in zip(self._levels.values, self._levels.rows, strict=True):
                 if median - level > SOFTER_DB:
-                    said = f"{_where(row)}, {level:.0f} dBFS against {median:.0f}"
-                    self._kinds["softer_than_most"].add(_where(row), said, median - level)
+                    said = f"{where_of(entry.row)}, {level:.0f} dBFS against {median:.0f}"
+                    self._kinds["softer_than_most"].add(where_of(entry.row), said, median - level)
+        for language, other, own, most, rows in self._words.doubts():
+            finding = self._kinds["other_language"]
+            said = f"{language}, of whose common words they have {own:.1%}, and {most:.1%} of those of {other}; set data.language"
+            for entry in self._pace[language].rows if finding.every is not None else self._pace[language].rows[:1]:
+                finding.add(where_of(entry.row), said)
+            finding.count += rows - finding.count
         if len(self._only) > 1:
             for speaker, where in self._only.items():
                 if where is not None:
@@ -158,7 +210,7 @@ class Findings:
         high = OUT_OF_LINE / 2 * median if median else np.inf
         others = f" against {median:.1f}" if median else ""
         for i in np.flatnonzero((values < low) | (values > high)):
-            where, pace = _where(paces.rows[i]), values[i]
+            where, pace = where_of(paces.rows[i].row), values[i]
             said = f"{where}, {pace:.1f} per second{others}"
             if pace < low:
                 self._kinds["slow"].add(where, said, -pace)
@@ -166,8 +218,21 @@ class Findings:
                 self._kinds["faster_than_most"].add(where, said, pace)
 
 
-def _where(entry: CorpusRow) -> str:
-    return f"{entry.row.file}:{entry.row.line}"
+def misfits(rows: Iterable[tuple[CorpusRow, AudioFacts]], kinds: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Row (`file:line`) → (reason, kind) of the rows that one of `kinds` is found of: what `data.reject` leaves out."""
+    findings = Findings(kinds)
+    for entry, facts in rows:
+        findings.look_at(entry, facts)
+    found = {}
+    for finding in findings.found():
+        for where, reason in (finding.every or {}).items():
+            found.setdefault(where, (reason, f"{finding.kind} (data.reject)"))
+    return found
+
+
+def where_of(row: Row) -> str:
+    """`file:line`."""
+    return f"{row.file}:{row.line}"
 
 
 def _pace(entry: CorpusRow, facts: AudioFacts) -> float:
@@ -194,6 +259,10 @@ def _of_audio(facts: AudioFacts) -> Iterator[tuple[str, str, float]]:
         yield "cancelled", path, 0.0
     if facts.dead:
         yield "dead_channel", path, 0.0
+    if facts.band_hz and facts.rate >= LOW_RATE:
+        yield "band_limited", f"{path}: nothing above {facts.band_hz} Hz at {facts.rate} Hz", 0.0
+    if facts.hum_hz:
+        yield "hum", f"{path}: {facts.hum_hz} Hz", 0.0
     if facts.level_db is not None and facts.level_db < QUIET_DB:
         yield "quiet", path, -facts.level_db
     for kind, seconds, most in (

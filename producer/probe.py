@@ -7,6 +7,8 @@ import stat
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
+import xxhash
+
 from common.manifest import Manifest
 from common.xtts.audio_error import DecodeError
 from common.xtts.audio_file import is_converted, open_audio, read, why_irregular
@@ -15,7 +17,7 @@ from common.xtts.levels import measure, shape
 from producer.decode import num_output_samples
 
 MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory
-FACTS = 2  # what is looked at: facts of another number are not taken from an earlier manifest
+FACTS = 3  # what is looked at: facts of another number are not taken from an earlier manifest
 AMBIGUOUS = "several files of that name"
 _SHOWN = 5
 
@@ -39,7 +41,7 @@ class AudioFacts:
     """A file's header, or why it cannot be used. What is only known of samples is None, or 0, where they were not read.
 
     `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`, `tail_s`, `pause_s`: silence
-    before, after and, at the longest, between sounds. `searched`: found by its name alone.
+    before, after and, at the longest, between sounds. `band_hz`, `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
     """
 
     path: str
@@ -59,6 +61,9 @@ class AudioFacts:
     lead_s: float = 0.0
     tail_s: float = 0.0
     pause_s: float = 0.0
+    band_hz: int = 0
+    hum_hz: int = 0
+    content: str = ""  # a digest of the samples
     deep: bool = False  # the samples were asked for
     searched: bool = False
 
@@ -92,6 +97,7 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
                 facts |= {"peak": level.peak, "clipped": level.clipped, "offset": level.offset}
                 facts |= {"channel": level.channel, "dead": level.dead}
                 facts |= vars(shape(samples, f.samplerate, level.channel))
+                facts["content"] = xxhash.xxh3_64_hexdigest(samples)
     except DecodeError as e:
         return AudioFacts(**facts, error=e.reason, kind=e.kind)
     return AudioFacts(**facts)

@@ -27,7 +27,7 @@ from common.xtts.text_errors import LanguageNotInVocabulary, TextError
 from common.xtts.tokenizer import Tokenizer, describe_characters
 from producer.corpus import CorpusRow, CorpusRows, read_rows
 from producer.decode import SAMPLE_RATE
-from producer.findings import FEW_CLIPS, Findings
+from producer.findings import FEW_CLIPS, Findings, misfits, where_of
 from producer.probe import AudioFacts, probe
 from producer.report import MISSING, Report, missing_reason, reject_line, write_rejects
 
@@ -138,6 +138,7 @@ class _Scan:
         self.has_val = any(isinstance(e, CorpusRow) and e.split == EVAL for e in rows.entries)
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings = Findings()
+        self.misfits: dict[str, tuple[str, str]] = {}  # what `data.reject` leaves out
         self.tally: Counter[str] = Counter()
         self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
         self.num_missing = self.num_default_language = self.num_decoded = self.num_unusable = 0
@@ -173,6 +174,8 @@ class _Scan:
         if facts.error:
             raise _Rejected(facts.error, facts.kind)
         self.limits.check_audio(facts.num_samples)
+        if self.misfits and (misfit := self.misfits.get(where_of(entry.row))):
+            raise _Rejected(*misfit)
         clean, tokens = self._tokenise(entry)
         number = self.writer.add_utterance(
             source=entry.source,
@@ -325,6 +328,10 @@ def scan(
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer)
         facts = _facts(candidates, threads, every, previous)
+        if config.data.reject:
+            facts = iter(looked := list(facts))
+            usable = ((e, f) for e, f in zip(candidates, looked, strict=True) if f is not None and not f.error)
+            job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
             if isinstance(entry, Reject):
                 job.reject(entry)

@@ -17,7 +17,7 @@ from common.xtts import containers, ffmpeg, flac, mp3
 from common.xtts.audio_error import CLOSED, CUT, DecodeError
 
 MIN_RATE, MAX_RATE = 4000, 384000  # outside: the header lies
-MAX_VALUES = 1 << 27  # samples of all channels that are read at once: 512 MiB as floats
+MAX_VALUES = 1 << 26  # samples of all channels that are read at once: 256 MiB as floats
 _UNKNOWN = 1 << 48  # frames from here on: libsndfile's word for a stream that does not say how long it is
 # Seeking is exact to the sample, and no sample can exceed 1: a part of such a file equals that part of the whole.
 _EXACT_SUBTYPES = ("PCM_", "ALAC_", "ULAW", "ALAW")

@@ -8,7 +8,7 @@ import numpy as np
 import soxr
 
 from common.xtts.audio_error import DecodeError
-from common.xtts.audio_file import mono, open_audio, read
+from common.xtts.audio_file import MAX_VALUES, mono, open_audio, read
 from common.xtts.levels import measure
 
 MIN_SECONDS = 0.33  # less is no voice
@@ -32,7 +32,7 @@ def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
     try:
         with f:
             rate = f.samplerate
-            samples = read(f, path, 0, min(f.frames, round(MAX_SECONDS * rate)))
+            samples = read(f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels))
         level = measure(path, samples, rate)
     except DecodeError as e:
         raise ReferenceClipError(f"reference {path}: {e.reason}") from e

@@ -6,6 +6,7 @@ A sound is what leaves -60 dBFS, once a constant offset is taken away; counted i
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ FRAME_S = 0.02
 CANCELLED = 0.1  # power of the mean of two channels, against the louder one's
 DEAD = 1e-4  # power of the softer of two channels, against the louder one's
 
+BAND_HZ = 5000.0  # a telephone ends at 3400, an s begins there
+NOTHING = 1e-6  # of the vowels' power
+VOICED = 1e-4  # power from 1 to 3 kHz, against that below: a voice has more, a tone less
+HUM = 100.0  # 20 dB above its neighbours
+HUM_FLOOR = 1e-5  # -50 dBFS
+_HUM_BIN_HZ = 1.0  # wider bins do not part mains from a low voice
+_MOST_SPECTRUM = 1 << 16
 SILENCE_DB = -35.0  # a frame so far below the loud ones is a pause; soft consonants are 30 dB below vowels
 _LOUD = 0.95  # quantile of the frames' level that counts as loud
 
@@ -55,6 +63,8 @@ class Shape:
     lead_s: float
     tail_s: float
     pause_s: float
+    band_hz: int = 0  # above which there is nothing, where that is less than a voice has
+    hum_hz: int = 0  # 50 or 60, where the mains are heard
 
 
 def decibels(amplitude: float) -> float:
@@ -162,4 +172,47 @@ def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     level = decibels(math.sqrt(float(power[sounding].mean())))
     pause = int(np.diff(sounding).max(initial=1)) - 1
     lead, tail = int(sounding[0]), len(power) - 1 - int(sounding[-1])
-    return Shape(round(level, 1), *(round(n * frame / rate, 2) for n in (lead, tail, pause)))
+    spectrum, hz = _spectrum(wave, rate)
+    seconds = (round(n * frame / rate, 2) for n in (lead, tail, pause))
+    return Shape(round(level, 1), *seconds, _band(spectrum, hz), _hum(spectrum, hz))
+
+
+@functools.lru_cache(maxsize=16)
+def _window(n: int) -> np.ndarray:
+    return np.hanning(n).astype(np.float32)
+
+
+def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
+    """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width in Hz."""
+    n = min(_MOST_SPECTRUM, 1 << (len(wave).bit_length() - 1))
+    first = (len(wave) - n) // 2
+    window = _window(n)
+    spectrum = np.abs(np.fft.rfft(wave[first : first + n] * window)) * (2 / window.sum())
+    return np.square(spectrum), rate / n
+
+
+def _band(spectrum: np.ndarray, hz: float) -> int:
+    """The frequency above which a voice has nothing, by 60 dB below its vowels; 0: it has its consonants above 5 kHz, or is none."""
+    total = np.cumsum(spectrum)
+    vowels, voiced = (_between(total, hz, low, high) for low, high in ((100, 1000), (1000, 3000)))
+    if voiced < VOICED * vowels or len(spectrum) * hz <= BAND_HZ or _between(total, hz, BAND_HZ, len(spectrum) * hz) > NOTHING * vowels:
+        return 0
+    return round(float(np.searchsorted(total, total[-1] * (1 - NOTHING))) * hz)
+
+
+def _between(total: np.ndarray, hz: float, low: float, high: float) -> float:
+    at = [min(len(total) - 1, round(f / hz)) for f in (low, high)]
+    return float(total[at[1]] - total[at[0]])
+
+
+def _hum(spectrum: np.ndarray, hz: float) -> int:
+    """The frequency of mains that are heard; 0: none. A line that stands 20 dB above what is beside it."""
+    if hz > _HUM_BIN_HZ:
+        return 0
+    for mains in (50, 60):
+        at, wide, near = round(mains / hz), max(1, round(1 / hz)), round(8 / hz)
+        line = float(spectrum[at - wide : at + wide + 1].max())
+        beside = np.r_[spectrum[max(1, at - near) : at - 2 * wide], spectrum[at + 2 * wide + 1 : at + near]]
+        if len(beside) and line > HUM * float(np.median(beside)) and line > HUM_FLOOR:
+            return mains
+    return 0

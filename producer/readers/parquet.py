@@ -48,7 +48,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
         try:
             with parquet.ParquetFile(file) as table:
                 yield from _rows(file, table, given)
-        except (pyarrow.ArrowException, OSError) as e:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
             raise BadInput(f"{file}: not a whole Parquet file ({str(e).splitlines()[0][:200]}); copy it again") from e
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.errors import BadInput
 from producer.readers.paths import FixedPlace
-from producer.readers.row import Item, Notice, Row, text_of
+from producer.readers.row import Item, Notice, Row, Taken, text_of
 
 _AUDIO_FOLDERS = ("wav48_silence_trimmed", "wav48", "wav22", "wavs")
 # Microphone 1 first: two speakers have no second one.
@@ -28,6 +28,7 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
         raise BadInput(f"{path}: not a VCTK tree; expected txt/<speaker>/*.txt and wav48_silence_trimmed/ or wav48/")
     folders = [path / a for a in _AUDIO_FOLDERS if (path / a).is_dir()]
     texts = defaultdict(set)
+    yield Taken(str(path), f"read as vctk: the text of each clip from txt/, audio from {', '.join(f.name for f in folders)}")
     for speaker in sorted(p for p in (path / "txt").iterdir() if p.is_dir()):
         for transcript in sorted(speaker.glob("*.txt")):
             texts[speaker.name].add(transcript.stem)
