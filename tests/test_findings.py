@@ -12,8 +12,10 @@ from corpora import make_corpus, sentence, sine, write_metadata, write_wav
 from common.corpus_terms import FindingKind, Format
 from common.xtts.audio_error import DecodeError
 from common.xtts.levels import require_sound, shape
-from producer.findings import MESSAGES, REASONS
+from producer.corpus import read_rows
+from producer.findings import MESSAGES, REASONS, misfits
 from producer.languages import WORDS
+from producer.probe import probe
 from producer.readers import READERS
 
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
@@ -108,18 +110,20 @@ def test_each_finding_may_be_set_to_reject(tmp_path, scanned):
     misfit = corpus(root)
     s = scanned(root, eval_fraction=0)
     assert s.counts == (40 + len(misfit), 0)
-    rows = {f"{root}/metadata.csv:{u.id + 2}": u.name for u in s.utterances}
-    found = {f["kind"]: {rows[w] for w in f["worst"]} for f in s.report.findings}
+    names = {f"{root}/metadata.csv:{u.id + 2}": u.name for u in s.utterances}
+    found = {f["kind"]: {names[w] for w in f["worst"]} for f in s.report.findings}
+    entries = read_rows(scan_cases.settings(root)).entries
+    looked = [(entry, probe(entry.row.place, True)) for entry in entries]
     for name, kind in misfit.items():
         assert name in found[kind], (name, kind, found[kind])
         assert not any(n.startswith("good") for n in found[kind])
-        rejected = scanned(root, eval_fraction=0, reject=[kind])
-        assert {r.id for r in rejected.rejects} == found[kind]
-        assert {r.kind for r in rejected.rejects} == {f"{kind} (data.reject)"}
-        assert rejected.report.kept == 40 + len(misfit) - len(found[kind])
-    tail = scanned(root, reject=["silence_after"]).reasons["tail"]
-    assert tail == "2.0 s of silence after the words"
-    assert scanned(root, eval_fraction=0, reject=list(set(misfit.values()))).counts == (40, len(misfit))
+        left_out = misfits(looked, [kind])
+        assert {names[where] for where in left_out} == found[kind]
+        assert {kind for _, kind in left_out.values()} == {f"{kind} (data.reject)"}
+    all_kinds = scanned(root, eval_fraction=0, reject=sorted(set(misfit.values())))
+    assert all_kinds.counts == (40, len(misfit))
+    assert all_kinds.reasons["tail"] == "2.0 s of silence after the words"
+    assert all_kinds.report.tally["silence_after (data.reject)"] == 1
 
 
 def test_a_language_that_is_not_the_one_said(tmp_path, scanned):

@@ -80,7 +80,7 @@ def by_name(names: Sequence[str], given: Given | None = None, where: str = "") -
     if named and not any(v.lower() in plain for v in named) and not found:
         return None
     found = _settle(found, plain, given, where)
-    raw = [plain.index(a) for a in NAMES["text"] if a in plain and plain.index(a) != found["text"]]
+    raw = [] if "text" in (given or {}) else [plain.index(a) for a in NAMES["text"] if a in plain]
     texts = (found["text"], *(i for i in raw if i not in found.values()))
     return Columns(found["audio"], texts[:2], found.get("speaker"), found.get("language"), len(plain), tuple(names))
 
@@ -133,7 +133,7 @@ def by_content(rows: Sequence[Sequence[str]], given: Given | None = None, where:
     found["text"] = texts[0]
     if given:
         found = _settle(found, tuple(str(i + 1) for i in range(width)), given, where)
-        texts = [found["text"]] + [i for i in texts if i not in found.values()]
+        texts = [found["text"]] + [i for i in texts if i not in found.values() and "text" not in given]
     return Columns(found["audio"], tuple(texts[:2]), found.get("speaker"), found.get("language"), width)
 
 

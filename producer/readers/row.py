@@ -77,8 +77,8 @@ def find_metadata(path: Path) -> Path:
     nested = sorted(p.parent.name for name in METADATA_NAMES[:4] for p in path.glob(f"*/{name}"))
     inside = f"; {', '.join(nested[:5])} in it have metadata: name those folders" if nested else ""
     raise BadInput(
-        f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES)}, *.parquet, the trees of VCTK, LibriTTS, Common Voice and "
-        f"M-AILABS, and recordings with a text beside each (x.wav, x.txt){inside}"
+        f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES[:5])} and the like, *.parquet, VCTK, LibriTTS, Common Voice, "
+        f"M-AILABS, and recordings with a text beside each (docs/data.md lists all){inside}"
     )
 
 
