@@ -94,9 +94,7 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
             if deep and f.frames <= MAX_DEEP_S * f.samplerate:
                 samples = read(f, path, 0, f.frames)
                 level = measure(path, samples, f.samplerate)
-                facts |= {"peak": level.peak, "clipped": level.clipped, "offset": level.offset}
-                facts |= {"channel": level.channel, "dead": level.dead}
-                facts |= vars(shape(samples, f.samplerate, level.channel))
+                facts |= vars(level) | vars(shape(samples, f.samplerate, level.channel))
                 facts["content"] = xxhash.xxh3_64_hexdigest(samples)
     except DecodeError as e:
         return AudioFacts(**facts, error=e.reason, kind=e.kind)

@@ -13,6 +13,7 @@ from corpora import sine, write_wav
 
 from common.errors import Stopped
 from common.xtts.audio_error import DecodeError
+from common.xtts.audio_file import mono
 from producer import decode as module
 from producer.decode import DecodePool, check_levels, decode
 
@@ -101,6 +102,11 @@ def test_sound_is_heard_wherever_it_lies(tmp_path):
         x = np.zeros(22050, np.float32)
         x[at] = 0.5
         fails(write_wav(tmp_path / "one.flac", x), "almost silent: 0.02 s of sound in 1.00 s")
+
+
+def test_two_channels_become_their_mean_to_the_bit():
+    samples = np.random.default_rng(0).standard_normal((10000, 2)).astype(np.float32)
+    np.testing.assert_array_equal(mono(samples), samples.mean(1, dtype=np.float32))
 
 
 def test_a_whole_file_is_read_without_seeking(tmp_path, monkeypatch):

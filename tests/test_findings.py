@@ -64,7 +64,8 @@ def test_what_a_few_samples_settle_all_samples_would():
         for _ in range(rng.integers(1, 12)):
             at, width = rng.integers(0, n), rng.integers(1, 2000)
             x[at : at + width] = rng.uniform(5e-4, 0.5)
-        frames = [np.abs(x[i : i + 441] - np.median(x[:: max(1, len(x) // 512)])).max() > 1e-3 for i in range(0, len(x), 441)]
+        some = np.sort(x[:: max(1, len(x) // 512), 0])
+        frames = [np.abs(x[i : i + 441] - some[len(some) // 2]).max() > 1e-3 for i in range(0, len(x), 441)]
         enough = sum(frames) * 0.02 >= min(0.15, n / RATE / 2)
         with contextlib.nullcontext() if enough else pytest.raises(DecodeError, match="silent"):
             require_sound("x", x, RATE)

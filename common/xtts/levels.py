@@ -30,29 +30,25 @@ VOICED = 1e-4  # power from 1 to 3 kHz, against that below: a voice has more, a 
 HUM = 100.0  # 20 dB above its neighbours
 HUM_FLOOR = 1e-5  # -50 dBFS
 _HUM_BIN_HZ = 1.0  # wider bins do not part mains from a low voice
-_MOST_SPECTRUM = 1 << 16
 SILENCE_DB = -35.0  # a frame so far below the loud ones is a pause; soft consonants are 30 dB below vowels
 _LOUD = 0.95  # quantile of the frames' level that counts as loud
 
 _FLOOR = 10 ** (FLOOR_DB / 20)
 _STRIDE = 97  # every so many samples are looked at first
 _OFFSET_SAMPLES = 512  # that an offset is taken from
-_CHANNEL_STRIDE = 13
+_CHANNEL_SAMPLES = 4096  # that the powers of channels are taken from
 
 
 @dataclass(frozen=True)
 class Level:
     """What the samples of a whole recording look like.
 
-    `peak` as stored; `clipped`: share of samples at full scale; `offset`: the largest constant offset of a channel;
-    `channel`: the one that is used where the others cancel it; `dead`: one of two channels holds nothing.
+    `peak` as stored; `clipped`: share of samples at full scale; `channel`: the one that is used where the others cancel it.
     """
 
     peak: float
     clipped: float
-    offset: float = 0.0
     channel: int | None = None
-    dead: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,8 @@ class Shape:
     lead_s: float
     tail_s: float
     pause_s: float
+    offset: float = 0.0  # the largest constant offset of a channel
+    dead: bool = False  # one of two channels holds nothing
     band_hz: int = 0  # above which there is nothing, where that is less than a voice has
     hum_hz: int = 0  # 50 or 60, where the mains are heard
 
@@ -88,8 +86,7 @@ def measure(path: str | os.PathLike, samples: np.ndarray, rate: int) -> Level:
             raise DecodeError(path, reason, "absurd level")
     require_sound(path, samples, rate)
     full = np.count_nonzero(np.abs(samples) >= CLIPPED) if CLIPPED <= peak <= 1 else 0
-    offset = float(np.abs(_offsets(samples)).max())
-    return Level(peak, full / samples.size, offset, louder_channel(samples), _has_dead(samples))
+    return Level(peak, full / samples.size, louder_channel(samples))
 
 
 def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> None:
@@ -120,7 +117,8 @@ def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> No
 
 def _offsets(samples: np.ndarray) -> np.ndarray:
     """The constant offset of each channel, float32[channels]: a median, which no click moves."""
-    return np.median(samples[:: max(1, len(samples) // _OFFSET_SAMPLES)], axis=0)
+    some = samples[:: max(1, len(samples) // _OFFSET_SAMPLES)]
+    return np.partition(some, len(some) // 2, axis=0)[len(some) // 2]
 
 
 def _frame_peaks(samples: np.ndarray, frame: int, offset: np.ndarray) -> np.ndarray:
@@ -131,10 +129,11 @@ def _frame_peaks(samples: np.ndarray, frame: int, offset: np.ndarray) -> np.ndar
 
 
 def _powers(samples: np.ndarray) -> tuple[np.ndarray, float]:
-    """Power of each channel, and of their mean, without constant offsets; of every 13th sample."""
-    probe = samples[::_CHANNEL_STRIDE].astype(np.float64)
-    probe -= probe.mean(0)
-    return np.square(probe).mean(0), float(np.square(probe.mean(1)).mean())
+    """Power of each channel, and of their mean, without constant offsets; of samples spread evenly."""
+    probe = np.ascontiguousarray(samples[:: max(1, len(samples) // _CHANNEL_SAMPLES)].T, np.float64)
+    probe -= probe.mean(1, keepdims=True)
+    mixed = probe.mean(0)
+    return np.einsum("cn,cn->c", probe, probe) / len(mixed), float(mixed @ mixed) / len(mixed)
 
 
 def louder_channel(samples: np.ndarray) -> int | None:
@@ -174,7 +173,8 @@ def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     lead, tail = int(sounding[0]), len(power) - 1 - int(sounding[-1])
     spectrum, hz = _spectrum(wave, rate)
     seconds = (round(n * frame / rate, 2) for n in (lead, tail, pause))
-    return Shape(round(level, 1), *seconds, _band(spectrum, hz), _hum(spectrum, hz))
+    offset = float(np.abs(samples.mean(0, dtype=np.float64)).max())
+    return Shape(round(level, 1), *seconds, offset, _has_dead(samples), _band(spectrum, hz), _hum(spectrum, hz))
 
 
 @functools.lru_cache(maxsize=16)
@@ -184,7 +184,8 @@ def _window(n: int) -> np.ndarray:
 
 def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
     """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width in Hz."""
-    n = min(_MOST_SPECTRUM, 1 << (len(wave).bit_length() - 1))
+    most = 1 << (rate.bit_length() + 1)  # 2 to 4 s: bins of 0.25 to 0.5 Hz
+    n = min(most, 1 << (len(wave).bit_length() - 1))
     first = (len(wave) - n) // 2
     window = _window(n)
     spectrum = np.abs(np.fft.rfft(wave[first : first + n] * window)) * (2 / window.sum())
