@@ -235,6 +235,24 @@ def test_d6_parquet_is_unpacked_once(tmp_path, scanned):
     assert parquet.files_in(tmp_path / "c")[0].name == "train-00000-of-00001.parquet"
 
 
+def test_d6_the_only_table_of_a_folder_is_its_metadata(tmp_path, scanned):
+    root = tmp_path / "c"
+    clips(root, 3)
+    write_metadata(root, [f"{i:03d}|{sentence(i)}" for i in range(3)], "my corpus.csv")
+    assert scanned(root).counts == (3, 0)
+    write_metadata(root, ["a,b"], "speakers.tsv")
+    with pytest.raises(BadInput, match="which of my corpus.csv, speakers.tsv is the metadata"):
+        scanned(root)
+    assert scanned(root / "my corpus.csv").counts == (3, 0)
+
+
+def test_d6_folders_with_metadata_are_named(tmp_path, scanned):
+    for name in ("one", "two"):
+        make_corpus(tmp_path / "all" / name, 2, 0.6)
+    with pytest.raises(BadInput, match="no corpus found there; .*; one, two in it have metadata: name those folders"):
+        scanned(tmp_path / "all")
+
+
 # -- D7: paths ---------------------------------------------------------------------------------------------------------------------------
 
 

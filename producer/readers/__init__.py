@@ -21,7 +21,7 @@ from producer.readers import (
     vctk,
 )  # fmt: skip
 from producer.readers.columns import Given
-from producer.readers.row import METADATA_NAMES, Item, Notice, Row, RowError, Taken, find_metadata
+from producer.readers.row import METADATA_NAMES, Item, Notice, Row, RowError, Taken, find_metadata, usual_metadata
 from producer.readers.splits import parts
 from producer.readers.table import Table
 
@@ -80,7 +80,7 @@ def detect(path: Path) -> str:
     tree = tree_of(path)
     if tree is not None:
         return tree
-    if path.is_dir() and parquet.files_in(path) and not any((path / name).is_file() for name in METADATA_NAMES):
+    if path.is_dir() and usual_metadata(path) is None and parquet.files_in(path):
         return "parquet"
     metadata = find_metadata(path)
     if parquet.is_parquet(metadata):

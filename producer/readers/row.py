@@ -15,6 +15,7 @@ METADATA_NAMES = (
     "manifest.json", "manifest.jsonl", "cuts.jsonl", "cuts.jsonl.gz", "cuts_train.jsonl.gz", "transcript.txt", "transcripts.txt",
     "filelist.txt", "dataset.jsonl", "dataset.csv",
 )  # fmt: skip
+_TABLES = (".csv", ".tsv", ".jsonl", ".psv")
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,31 @@ class Taken:
 Item = Row | RowError | Notice | Taken
 
 
+def usual_metadata(folder: Path) -> Path | None:
+    """The metadata file of a folder: one of the usual names, else the only table there is; None: neither."""
+    for name in METADATA_NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    tables = _tables(folder)
+    return tables[0] if len(tables) == 1 else None
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in _TABLES and p.is_file() and not p.name.startswith("."))
+
+
 def find_metadata(path: Path) -> Path:
     """The metadata file of a corpus given as that file or as its folder. BadInput: there is none."""
     if path.is_file():
         return path
     if not path.is_dir():
         raise BadInput(f"{path}: no such file or folder; give a corpus folder or its metadata file (data.train=DIR)")
-    for name in METADATA_NAMES:
-        if (path / name).is_file():
-            return path / name
+    found = usual_metadata(path)
+    if found is not None:
+        return found
+    several = ", ".join(p.name for p in _tables(path)[:10])
+    if several:
+        raise BadInput(f"{path}: which of {several} is the metadata? name the file (data.train={path}/…)")
     nested = sorted(p.parent.name for name in METADATA_NAMES[:4] for p in path.glob(f"*/{name}"))
     inside = f"; {', '.join(nested[:5])} in it have metadata: name those folders" if nested else ""
     raise BadInput(

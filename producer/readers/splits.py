@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from producer.readers import parquet
-from producer.readers.row import METADATA_NAMES, Notice
+from producer.readers.row import METADATA_NAMES, Notice, usual_metadata
 
 EVALUATION = ("eval", "evaluation", "val", "valid", "validation", "dev")
 _TRAIN = re.compile(r"(?<![a-z])train(?![a-z])", re.I)
@@ -27,6 +27,8 @@ def parts(path: Path, separate: bool) -> tuple[list[Part], list[Notice]]:
     named = next((path / n for n in METADATA_NAMES if (path / n).is_file()), None)
     if named is not None:
         return _with_evaluation(path, named, separate)
+    if usual_metadata(path) is not None:
+        return [(path, False)], []
     shards = parquet.files_in(path)
     if shards:
         return _shards(path, shards, separate)

@@ -1,4 +1,4 @@
-"""How many clips a scan reads in ten seconds, by container: headers alone, with warm files; and every sample of the first ones.
+"""How many clips a scan reads in ten seconds, by container: headers alone, with warm files; every sample; and a librosa.load loop.
 
     python tests/bench/scan.py [--clips 20000] [--seconds 2] [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
 
@@ -58,6 +58,19 @@ def pace(root: Path, threads: int, deep: bool) -> float:
     return best
 
 
+def librosa_pace(root: Path, clips: int = 300) -> float:
+    """Clips in ten seconds of what a script does that loads each file, the best of three."""
+    import librosa
+
+    paths, best = sorted((root / "wavs").iterdir())[:clips], 0.0
+    for _ in range(3):
+        start = time.perf_counter()
+        for path in paths:
+            librosa.load(path, sr=22050)
+        best = max(best, 10 * len(paths) / (time.perf_counter() - start))
+    return best
+
+
 def main() -> int:
     """Command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,6 +87,7 @@ def main() -> int:
             found[suffix] = {"headers": round(pace(root, args.threads, False))}
             few = make(Path(folder) / "d", args.clips // 10, args.seconds, suffix)
             found[suffix]["samples"] = round(pace(few, args.threads, True))
+            found[suffix]["librosa"] = round(librosa_pace(few))
         row = found[suffix]
         sys.stdout.write(f"{suffix:6} headers {row['headers']:>8,} clips per 10 s; every sample {row['samples']:>8,}\n")
     if args.json:
