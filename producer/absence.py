@@ -5,6 +5,7 @@ does not answer, a process out of file handles. A bad clip is set aside for the 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
 
 from common.xtts.audio_error import CLOSED, NO_FFMPEG, DecodeError
@@ -47,6 +48,8 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
 
 def _why_closed(path: str) -> str | None:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe waits for who writes into it
+            return None
         with open(path, "rb") as f:
             f.read(1)
     except OSError as e:

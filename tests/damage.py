@@ -187,6 +187,21 @@ def _flac_total(blob: bytes, total: int) -> bytes:
     return _with(blob, 18, (head >> 36 << 36 | total).to_bytes(8, "big"))
 
 
+def _ogg_endless(blob: bytes) -> bytes:
+    """An Ogg file whose last page does not say that it is the last."""
+    at = blob.rfind(b"OggS")
+    page = bytearray(blob[at:])
+    page[5] &= ~4
+    page[22:26] = bytes(4)
+    crc = 0
+    for byte in page:
+        crc ^= byte << 24
+        for _ in range(8):
+            crc = (crc << 1 ^ 0x04C11DB7 if crc & 1 << 31 else crc << 1) & 0xFFFFFFFF
+    page[22:26] = struct.pack("<I", crc)
+    return blob[:at] + bytes(page)
+
+
 WAV = GOOD[AT]
 NOISY = (TONE + 0.05 * np.random.default_rng(0).standard_normal(LENGTH)).astype(np.float32)
 FLAC, OGG, MP3 = encoded(NOISY, name="FLAC"), encoded(NOISY, subtype="VORBIS", name="OGG"), encoded(NOISY, subtype=None, name="MP3")
@@ -206,6 +221,7 @@ _audio("half a WAV", WAV[: len(WAV) // 2], "ends early", "the header announces 2
 _audio("a WAV without its last second half", WAV[:-1000], "ends early")
 _audio("half a FLAC", FLAC[: len(FLAC) // 2], "ends early", "announces 13230 samples, and the last of them are not there")
 _audio("half an Ogg", OGG[: len(OGG) // 2], "ends early", "the last Ogg page is incomplete")
+_audio("an Ogg without an end", _ogg_endless(OGG), warning="1 files may end early")
 _audio("half an MP3", MP3[: len(MP3) // 2], "ends early", "the header announces")
 _audio("half an AIFF", AIFF[: len(AIFF) // 2], "ends early")
 _audio("half a W64", W64[: len(W64) // 2], "ends early")
@@ -232,7 +248,7 @@ _audio("two clicks in zeros", encoded(_click(500, 9000)), "almost silent", "0.04
 _audio("stereo that cancels", encoded(np.stack([TONE, -TONE], 1)), warning="1 clips have channels that cancel")
 _audio("stereo that cancels nearly", encoded(np.stack([TONE, -0.9 * TONE], 1)), warning="1 clips have channels that cancel")
 _audio("a dead channel", encoded(np.stack([0 * TONE, TONE], 1)), warning="1 stereo clips have an empty channel")
-_audio("an offset", encoded(0.5 * TONE + 0.3), warning="1 clips have a constant offset (largest 0.3")
+_audio("a constant added", encoded(0.5 * TONE + 0.3), warning="1 clips have a constant offset (largest 0.3")
 _audio("clipped", encoded(np.clip(5 * TONE, -1, 1)), warning="1 clips are clipped")
 _audio("a rate of 1 Hz", encoded(TONE, 1), "sample rate not credible")
 _audio("a rate of 2 GHz", encoded(TONE, 2_000_000_000), "sample rate not credible")

@@ -170,6 +170,7 @@ def test_d8_other_formats_are_read_through_ffmpeg(tmp_path, scanned, suffix):
     assert len(wave) == pytest.approx(RATE, abs=2500)
     assert np.abs(wave).max() == pytest.approx(0.5, abs=0.05)
     np.testing.assert_array_equal(decode(path, 1000, 2000), wave[1000:3000])
+    assert len(load_clip(path)) == len(wave)
 
 
 def test_d8_without_ffmpeg_it_is_said(tmp_path, scanned, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 
 import pytest
 import scan_cases
@@ -306,11 +307,12 @@ def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 2, 0.6)
     os.mkfifo(root / "wavs/pipe.wav")
     (root / "wavs/folder.wav").mkdir()
+    os.mknod(root / "wavs/socket.wav", stat.S_IFSOCK | 0o600)
     os.symlink("/dev/zero", root / "wavs/zero.wav")
-    write_metadata(root, ["c0001|one", "c0002|two", "pipe|three", "folder|four", "zero|five"])
+    write_metadata(root, ["c0001|one", "c0002|two", "c0001.wav|more", "pipe|three", "folder|four", "zero|five", "socket|six"])
     s = scanned(root)
-    assert s.counts == (2, 3)
-    for name, what in (("pipe", "a named pipe"), ("folder", "a folder"), ("zero", "a device")):
+    assert s.counts == (3, 4)
+    for name, what in (("pipe", "a named pipe"), ("folder", "a folder"), ("zero", "a device"), ("socket", "a socket")):
         assert s.reasons[name] == f"not a file: {what} lies there ({root}/wavs/{name}.wav)"
         with pytest.raises(DecodeError, match=f"not a file: {what}"):
             decode(root / f"wavs/{name}.wav")
