@@ -25,7 +25,7 @@ from common.errors import Stopped
 from common.stopwatch import Stopwatch
 from common.xtts.audio_error import DecodeError
 from common.xtts.audio_file import is_exact, mono, open_audio, read
-from common.xtts.levels import Level, louder_channel, measure, require_sound
+from common.xtts.levels import louder_channel, measure, require_sound
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,6 @@ def num_output_samples(frames: int, rate: int) -> int:
 def _silence(rate: int) -> int:
     """Samples to read behind the last one: what is resampled must not end with it, as soxr alone may give one less than ceil."""
     return 0 if rate == SAMPLE_RATE else rate // 50
-
-
-def check_levels(path: str | os.PathLike) -> Level:
-    """Read a whole file and measure it. DecodeError: what `decode` would raise."""
-    with open_audio(path) as f:
-        return measure(path, read(f, path, 0, f.frames), f.samplerate)
 
 
 class _Timing(threading.local):

@@ -254,6 +254,14 @@ def test_d9_mp3_without_a_length_header_is_read_whole(tmp_path, rate):
     assert len(decode(path)) == len(wave)
 
 
+def test_d9_mp3_whose_length_header_gives_no_length_is_read_whole(tmp_path):
+    good = container(tmp_path / "a.mp3", ".mp3")
+    data, length = good.read_bytes(), len(decode(good))
+    at = max(data.find(b"Xing"), data.find(b"Info"))
+    (tmp_path / "b.mp3").write_bytes(data[: at + 4] + bytes(4) + data[at + 8 :])
+    assert len(decode(tmp_path / "b.mp3")) == pytest.approx(length, abs=2400)
+
+
 def scan_reason(path):
     return probe(FixedPlace(str(path)), deep=True).error
 

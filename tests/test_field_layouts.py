@@ -247,6 +247,13 @@ def test_d6_the_only_table_of_a_folder_is_its_metadata(tmp_path, scanned):
     assert scanned(root / "my corpus.csv").counts == (3, 0)
 
 
+@pytest.mark.parametrize(("name", "words"), [("a.wav", "a recording, not a corpus"), ("a.tar.gz", "an archive; unpack it")])
+def test_d6_files_that_are_no_metadata(tmp_path, scanned, name, words):
+    (tmp_path / name).write_bytes(b"RIFF")
+    with pytest.raises(BadInput, match=f"{name}: {words}"):
+        scanned(tmp_path / name)
+
+
 def test_d6_folders_with_metadata_are_named(tmp_path, scanned):
     for name in ("one", "two"):
         make_corpus(tmp_path / "all" / name, 2, 0.6)

@@ -20,6 +20,7 @@ _MAX_CHUNKS = 100  # before the data; files have two or three
 _FAR = 1 << 62  # beyond the end of every file: nothing is read there
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes, at most
 _OGG_SMALL = 1 << 18  # up to so many bytes an Ogg file is looked through
+DOUBT = "doubt"  # the kind of what is no fault for certain
 Fault = tuple[str, str]  # (reason, kind)
 
 
@@ -53,9 +54,6 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
     if kind == DOUBT:
         return reason
     raise DecodeError(path, reason, kind)
-
-
-DOUBT = "doubt"
 
 
 def container_of(path: str | os.PathLike) -> str:

@@ -91,11 +91,13 @@ def look(f: BinaryIO, size: int) -> Look:
     if start < 0:
         return Look()
     first = frame_at(head, 0)
-    mark = head[first.side : first.side + 4]
-    if mark in (b"Xing", b"Info"):
-        flags, frames, length = struct.unpack_from(">III", head, first.side + 4)
-        length = length if flags & 3 == 3 else 0
-    elif head[36:40] == b"VBRI":
+    mark, length = head[first.side : first.side + 4], 0
+    if mark in (b"Xing", b"Info") and len(head) >= first.side + 16:
+        flags, _, length = struct.unpack_from(">III", head, first.side + 4)
+        if not flags & 1:  # without the one number that matters
+            return _walk(f, start + first.length, size)
+        length = length if flags & 2 else 0
+    elif head[36:40] == b"VBRI" and len(head) >= 50:
         length = struct.unpack_from(">I", head, 46)[0]
     else:
         return _walk(f, start, size)

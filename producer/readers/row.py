@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import BadInput
-from producer.readers.paths import FixedPlace, Place
+from producer.readers.paths import FixedPlace, Place, has_audio_suffix
 
 METADATA_NAMES = (
     "metadata.csv", "metadata.tsv", "metadata.txt", "metadata.jsonl", "metadata_train.csv", "metadata_train.tsv",
@@ -15,6 +15,7 @@ METADATA_NAMES = (
     "manifest.json", "manifest.jsonl", "cuts.jsonl", "cuts.jsonl.gz", "cuts_train.jsonl.gz", "transcript.txt", "transcripts.txt",
     "filelist.txt", "dataset.jsonl", "dataset.csv",
 )  # fmt: skip
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _TABLES = (".csv", ".tsv", ".jsonl", ".psv")
 
 
@@ -82,6 +83,7 @@ def _tables(folder: Path) -> list[Path]:
 def find_metadata(path: Path) -> Path:
     """The metadata file of a corpus given as that file or as its folder. BadInput: there is none."""
     if path.is_file():
+        _check_name(path)
         return path
     if not path.is_dir():
         raise BadInput(f"{path}: no such file or folder; give a corpus folder or its metadata file (data.train=DIR)")
@@ -97,6 +99,14 @@ def find_metadata(path: Path) -> Path:
         f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES[:5])} and the like, *.parquet, VCTK, LibriTTS, Common Voice, "
         f"M-AILABS, and recordings with a text beside each (docs/data.md lists all){inside}"
     )
+
+
+def _check_name(path: Path) -> None:
+    """BadInput: the file is a recording, or an archive."""
+    if has_audio_suffix(path.name):
+        raise BadInput(f"{path}: a recording, not a corpus; give the folder, or the metadata file that names it")
+    if path.name.lower().endswith(_ARCHIVES):
+        raise BadInput(f"{path}: an archive; unpack it, and give the folder")
 
 
 _MARKS = (  # the longer first: UTF-16's is the beginning of UTF-32's
