@@ -310,6 +310,15 @@ def test_d7_of_several_files_the_nearest_or_none(tmp_path, scanned):
     assert s.reasons["nowhere"].endswith(f"; nothing below {root} has that name")
 
 
+def test_d7_a_search_ends_where_there_is_too_much(tmp_path, scanned, monkeypatch):
+    root = make_corpus(tmp_path / "c", 3, 0.6)
+    for folder in ("p", "q"):
+        clip(root / f"deep/{folder}/{folder}.wav", 0.6)
+    write_metadata(root, ["c0001|one", "c0002|two", "c0003|three", "nowhere|four"])
+    monkeypatch.setattr("producer.readers.paths.MOST_FILES", 1)
+    assert "; not among the recordings below " in scanned(root).reasons["nowhere"]
+
+
 def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 2, 0.6)
     os.mkfifo(root / "wavs/pipe.wav")

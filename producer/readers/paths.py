@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 import unicodedata
 from collections.abc import Iterator
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ AUDIO_SUFFIXES = (
 )  # fmt: skip
 AUDIO_FOLDERS = ("wavs", "", "wav", "audio", "clips")
 MOST_FILES = 2_000_000  # of a folder that are listed in search of a name
+SEARCH_S = 60.0  # and no longer: the folder may be a home, or a network's
 _DEEPEST = 8  # folders below the corpus that are searched
 _ELSEWHERE = re.compile(r"[A-Za-z]:/|//")  # a drive, a server: nothing on this machine
 
@@ -69,7 +71,7 @@ class Locator:
         self.root = os.fspath(root)
         self._lock = threading.Lock()
         self._files: dict[str, list[str]] | None = None
-        self.complete = True  # false where there are more files than are listed
+        self.complete = True  # false where there are more files than were listed
 
     def search(self, written: str) -> list[str]:
         """Paths of the recordings that are called as `written` is, whatever folders it names; those that share most of its
@@ -103,19 +105,19 @@ class Locator:
         with self._lock:
             if self._files is None:
                 self._files = {}
-                for n, path in enumerate(sorted(self._recordings())):
-                    if n == MOST_FILES:
-                        self.complete = False
-                        break
+                for path in sorted(self._recordings()):
                     base = _key(os.path.basename(path))
                     for key in (base, os.path.splitext(base)[0] + "/"):
                         self._files.setdefault(key, []).append(path)
             return self._files
 
     def _recordings(self) -> Iterator[str]:
-        seen, count = set(), 0
+        seen, count, deadline = set(), 0, time.monotonic() + SEARCH_S
         folders = [(self.root, 0)]
-        while folders and count <= MOST_FILES:
+        while folders:
+            if count > MOST_FILES or time.monotonic() > deadline:
+                self.complete = False
+                return
             folder, depth = folders.pop()
             try:
                 found = os.stat(folder)
@@ -161,7 +163,7 @@ class Place:
         """What to add where there is none."""
         if self._locator.complete:
             return f"; nothing below {self._locator.root} has that name"
-        return f"; not among the first {MOST_FILES:,} recordings below {self._locator.root} either"
+        return f"; not among the recordings below {self._locator.root} that were listed within {SEARCH_S:.0f} s either"
 
 
 class FixedPlace:
