@@ -1,4 +1,4 @@
-"""CSV: fields parted by commas or semicolons, quoted where they hold one; as Hugging Face's `audiofolder` and pandas write them."""
+"""CSV: fields separated by commas or semicolons, quoted where they hold one; as Hugging Face's `audiofolder` and pandas write them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tables of rows, one recording each: how the fields are parted, which line is a header, and each row with its place.
 
-Fields parted by `|` or a tab are taken as they stand: a quote mark is text. Those parted by a comma or a semicolon follow the rules
+Fields separated by `|` or a tab are taken as they stand: a quote mark is text. Those separated by a comma or a semicolon follow the rules
 of CSV, and so do those of which every one is quoted.
 """
 
@@ -32,7 +32,7 @@ class Dialect:
 
     def describe(self) -> str:
         """In words."""
-        return f"fields parted by {_NAMES[self.separator]}" + (", quoted" if self.quoted else "")
+        return f"fields separated by {_NAMES[self.separator]}" + (", quoted" if self.quoted else "")
 
 
 def dialect_of(path: Path) -> Dialect:
