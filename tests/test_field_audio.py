@@ -173,6 +173,17 @@ def test_d8_other_formats_are_read_through_ffmpeg(tmp_path, scanned, suffix):
     assert len(load_clip(path)) == len(wave)
 
 
+@pytest.mark.parametrize(("suffix", "kind"), [(".m4a", "ends early"), (".webm", "ends early"), (".wma", "ends early"), (".aac", "damaged")])
+def test_d8_ends_that_are_missing(tmp_path, suffix, kind):
+    data = converted(tmp_path / f"x{suffix}").read_bytes()
+    for share in (0.75, 0.4):
+        (tmp_path / f"cut{suffix}").write_bytes(data[: int(len(data) * share)])
+        assert scan_reason(tmp_path / f"cut{suffix}").startswith(kind)
+    if suffix == ".m4a":
+        (tmp_path / "two.m4a").write_bytes(data + data)
+        assert scan_reason(tmp_path / "two.m4a").startswith("two M4A files are joined")
+
+
 def test_d8_without_ffmpeg_it_is_said(tmp_path, scanned, monkeypatch):
     root = make_corpus(tmp_path / "c", 2)
     (root / "wavs/x.m4a").write_bytes(struct.pack(">I", 20) + b"ftypM4A " + bytes(8))
