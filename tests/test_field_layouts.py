@@ -178,6 +178,13 @@ def _sidecar(root):
     (root / "README.txt").write_text("About this.")
 
 
+def _texts_apart(root):
+    for i in range(4):
+        clip(root / f"wav/{_speakers(i)}/{i:03d}.wav", 0.6)
+        (root / f"txt/{_speakers(i)}").mkdir(parents=True, exist_ok=True)
+        (root / f"txt/{_speakers(i)}/{i:03d}.txt").write_text(sentence(i))
+
+
 def _parquet(root):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     names = clips(root.parent / "loose", 4)
@@ -200,7 +207,8 @@ LAYOUTS = {  # name → (what makes it, reader, speakers)
     "hugging face": (_hf, "jsonl", 1), "nemo": (_nemo, "jsonl", 2), "lhotse": (_lhotse, "jsonl", 2), "list": (_json_list, "jsonl", 1),
     "libritts": (_libritts, "libritts", 2), "common voice": (_common_voice, "common_voice", 2),
     "release": (_common_voice_release, "common_voice", 2), "css10": (_css10, "css10", 1), "m-ailabs": (_mailabs, "mailabs", 1),
-    "sidecar": (_sidecar, "sidecar", 2), "parquet": (_parquet, "parquet", 2), "vctk": (_vctk, "vctk", 2),
+    "sidecar": (_sidecar, "sidecar", 2), "texts apart": (_texts_apart, "sidecar", 2),
+    "parquet": (_parquet, "parquet", 2), "vctk": (_vctk, "vctk", 2),
 }  # fmt: skip
 
 

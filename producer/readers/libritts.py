@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import BadInput
-from producer.readers.paths import FixedPlace
+from producer.readers.paths import SEARCH_S, FixedPlace, walk
 from producer.readers.row import Item, Notice, Row, Taken, text_of
 
 _ENDING = ".normalized.txt"
@@ -17,17 +17,13 @@ _DEEPEST = 5
 
 def is_libritts(path: Path) -> bool:
     """True for a folder in which, four folders down at most, a `*.normalized.txt` lies."""
-    return path.is_dir() and next(_texts(path), None) is not None
+    return path.is_dir() and next(_texts(path, SEARCH_S), None) is not None
 
 
-def _texts(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+def _texts(path: Path, most_s: float = float("inf")) -> Iterator[tuple[str, list[str], list[str]]]:
     """(folder, the clips with a text there, all files there) of the folders that have such texts, in the order of their names."""
-    base = str(path).rstrip(os.sep).count(os.sep)
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        if folder.count(os.sep) - base >= _DEEPEST:
-            folders.clear()
-        clips = sorted(f.removesuffix(_ENDING) for f in files if f.endswith(_ENDING) and not f.startswith("."))
+    for folder, files in walk(path, _DEEPEST, most_s):
+        clips = [f.removesuffix(_ENDING) for f in files if f.endswith(_ENDING)]
         if clips:
             yield folder, clips, files
 

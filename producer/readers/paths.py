@@ -138,6 +138,18 @@ class Locator:
                     folders.append((entry.path, depth + 1))
 
 
+def walk(path: os.PathLike | str, deepest: int, most_s: float = float("inf")) -> Iterator[tuple[str, list[str]]]:
+    """(folder, its files in the order of their names) of a folder and those below it, `deepest` down, for `most_s` seconds at most."""
+    base, deadline = os.fspath(path).rstrip(os.sep).count(os.sep), time.monotonic() + most_s
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        if folder.count(os.sep) - base >= deepest:
+            folders.clear()
+        yield folder, sorted(f for f in files if not f.startswith("."))
+        if time.monotonic() > deadline:
+            return
+
+
 class Place:
     """Where a named recording may lie."""
 
