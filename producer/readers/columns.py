@@ -88,8 +88,6 @@ def by_name(names: Sequence[str], given: Given | None = None, where: str = "") -
 def _settle(found: dict[str, int], plain: tuple[str, ...], given: Given | None, where: str) -> dict[str, int]:
     found = dict(found)
     for role, column in (given or {}).items():
-        if role not in ROLES:
-            raise BadInput(f"data.columns: '{role}' is no column of a corpus; there are {', '.join(ROLES)}")
         if column is None:
             found.pop(role, None)
             continue

@@ -115,8 +115,6 @@ def _keys(entry: dict, given: Given | None, where: str) -> dict[str, str]:
         if name is not None:
             keys[role] = f"{name}.path" if role == "audio" and isinstance(entry[name], dict) else name
     for role, key in (given or {}).items():
-        if role not in ROLES:
-            raise BadInput(f"data.columns: '{role}' is no column of a corpus; there are {', '.join(ROLES)}")
         if key is None:
             keys.pop(role, None)
         elif not isinstance(key, str) or _value(entry, key) is None:

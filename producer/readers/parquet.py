@@ -89,8 +89,6 @@ def _columns(names: list[str], given: Given | None, where: str) -> dict[str, str
         if name is not None:
             found[role] = name
     for role, name in (given or {}).items():
-        if role not in ROLES:
-            raise BadInput(f"data.columns: '{role}' is no column of a corpus; there are {', '.join(ROLES)}")
         if name is None:
             found.pop(role, None)
         elif name not in names:

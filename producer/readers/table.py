@@ -136,6 +136,7 @@ class Table:
             self.columns = by_content(some, given, str(path))
         self.numbers = 0  # rows in which the text's column held a number, and another a text
         self.num_rows = 0
+        self.broken: list[int] = []  # lines of rows that go on in the next line
 
     def read(self, speaker: str | None = None, language: str | None = None) -> Iterator[Item]:
         """Every row, or why it is none; first what was taken for what. `speaker`, `language`: of rows that name none."""
@@ -155,10 +156,15 @@ class Table:
             if wrong is not None:
                 yield wrong
                 continue
+            if self.dialect.quoted and any("\n" in field for field in fields):
+                self.broken.append(number)
             name = fields[columns.audio]
             own = [fields[i] if i is not None and i < len(fields) else "" for i in (columns.speaker, columns.language)]
             text = self._text(fields)
             yield Row(file, number, name, Place(locator, name), text, own[1] or language, own[0] or speaker)
+        if self.broken:
+            said = f"{len(self.broken)} rows go on over several lines (first at line {self.broken[0]})"
+            yield Notice(file, f"{said}; a quote mark that nothing closes swallows the rows behind it")
         if self.numbers:
             column, other = columns.texts[0] + 1, columns.texts[1] + 1
             counted = f"{self.numbers}/{self.num_rows} rows"
