@@ -138,6 +138,7 @@ class _Scan:
         self.has_val = any(isinstance(e, CorpusRow) and e.split == EVAL for e in rows.entries)
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings = Findings()
+        self.sampled = False  # of some recordings the headers alone are looked at
         self.misfits: dict[str, tuple[str, str]] = {}  # what `data.reject` leaves out
         self.tally: Counter[str] = Counter()
         self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
@@ -226,7 +227,7 @@ class _Scan:
             raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
-        if self.num_decoded < total and 2 * self.num_unusable > self.num_decoded:
+        if self.sampled and 2 * self.num_unusable > self.num_decoded:
             some = f"{self.num_unusable} of the {self.num_decoded} recordings that were decoded (of {total}) are unusable"
             raise self._unusable(f"{some}: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
@@ -258,9 +259,9 @@ class _Scan:
 
     def _decoded(self) -> list[str]:
         """How many recordings were decoded, where it is not all."""
-        total = sum(isinstance(e, CorpusRow) for e in self.rows.entries)
-        if self.num_decoded >= total - self.num_missing:
+        if not self.sampled:
             return []
+        total = sum(isinstance(e, CorpusRow) for e in self.rows.entries)
         rest = f"of the others the headers alone are known (corpora above {DEEP_FILES} rows)"
         return [f"{self.num_decoded} of {total} recordings were decoded; {rest}"]
 
@@ -327,6 +328,7 @@ def scan(
         for root in rows.roots:
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer)
+        job.sampled = every != 1
         facts = _facts(candidates, threads, every, previous)
         if config.data.reject:
             facts = iter(looked := list(facts))

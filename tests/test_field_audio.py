@@ -345,6 +345,16 @@ def test_d11_a_large_corpus_of_broken_samples_is_bad_input(tmp_path, tokenizer, 
         assert (_mel_stats(settings, m, None, settings.dims) > 0).all()  # of those that can be used
 
 
+def test_d11_one_good_clip_of_a_small_corpus_is_kept(tmp_path, scanned):
+    root = make_corpus(tmp_path / "c", 1)
+    for name in "abc":
+        write_wav(root / f"wavs/{name}.wav", _broken("nan"), subtype="FLOAT")
+    write_metadata(root, ["c0001|one", "a|two", "b|three", "c|four", "nowhere|five"])
+    s = scanned(root)
+    assert s.counts == (1, 4)
+    assert not any("were decoded" in line for line in s.report.lines())
+
+
 def test_d11_statistics_of_no_usable_clip_are_bad_input(tmp_path, tokenizer):
     root = tmp_path / "c"
     write_wav(root / "wavs/a.wav", _broken("nan"), subtype="FLOAT")
