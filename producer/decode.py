@@ -63,8 +63,8 @@ def _resample(wave: np.ndarray, rate: int, num_samples: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def _warn_once(path: str, message: str) -> None:
-    log.warning("%s: %s", path, message)
+def _say_once(level: int, path: str, message: str) -> None:
+    log.log(level, "%s: %s", path, message)
 
 
 def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
@@ -79,9 +79,10 @@ def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
         if level.peak > 1:
             samples = samples / np.float32(level.peak)
             if level.peak > 1.25:  # lossy codecs overshoot a little; that is no news
-                _warn_once(str(path), f"peak {level.peak:.3g}, scaled to 1")
+                _say_once(logging.WARNING, str(path), f"peak {level.peak:.3g}, scaled to 1")
     if channel is not None:
-        _warn_once(str(path), f"its channels cancel each other; channel {channel + 1} is taken alone")
+        # For the log: the scan has warned of it, where it looked at the samples.
+        _say_once(logging.INFO, str(path), f"its channels cancel each other; channel {channel + 1} is taken alone")
     return _resample(mono(samples, channel), f.samplerate, num_output_samples(f.frames, f.samplerate))
 
 
