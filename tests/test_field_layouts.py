@@ -44,6 +44,8 @@ COLUMNS = {
     "id speaker text": (None, lambda i: f"{i:03d}|{_speakers(i)}|{sentence(i)}", _speakers),
     "one unknown name before": ("id|age|sentence", lambda i: f"{i:03d}|{20 + i % 3}|{sentence(i)}", None),
     "id text speaker seconds": (None, lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}|{1 + i / 7:.2f}", _speakers),
+    "whole seconds behind": (None, lambda i: f"{i:03d}|{sentence(i)}|{1 + i % 3}", None),
+    "numbers of speakers": (None, lambda i: f"{i:03d}|{1 + i % 3}|{sentence(i)}", lambda i: str(1 + i % 3)),
     "text first": (None, lambda i: f"{sentence(i)}\t{i:03d}.wav\t{_speakers(i)}", _speakers),
     "file speaker text": (None, lambda i: f"wavs/{i:03d}.wav|{_speakers(i)}|{sentence(i)}", _speakers),
     "windows header": ("\ufeffAudio_File;Text;Speaker_Name", lambda i: f"{i:03d}.wav;{sentence(i)};{_speakers(i)}", _speakers),

@@ -170,9 +170,11 @@ def _is_language(code: str) -> bool:
 
 
 def _speaker(columns: list[_Column], rows: int) -> _Column | None:
-    """The column of few values beside one of many; of two such columns the one with more values."""
+    """The column of few values beside one of many; of two such columns the one with more values. Numbers behind the text are
+    durations."""
     if rows < _ENOUGH or len(columns) < 2:
         return None
     most = max(c.distinct for c in columns)
     few = [c for c in columns if c.is_few(rows) and 2 * c.distinct <= most]
+    few = [c for c in few if c.numbers < 0.95 or c is not columns[-1]]
     return max(few, key=lambda c: c.distinct, default=None)
