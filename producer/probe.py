@@ -89,9 +89,10 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     try:
         with open_audio(path) as f:
             facts |= {"rate": f.samplerate, "frames": f.frames}
+            deep = deep and f.frames <= MAX_DEEP_S * f.samplerate
             if not is_converted(f):
                 facts["doubt"] = check_whole(path, size, f.format, deep)
-            if deep and f.frames <= MAX_DEEP_S * f.samplerate:
+            if deep:
                 samples = read(f, path, 0, f.frames)
                 level = measure(path, samples, f.samplerate)
                 facts |= vars(level) | vars(shape(samples, f.samplerate, level.channel))

@@ -107,10 +107,10 @@ def look(f: BinaryIO, size: int) -> Look | None:
 
 
 def is_joined(f: BinaryIO) -> bool:
-    """Whether another stream begins behind the first. Reads the whole file."""
+    """Whether another stream begins behind the first. Reads the whole file, or its first 128 MiB."""
     f.seek(42)
     rest = b""
-    while block := f.read(1 << 20):
+    while f.tell() < MAX_BYTES and (block := f.read(1 << 20)):
         if _AGAIN.search(rest + block):
             return True
         rest = block[-8:]
