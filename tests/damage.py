@@ -11,7 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +144,8 @@ class Damage:
     reason: str = ""
     error: str = ""
     warning: str = ""
-    text: str = field(default="")
+    text: str = ""
+    blob: bytes | None = None  # the damaged recording, where it is one
 
     @property
     def id(self) -> str:
@@ -163,7 +164,7 @@ def _audio(name: str, blob: bytes, kind: str = "", reason: str = "", warning: st
         BUILD[reader](root, [*GOOD[:AT], blob, *GOOD[AT + 1 :]])
 
     kinds = (kind,) if kind else ()
-    DAMAGES.append(Damage(reader, name, make, N - len(kinds), kinds, reason, warning=warning))
+    DAMAGES.append(Damage(reader, name, make, N - len(kinds), kinds, reason, warning=warning, blob=blob))
 
 
 def _poked(value: float, at: int = 100) -> np.ndarray:

@@ -6,7 +6,12 @@ from damage import BUILD, DAMAGES, GOOD, N
 from scan_cases import Scanned
 
 from common.errors import BadInput
+from common.xtts.audio_error import DecodeError
+from common.xtts.clips import ReferenceClipError, load_clip
+from producer.decode import decode
+from producer.probe import probe
 from producer.readers import READERS
+from producer.readers.paths import FixedPlace
 
 tokenizer = scan_cases.tokenizer
 
@@ -46,3 +51,21 @@ def test_damage_is_told_as_it_is(tmp_path, tokenizer, damage):
         assert any(damage.warning in w for w in s.report.warnings), s.report.warnings
     if damage.text:
         assert s.utterances[1].text == damage.text
+
+
+@pytest.mark.parametrize("damage", [d for d in DAMAGES if d.blob is not None], ids=lambda d: d.name)
+def test_a_recording_that_one_refuses_all_refuse(tmp_path, damage):
+    """The scan, and the reader of reference clips; and training, of what its samples are: its end was looked at by the scan."""
+    path = tmp_path / "a.wav"
+    path.write_bytes(damage.blob)
+    facts = probe(FixedPlace(str(path)), deep=True)
+    refused = {}
+    for read in (load_clip, decode):
+        try:
+            read(path)
+        except (DecodeError, ReferenceClipError) as e:
+            refused[read] = str(e)
+    assert (load_clip in refused) == bool(facts.error)
+    if facts.kind not in ("ends early", "joined recordings"):
+        assert (decode in refused) == bool(facts.error)
+        assert all(facts.error in said for said in refused.values())

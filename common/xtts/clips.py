@@ -8,7 +8,8 @@ import numpy as np
 import soxr
 
 from common.xtts.audio_error import DecodeError
-from common.xtts.audio_file import MAX_VALUES, mono, open_audio, read
+from common.xtts.audio_file import MAX_VALUES, is_converted, mono, open_audio, read
+from common.xtts.containers import check_whole
 from common.xtts.levels import measure
 
 MIN_SECONDS = 0.33  # less is no voice
@@ -23,7 +24,7 @@ def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
     """A recording as a clip: float32 mono at `sample_rate` in [-1, 1]; of a long one the first ten minutes.
 
     Formats, levels and channels are those of a corpus' clips (`audio_file.py`, `levels.py`).
-    ReferenceClipError: what the scan would refuse: unreadable, empty, silent, or with samples that are not finite.
+    ReferenceClipError: what the scan would refuse: unreadable, empty, cut, silent, or with samples that are not finite.
     """
     try:
         f = open_audio(path)
@@ -32,6 +33,8 @@ def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
     try:
         with f:
             rate = f.samplerate
+            if not is_converted(f):
+                check_whole(path, os.path.getsize(path), f.format, thorough=True)
             samples = read(f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels))
         level = measure(path, samples, rate)
     except DecodeError as e:
