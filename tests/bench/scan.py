@@ -1,6 +1,6 @@
 """How many clips a scan reads in ten seconds, by container: headers alone, with warm files; every sample; and a librosa.load loop.
 
-    python tests/bench/scan.py [--clips 20000] [--seconds 2] [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
+    python tests/bench/scan.py [--clips 20000] [--seconds 2] [--rate 22050] [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
 
 One corpus for each suffix: a hundred recordings, each linked under many names. The fastest of three scans counts.
 """
@@ -29,7 +29,7 @@ DIFFERENT = 100  # recordings; the rest are links to them
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def make(root: Path, clips: int, seconds: float, suffix: str) -> Path:
+def make(root: Path, clips: int, seconds: float, suffix: str, rate: int) -> Path:
     """A corpus of `clips` rows without a header."""
     (root / "wavs").mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -37,8 +37,8 @@ def make(root: Path, clips: int, seconds: float, suffix: str) -> Path:
     for i in range(clips):
         path = root / "wavs" / f"c{i:06d}{suffix}"
         if i < DIFFERENT:
-            samples = 0.1 * rng.standard_normal(round(seconds * 22050)).clip(-3, 3)
-            soundfile.write(path, samples.astype(np.float32), 22050)
+            samples = 0.1 * rng.standard_normal(round(seconds * rate)).clip(-3, 3)
+            soundfile.write(path, samples.astype(np.float32), rate)
         else:
             os.link(root / "wavs" / f"c{i % DIFFERENT:06d}{suffix}", path)
         rows.append(f"c{i:06d}|the quick brown fox jumps over number {LETTERS[i % 26]}\n")
@@ -76,6 +76,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--clips", type=int, default=20000)
     p.add_argument("--seconds", type=float, default=2.0)
+    p.add_argument("--rate", type=int, default=22050)
     p.add_argument("--suffix", nargs="+", default=[".wav", ".flac", ".mp3", ".ogg"])
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--json", type=Path)
@@ -83,13 +84,15 @@ def main() -> int:
     found = {}
     for suffix in args.suffix:
         with tempfile.TemporaryDirectory() as folder:
-            root = make(Path(folder) / "c", args.clips, args.seconds, suffix)
+            root = make(Path(folder) / "c", args.clips, args.seconds, suffix, args.rate)
             found[suffix] = {"headers": round(pace(root, args.threads, False))}
-            few = make(Path(folder) / "d", args.clips // 10, args.seconds, suffix)
+            few = make(Path(folder) / "d", args.clips // 10, args.seconds, suffix, args.rate)
             found[suffix]["samples"] = round(pace(few, args.threads, True))
             found[suffix]["librosa"] = round(librosa_pace(few))
         row = found[suffix]
-        sys.stdout.write(f"{suffix:6} headers {row['headers']:>8,} clips per 10 s; every sample {row['samples']:>8,}\n")
+        sys.stdout.write(f"{suffix:6} headers {row['headers']:>8,} clips per 10 s; ")
+        sys.stdout.write(f"every sample {row['samples']:>8,}; librosa.load {row['librosa']:>8,}\n")
+        sys.stdout.flush()
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     return 0
