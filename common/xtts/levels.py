@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.xtts.audio_error import DecodeError
+from common.xtts.audio_file import mono
 
 MAX_PEAK = 2.0**31  # integers of 32 bits stored as floats still scale to speech; above: garbage
 MIN_MEAN = 5e-4  # mean magnitude at a peak of 1; below: spikes drown the speech (it has 0.02 to 0.1)
@@ -159,8 +160,9 @@ def _has_dead(samples: np.ndarray) -> bool:
 
 def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     """Where a recording that `measure` passed sounds; `channel` alone where the others cancel it."""
-    wave = samples.mean(1, dtype=np.float32) if channel is None else samples[:, channel]
-    wave = wave - np.float32(wave.mean(dtype=np.float64))
+    offsets = samples.mean(0, dtype=np.float64)
+    wave = mono(samples, channel)
+    wave = wave - np.float32(offsets.mean() if channel is None else offsets[channel])
     frame = max(1, round(FRAME_S * rate))
     starts = np.arange(0, len(wave), frame)
     power = np.add.reduceat(np.square(wave), starts) / np.minimum(frame, len(wave) - starts)
@@ -173,7 +175,7 @@ def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     lead, tail = int(sounding[0]), len(power) - 1 - int(sounding[-1])
     spectrum, hz = _spectrum(wave, rate)
     seconds = (round(n * frame / rate, 2) for n in (lead, tail, pause))
-    offset = float(np.abs(samples.mean(0, dtype=np.float64)).max())
+    offset = float(np.abs(offsets).max())
     return Shape(round(level, 1), *seconds, offset, _has_dead(samples), _band(spectrum, hz), _hum(spectrum, hz))
 
 
@@ -184,7 +186,7 @@ def _window(n: int) -> np.ndarray:
 
 def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
     """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width in Hz."""
-    most = 1 << (rate.bit_length() + 1)  # 2 to 4 s: bins of 0.25 to 0.5 Hz
+    most = 1 << rate.bit_length()  # 1 to 2 s: bins of 0.5 to 1 Hz
     n = min(most, 1 << (len(wave).bit_length() - 1))
     first = (len(wave) - n) // 2
     window = _window(n)
