@@ -7,10 +7,10 @@ import os
 import numpy as np
 import soxr
 
-from common.xtts.audio_error import DecodeError
-from common.xtts.audio_file import MAX_VALUES, is_converted, mono, open_audio, read
-from common.xtts.containers import check_whole
-from common.xtts.levels import measure
+from common.audio.containers import check_whole
+from common.audio.errors import DecodeError
+from common.audio.levels import measure
+from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
 
 MIN_SECONDS = 0.33  # less is no voice
 MAX_SECONDS = 600.0  # more is read of no recording: minutes of a voice are more than a model takes

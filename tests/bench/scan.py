@@ -21,9 +21,9 @@ import soundfile
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common import config
-from common.xtts.tokenizer import Tokenizer
-from producer.scan import scan
+from common.run import settings as config
+from common.xtts.text.tokenizer import Tokenizer
+from producer.corpus.scan import scan
 
 DIFFERENT = 100  # recordings; the rest are links to them
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

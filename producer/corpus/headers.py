@@ -1,0 +1,140 @@
+"""What a scan knows of one audio file: its header, and on request its samples' level. Remembered by path, size and mtime."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import xxhash
+
+from common.audio.containers import check_whole
+from common.audio.errors import DecodeError
+from common.audio.levels import measure, shape
+from common.audio.reading import is_converted, open_audio, read, why_irregular
+from common.data.manifest import Manifest
+from producer.batches.decode import num_output_samples
+
+MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory
+FACTS = 3  # what is looked at: facts of another number are not taken from an earlier manifest
+AMBIGUOUS = "several files of that name"
+_SHOWN = 5
+
+
+class Place(Protocol):
+    """Where a recording may lie (`producer/corpus/readers/paths.py`)."""
+
+    def candidates(self) -> tuple[str, ...]:
+        """Paths, the likeliest first."""
+
+    def elsewhere(self) -> list[str]:
+        """Paths of its name, where no candidate holds a file."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the candidates are not what is written, but of the same name."""
+
+
+@dataclass(frozen=True)
+class AudioFacts:
+    """A file's header, or why it cannot be used. What is only known of samples is None, or 0, where they were not read.
+
+    `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`, `tail_s`, `pause_s`: silence
+    before, after and, at the longest, between sounds. `band_hz`, `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    rate: int = 0
+    frames: int = 0
+    error: str = ""
+    kind: str = ""
+    doubt: str = ""
+    peak: float | None = None
+    clipped: float = 0.0
+    offset: float = 0.0
+    channel: int | None = None
+    dead: bool = False
+    level_db: float | None = None
+    lead_s: float = 0.0
+    tail_s: float = 0.0
+    pause_s: float = 0.0
+    band_hz: int = 0
+    hum_hz: int = 0
+    content: str = ""  # a digest of the samples
+    deep: bool = False  # the samples were asked for
+    searched: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Length at 22 050 Hz."""
+        return num_output_samples(self.frames, self.rate)
+
+    def remembered(self) -> dict:
+        """The values to store under path, size and mtime; defaults are left out."""
+        values = {name: getattr(self, name) for name in _REMEMBERED}
+        return {"facts": FACTS} | {n: v for n, v in values.items() if v != _REMEMBERED[n]}
+
+
+_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched")
+_REMEMBERED = {f.name: f.default for f in fields(AudioFacts) if f.name not in _NOT_REMEMBERED}
+
+
+def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
+    facts = {"path": path, "size": size, "mtime_ns": mtime_ns, "deep": deep}
+    if size == 0:
+        return AudioFacts(**facts, error="empty file", kind="empty file")
+    try:
+        with open_audio(path) as f:
+            facts |= {"rate": f.samplerate, "frames": f.frames}
+            deep = deep and f.frames <= MAX_DEEP_S * f.samplerate
+            if not is_converted(f):
+                facts["doubt"] = check_whole(path, size, f.format, deep)
+            if deep:
+                samples = read(f, path, 0, f.frames)
+                level = measure(path, samples, f.samplerate)
+                facts |= vars(level) | vars(shape(samples, f.samplerate, level.channel))
+                facts["content"] = xxhash.xxh3_64_hexdigest(samples)
+    except DecodeError as e:
+        return AudioFacts(**facts, error=e.reason, kind=e.kind)
+    return AudioFacts(**facts)
+
+
+def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
+    """Facts of the recording; None if there is none. A file that `previous` knows unchanged is not opened, and what is no file
+    (a named pipe, a device) never is."""
+    irregular = None
+    for searched in (False, True):
+        paths = place.elsewhere() if searched else place.candidates()
+        if searched and len(paths) > 1:
+            return AudioFacts(paths[0], 0, 0, error=_ambiguous(paths), kind=AMBIGUOUS)
+        for path in paths:
+            try:
+                found = os.stat(path)
+            except (OSError, ValueError):  # ValueError: a null byte in the name
+                continue
+            if stat.S_ISREG(found.st_mode):
+                return _look(path, found, deep, previous, searched or place.moved)
+            irregular = irregular or (path, why_irregular(found.st_mode))
+        if irregular is not None:
+            path, why = irregular
+            return AudioFacts(path, 0, 0, error=f"{why} ({path})", kind="not a file")
+    return None
+
+
+def _ambiguous(paths: list[str]) -> str:
+    shown = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    return f"{len(paths)} files have that name ({shown}); write the path, as seen from the metadata file"
+
+
+def _look(path: str, found: os.stat_result, deep: bool, previous: Manifest | None, searched: bool) -> AudioFacts:
+    known = None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
+    if known is not None and known.pop("facts", 0) == FACTS and (known.get("deep") or not deep):
+        facts = AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
+    else:
+        facts = _examine(path, found.st_size, found.st_mtime_ns, deep)
+    if searched:
+        facts = replace(facts, searched=True)
+    return facts
