@@ -55,6 +55,8 @@ class Report:
     strip_arabic_diacritics: bool
     digest: str
     rejects: list[Reject] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # how the files were read
+    findings: list[dict] = field(default_factory=list)  # kind, rows, message, worst: `findings.Finding.to_json`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Report:
@@ -80,6 +82,8 @@ class Report:
             strip_arabic_diacritics=manifest.meta.get("strip_arabic_diacritics", False),
             digest=manifest.digest,
             rejects=rejects,
+            notes=manifest.meta.get("notes", []),
+            findings=manifest.meta.get("findings", []),
         )
 
     def require_all(self) -> None:
@@ -107,6 +111,7 @@ class Report:
             out.append("rejected: " + ", ".join(f"{kind} {n}" for kind, n in self.tally.items()))
         if self.unknown_characters:
             out.append("unknown characters: " + ", ".join(f"{_character(c)} x{n}" for c, n in self.unknown_characters.items()))
+        out += self.notes
         out += [f"warning: {w}" for w in self.warnings]
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
         if shown_rejects is not None and len(self.rejects) > shown_rejects:
