@@ -30,11 +30,16 @@ ARROWS = {
         *("trainer/commands", "trainer/report", "producer/creation", "producer/corpus"),
         *("common/launcher", "common/run", "common/gpu", "common/system"),
     ),
-    "producer": ("producer/batches", "common/gpu", "common/transport", *RUN),
-    "producer/creation": ("producer/corpus", "producer/batches", *RUN, *NETWORKS),
-    "producer/corpus": ("producer/corpus/readers", "producer/batches", "common/xtts/text", *RUN),
-    "producer/corpus/readers": ("producer/corpus/demo.py", *SYSTEM),  # the demo is a format: it makes its corpus first
-    "producer/batches": ("common/xtts", *RUN),
+    "producer": ("producer/batches", "common/audio", "common/gpu", "common/transport", *RUN),
+    "producer/creation": ("producer/corpus", "producer/batches", "common/audio", *RUN, *NETWORKS),
+    "producer/corpus": ("producer/corpus/readers", "producer/batches", "common/audio", "common/xtts/text", *RUN),
+    "producer/corpus/readers": (
+        "producer/corpus/demo.py",
+        "common/audio",
+        "common/xtts/text",
+        *SYSTEM,
+    ),  # the demo is a format: it makes its corpus first
+    "producer/batches": ("common/xtts", "common/audio", *RUN),
     "trainer/commands": (
         *("trainer", "trainer/previews", "trainer/report", "trainer/history"),
         *("common/gpu", *RUN, *NETWORKS),
@@ -53,9 +58,10 @@ ARROWS = {
     "common/data": (DIMS, *SYSTEM),
     "common/transport": SYSTEM,
     "common/system": (),
-    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text"),
+    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text", "common/audio"),
     "common/xtts/checkpoints": ("common/xtts/text", DIMS),
     "common/xtts/text": (),
+    "common/audio": (),
     "common": (),
 }
 

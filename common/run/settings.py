@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from common.data.corpus_terms import Columns, FindingKind, Format
 from common.run.parity import PARITY, with_parity
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
@@ -56,9 +57,10 @@ class Source(Section):
     """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
 
     path: str
-    format: Literal["auto", "ljspeech", "coqui", "vctk", "demo"] = "auto"  # demo: made if missing
+    format: Format = "auto"
     language: str | None = None  # of rows that name none; null: data.language
     speaker: str | None = None  # of rows that name none; null: the folder's name
+    columns: Columns = Field(default_factory=dict)  # as data.columns, of this source alone
 
 
 Sources = Annotated[list[Source], _list_of("path")]
@@ -70,11 +72,13 @@ class Data(Section):
     train: Sources = Field(default_factory=list)
     val: Sources = Field(default_factory=list)  # empty: a split of `train`, stored in the manifest
     language: str = "en"
+    columns: Columns = Field(default_factory=dict)  # role: name or number (from 1) of its column, null: none; else they are found
     eval_fraction: float = Field(0.01, ge=0, lt=1)
     eval_max: Positive = 256
     min_audio_s: float = Field(0.5, gt=0)
     max_audio_s: float = Field(255995 / 22050, gt=0)
     max_text_tokens: Positive = 200
+    reject: list[FindingKind] = Field(default_factory=list)  # findings of a scan that leave a row out, instead of a warning
     scan_threads: int = Field(0, ge=0)  # 0: one per CPU
 
 

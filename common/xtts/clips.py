@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import numpy as np
-import soundfile
 import soxr
 
+from common.audio.containers import check_whole
+from common.audio.errors import DecodeError
+from common.audio.levels import measure
+from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
+
 MIN_SECONDS = 0.33  # less is no voice
+MAX_SECONDS = 600.0  # more is read of no recording: minutes of a voice are more than a model takes
 
 
 class ReferenceClipError(ValueError):
@@ -17,22 +21,25 @@ class ReferenceClipError(ValueError):
 
 
 def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
-    """A recording (WAV, FLAC, MP3, OGG) as a clip: float32 mono at `sample_rate` in [-1, 1].
+    """A recording as a clip: float32 mono at `sample_rate` in [-1, 1]; of a long one the first ten minutes.
 
-    ReferenceClipError: unreadable, empty, silent, or with samples that are not finite.
+    Formats, levels and channels are those of a corpus' clips (`audio_file.py`, `levels.py`).
+    ReferenceClipError: what the scan would refuse: unreadable, empty, cut, silent, or with samples that are not finite.
     """
     try:
-        samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError) as e:
-        raise ReferenceClipError(f"reference {path}: cannot be read as audio ({e})") from e
-    if not len(samples):
-        raise ReferenceClipError(f"reference {path}: no samples")
-    peak = float(np.abs(samples).max())
-    if not math.isfinite(peak):
-        raise ReferenceClipError(f"reference {path}: has samples that are not finite")
-    if peak == 0:
-        raise ReferenceClipError(f"reference {path}: silent")
-    mono = samples.mean(axis=1) / max(peak, 1.0)
+        f = open_audio(path)
+    except DecodeError as e:
+        raise ReferenceClipError(f"reference {path}: cannot be read as audio: {e.reason}") from e
+    try:
+        with f:
+            rate = f.samplerate
+            if not is_converted(f):
+                check_whole(path, os.path.getsize(path), f.format, thorough=True)
+            samples = read(f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels))
+        level = measure(path, samples, rate)
+    except DecodeError as e:
+        raise ReferenceClipError(f"reference {path}: {e.reason}") from e
+    wave = mono(samples, level.channel) / np.float32(max(level.peak, 1.0))
     if rate != sample_rate:
-        mono = soxr.resample(mono, rate, sample_rate)
-    return np.clip(mono, -1.0, 1.0).astype(np.float32)
+        wave = soxr.resample(wave, rate, sample_rate)
+    return np.clip(wave, -1.0, 1.0).astype(np.float32)

@@ -5,9 +5,10 @@ does not answer, a process out of file handles. A bad clip is set aside for the 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
 
-from producer.batches.decode import CLOSED, DecodeError
+from common.audio.errors import CLOSED, NO_FFMPEG, DecodeError
 
 _NEIGHBOURS = 64  # files of a folder that are tried before it counts as one in which nothing can be read
 
@@ -28,6 +29,9 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
     for root in roots:
         if not os.path.isdir(root):
             return f"the data folder {root} is not there"
+    for e in errors:
+        if e.kind == NO_FFMPEG:  # the scan's machine had it
+            return f"{e.path}: {e.reason}"
     failed, folders = {e.path for e in errors}, set()
     for e in errors:
         why = _why_closed(e.path)
@@ -44,6 +48,8 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
 
 def _why_closed(path: str) -> str | None:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe waits for who writes into it
+            return None
         with open(path, "rb") as f:
             f.read(1)
     except OSError as e:

@@ -1,12 +1,19 @@
-"""What a scan warns about: things that are no reason to leave a row out, counted, with one example each."""
+"""What a scan warns about: things that are no reason to leave a row out, counted, the worst of each kind with its row."""
 
 from __future__ import annotations
 
+import heapq
+from array import array
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from common.xtts.text.clean import char_limit, script_share
 from producer.corpus.headers import AudioFacts
+from producer.corpus.languages import LanguageWords
+from producer.corpus.readers import Row
 from producer.corpus.rows import CorpusRow
 
 OTHER_SCRIPT = 0.3  # share of letters
@@ -14,67 +21,267 @@ CLIPPED = 0.01  # share of samples at full scale
 LOUD = 1.25  # peak; lossy codecs overshoot 1 by a few per cent
 LOW_RATE = 16000
 FASTEST = 40.0  # characters per second; fast speech has 25
+SLOWEST = 3.0  # likewise; slow speech has 8
+SLOWEST_OF = {"zh": 1.0, "ja": 1.0, "ko": 1.0}  # where a character is a syllable or more
+OUT_OF_LINE = 4.0  # times slower than the median of the corpus and language; half of it, faster
+ENOUGH = 20  # rows of a language before their median says something
 FEW_CLIPS = 100
+OFFSET = 0.02  # of full scale; cheap recorders have a tenth of it
+QUIET_DB = -45.0  # of the frames that sound; speech is recorded at -30 to -15
+LONG_END_S = 1.5  # silence before or after the words
+LONG_PAUSE_S = 3.0
+SOFTER_DB = 20.0  # than the median of the corpus
+MOST_TEXTS = 1_000_000  # that are compared for repeats: 100 MB
+SHOWN = 20  # rows of a finding that are kept
+
+# kind → what is said of it: {n} rows, {v} the worst value, {x} where that is
+MESSAGES = {
+    "loud": "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})",
+    "clipped": "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})",
+    "low_rate": "{n} clips are sampled below 16 kHz and sound dull ({x})",
+    "quiet": "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})",
+    "offset": "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with a high-pass filter",
+    "cancelled": "{n} clips have channels that cancel each other when they are added; the louder one is taken alone ({x})",
+    "dead_channel": "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})",
+    "doubtful_end": "{n} files may end early: nothing marks the end of their stream ({x})",
+    "found_by_name": "{n} recordings are not where the metadata says; those of their name below the corpus are taken ({x})",
+    "band_limited": "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})",
+    "hum": "{n} clips have a hum of the mains at 50 or 60 Hz ({x})",
+    "silence_before": "{n} clips begin with more than 1.5 s of silence (longest {v:.1f} s: {x})",
+    "silence_after": "{n} clips end with more than 1.5 s of silence (longest {v:.1f} s: {x})",
+    "pause": "{n} clips have a pause of more than 3 s (longest {v:.1f} s: {x})",
+    "long_text": "{n} texts are longer than XTTS's limit for their language, where speech may be cut off (longest at {x})",
+    "other_script": "{n} texts have more than 30 % letters of another script (most at {x})",
+    "fast": "{n} texts have more than 40 characters per second of audio; do they belong to it? (most at {x})",
+    "slow": "{n} texts have too few characters per second of audio; do they belong to it? (fewest at {x})",
+    "faster_than_most": "{n} texts have twice the characters per second of others in their language (most at {x})",
+    "shared": "{n} rows share their audio file with an earlier row (first at {x})",
+    "same_audio": "{n} clips hold the same sound as an earlier row's, in another file (first at {x})",
+    "same_text": "{n} rows have the same text as an earlier row of their speaker (first at {x})",
+    "in_both": "{n} clips of data.val are in data.train too, so evaluation flatters ({x})",
+    "other_language": "{n} rows look like another language than they are said to be: {x}",
+    "lone_speaker": "{n} speakers have a single clip, which teaches little of a voice ({x})",
+    "softer_than_most": "{n} clips are more than 20 dB softer than the median of the corpus ({x})",
+}  # fmt: skip
+
+# kind → why a row is rejected that `data.reject` names: {v} the value, {x} what is said of it
+REASONS = {
+    "loud": "peak {v:.3g}",
+    "clipped": "{v:.1%} of the samples at full scale",
+    "low_rate": "sampled below 16 kHz",
+    "quiet": "{w:.1f} dBFS where it sounds",
+    "offset": "a constant offset of {v:.2g}",
+    "cancelled": "channels that cancel each other",
+    "dead_channel": "an empty channel",
+    "doubtful_end": "nothing marks the end of its stream",
+    "found_by_name": "not where the metadata says",
+    "band_limited": "nothing above 5 kHz",
+    "hum": "a hum of the mains",
+    "silence_before": "{v:.1f} s of silence before the words",
+    "silence_after": "{v:.1f} s of silence after the words",
+    "pause": "a pause of {v:.1f} s",
+    "long_text": "{v:.0f} characters",
+    "other_script": "{v:.0%} letters of another script",
+    "fast": "{v:.1f} characters per second",
+    "slow": "{w:.1f} characters per second",
+    "faster_than_most": "{v:.1f} characters per second",
+    "shared": "the recording of an earlier row",
+    "same_audio": "the sound of an earlier row",
+    "same_text": "the text of an earlier row of its speaker",
+    "in_both": "in data.train and in data.val",
+    "other_language": "looks like another language",
+    "lone_speaker": "the only clip of its speaker",
+    "softer_than_most": "{v:.0f} dB softer than the median",
+}
 
 
 @dataclass
-class _Finding:
-    count: int = 0
-    example: str = ""
-    worst: float = 0.0
+class Finding:
+    """Rows that one thing is odd about."""
 
-    def add(self, example: str, value: float = 0.0) -> None:
+    kind: str
+    count: int = 0
+    worst: list[tuple[float, int, str, str]] = field(default_factory=list)  # value, minus its number, where it is, what is said of it
+    every: dict[str, str] | None = None  # row → why it is rejected, where that is asked for
+
+    def add(self, where: str, said: str, value: float = 0.0) -> None:
+        """`value`: how odd it is; of equal ones the first is kept."""
         self.count += 1
-        if self.count == 1 or value > self.worst:
-            self.example, self.worst = example, value
+        if self.every is not None:
+            self.every[where] = REASONS[self.kind].format(v=value, w=-value)
+        entry = (value, -self.count, where, said)
+        if len(self.worst) < SHOWN:
+            heapq.heappush(self.worst, entry)
+        elif entry > self.worst[0]:
+            heapq.heapreplace(self.worst, entry)
+
+    @property
+    def message(self) -> str:
+        """In one line, with the worst."""
+        value, _, _, said = max(self.worst)
+        return MESSAGES[self.kind].format(n=self.count, v=value, w=-value, x=said)
+
+    def to_json(self) -> dict:
+        """Plain values: the rows are the worst twenty, as `file:line`."""
+        return {"kind": self.kind, "rows": self.count, "message": self.message, "worst": [w[2] for w in sorted(self.worst, reverse=True)]}
+
+
+class _Measured:
+    """A number of each row, and the row: compared when all are known. The rows are there already; a number takes 8 bytes."""
+
+    def __init__(self):
+        self.values, self.rows = array("d"), []
+
+    def add(self, value: float, row: CorpusRow) -> None:
+        self.values.append(value)
+        self.rows.append(row)
 
 
 class Findings:
-    """Collects while rows are kept; `messages` at the end."""
+    """Collects while rows are kept; `found` at the end. Of the kinds in `every`, all rows and not the worst alone."""
 
-    def __init__(self):
-        self._loud, self._clipped, self._low_rate = _Finding(), _Finding(), _Finding()
-        self._long_text, self._other_script, self._fast = _Finding(), _Finding(), _Finding()
-        self._shared, self._both = _Finding(), _Finding()
+    def __init__(self, every: Iterable[str] = ()):
+        self._kinds = {kind: Finding(kind, every={} if kind in every else None) for kind in MESSAGES}
+        self._contents: set[str] = set()
+        self._words = LanguageWords()
         self._split_of: dict[str, int] = {}
+        self._texts: set[int] = set()
+        self._only: dict[str, str | None] = {}  # speaker → the row of its single clip; None: it has more
+        self._pace: dict[str, _Measured] = {}
+        self._levels = _Measured()
         self.unknown_characters: Counter[str] = Counter()
 
     def look_at(self, entry: CorpusRow, facts: AudioFacts) -> None:
         """Note what is odd about a row that is kept."""
-        where = f"{entry.row.file}:{entry.row.line}"
-        text = entry.row.text
-        if (facts.peak or 0) > LOUD:
-            self._loud.add(facts.path, facts.peak)
-        if facts.clipped > CLIPPED:
-            self._clipped.add(facts.path, facts.clipped)
-        if facts.rate < LOW_RATE:
-            self._low_rate.add(f"{facts.path}: {facts.rate} Hz")
-        if len(text) > char_limit(entry.language):
-            self._long_text.add(f"{where}, {len(text)} characters, {entry.language}: {char_limit(entry.language)}", len(text))
-        share = 0.0 if text.isascii() and entry.language == "en" else script_share(text, entry.language)
-        if share > OTHER_SCRIPT:
-            self._other_script.add(f"{where}, {share:.0%} of a text in {entry.language}", share)
-        speed = len(text) * facts.rate / facts.frames
-        if speed > FASTEST:
-            self._fast.add(f"{where}, {speed:.0f} per second", speed)
+        where = where_of(entry.row)
+        for kind, said, value in (*_of_audio(facts), *_of_text(entry, facts, where)):
+            self._kinds[kind].add(where, said, value)
+        if facts.searched and any(c in entry.row.id for c in "/\\."):
+            self._kinds["found_by_name"].add(where, f"{where}, {entry.row.id} → {facts.path}")
+        self._pace.setdefault(entry.language, _Measured()).add(_pace(entry, facts), entry)
+        if facts.level_db is not None:
+            self._levels.add(facts.level_db, entry)
+        self._only[entry.speaker] = None if entry.speaker in self._only else where
+        text = hash((entry.speaker, entry.row.text))
+        if text in self._texts:
+            self._kinds["same_text"].add(where, where)
+        elif len(self._texts) < MOST_TEXTS:
+            self._texts.add(text)
+        self._words.add(entry.row.text, entry.language)
         before = self._split_of.get(facts.path)
+        if before is None and facts.content in self._contents:
+            self._kinds["same_audio"].add(where, f"{where}, {facts.path}")
+        if facts.content:
+            self._contents.add(facts.content)
         if before is None:
             self._split_of[facts.path] = entry.split
         elif before == entry.split:
-            self._shared.add(f"{where}, {facts.path}")
+            self._kinds["shared"].add(where, f"{where}, {facts.path}")
         else:
-            self._both.add(facts.path)
+            self._kinds["in_both"].add(where, facts.path)
 
-    def messages(self) -> list[str]:
-        """One line per kind of finding."""
-        found = [
-            (self._loud, "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})"),
-            (self._clipped, "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})"),
-            (self._low_rate, "{n} clips are sampled below 16 kHz and sound dull ({x})"),
-            (self._long_text, "{n} texts are longer than XTTS's limit for their language, where speech may be cut off (longest at {x})"),
-            (self._other_script, "{n} texts have more than 30 % letters of another script (most at {x})"),
-            (self._fast, "{n} texts have more than 40 characters per second of audio; do they belong to it? (most at {x})"),
-            (self._shared, "{n} rows share their audio file with an earlier row (first at {x})"),
-            (self._both, "{n} clips of data.val are in data.train too, so evaluation flatters ({x})"),
-        ]
-        return [message.format(n=x.count, v=x.worst, x=x.example) for x, message in found if x.count]
+    def found(self) -> list[Finding]:
+        """What was found, of each kind that occurred. To be called once."""
+        for language, paces in self._pace.items():
+            self._compare(language, paces)
+        if len(self._levels.rows) >= ENOUGH:
+            median = float(np.median(self._levels.values))
+            for level, entry in zip(self._levels.values, self._levels.rows, strict=True):
+                if median - level > SOFTER_DB:
+                    said = f"{where_of(entry.row)}, {level:.0f} dBFS against {median:.0f}"
+                    self._kinds["softer_than_most"].add(where_of(entry.row), said, median - level)
+        for language, other, own, most, rows in self._words.doubts():
+            finding = self._kinds["other_language"]
+            said = f"{language}, of whose common words they have {own:.1%}, and {most:.1%} of those of {other}; set data.language"
+            for entry in self._pace[language].rows if finding.every is not None else self._pace[language].rows[:1]:
+                finding.add(where_of(entry.row), said)
+            finding.count += rows - finding.count
+        if len(self._only) > 1:
+            for speaker, where in self._only.items():
+                if where is not None:
+                    self._kinds["lone_speaker"].add(where, f"{speaker}, {where}")
+        return [f for f in self._kinds.values() if f.count]
+
+    def _compare(self, language: str, paces: _Measured) -> None:
+        """Characters per second against those of the language: the median of its rows, and what nobody speaks."""
+        values = np.asarray(paces.values)
+        median = float(np.median(values)) if len(values) >= ENOUGH else 0.0
+        low = max(SLOWEST_OF.get(language, SLOWEST), median / OUT_OF_LINE)
+        high = OUT_OF_LINE / 2 * median if median else np.inf
+        others = f" against {median:.1f}" if median else ""
+        for i in np.flatnonzero((values < low) | (values > high)):
+            where, pace = where_of(paces.rows[i].row), values[i]
+            said = f"{where}, {pace:.1f} per second{others}"
+            if pace < low:
+                self._kinds["slow"].add(where, said, -pace)
+            elif pace <= FASTEST:
+                self._kinds["faster_than_most"].add(where, said, pace)
+
+
+def misfits(rows: Iterable[tuple[CorpusRow, AudioFacts]], kinds: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Row (`file:line`) → (reason, kind) of the rows that one of `kinds` is found of: what `data.reject` leaves out."""
+    findings = Findings(kinds)
+    for entry, facts in rows:
+        findings.look_at(entry, facts)
+    found = {}
+    for finding in findings.found():
+        for where, reason in (finding.every or {}).items():
+            found.setdefault(where, (reason, f"{finding.kind} (data.reject)"))
+    return found
+
+
+def where_of(row: Row) -> str:
+    """`file:line`."""
+    return f"{row.file}:{row.line}"
+
+
+def _pace(entry: CorpusRow, facts: AudioFacts) -> float:
+    """Characters per second of audio."""
+    return len(entry.row.text) * facts.rate / facts.frames
+
+
+def _of_audio(facts: AudioFacts) -> Iterator[tuple[str, str, float]]:
+    """(kind, what is said, how bad) of a recording."""
+    path = facts.path
+    if facts.rate < LOW_RATE:
+        yield "low_rate", f"{path}: {facts.rate} Hz", 0.0
+    if facts.doubt:
+        yield "doubtful_end", path, 0.0
+    if facts.peak is None:
+        return
+    if facts.peak > LOUD:
+        yield "loud", path, facts.peak
+    if facts.clipped > CLIPPED:
+        yield "clipped", path, facts.clipped
+    if facts.offset > OFFSET:
+        yield "offset", path, facts.offset
+    if facts.channel is not None:
+        yield "cancelled", path, 0.0
+    if facts.dead:
+        yield "dead_channel", path, 0.0
+    if facts.band_hz and facts.rate >= LOW_RATE:
+        yield "band_limited", f"{path}: nothing above {facts.band_hz} Hz at {facts.rate} Hz", 0.0
+    if facts.hum_hz:
+        yield "hum", f"{path}: {facts.hum_hz} Hz", 0.0
+    if facts.level_db is not None and facts.level_db < QUIET_DB:
+        yield "quiet", path, -facts.level_db
+    for kind, seconds, most in (
+        ("silence_before", facts.lead_s, LONG_END_S),
+        ("silence_after", facts.tail_s, LONG_END_S),
+        ("pause", facts.pause_s, LONG_PAUSE_S),
+    ):
+        if seconds > most:
+            yield kind, path, seconds
+
+
+def _of_text(entry: CorpusRow, facts: AudioFacts, where: str) -> Iterator[tuple[str, str, float]]:
+    """(kind, what is said, how bad) of a text."""
+    text, limit = entry.row.text, char_limit(entry.language)
+    if len(text) > limit:
+        yield "long_text", f"{where}, {len(text)} characters, {entry.language}: {limit}", len(text)
+    share = 0.0 if text.isascii() and entry.language == "en" else script_share(text, entry.language)
+    if share > OTHER_SCRIPT:
+        yield "other_script", f"{where}, {share:.0%} of a text in {entry.language}", share
+    pace = _pace(entry, facts)
+    if pace > FASTEST:
+        yield "fast", f"{where}, {pace:.0f} per second", pace

@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
-from dataclasses import dataclass
-from typing import BinaryIO
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
+import xxhash
+
+from common.audio.containers import check_whole
+from common.audio.errors import DecodeError
+from common.audio.levels import measure, shape
+from common.audio.reading import is_converted, open_audio, read, why_irregular
 from common.data.manifest import Manifest
-from producer.batches.decode import CLOSED, DecodeError, check_levels, num_output_samples, open_audio
+from producer.batches.decode import num_output_samples
 
 MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory
-_WAV_FORMATS = ("WAV", "WAVEX", "RF64")  # as libsndfile names them
-_ENDLESS = 0x7FF00000  # sizes from here to 2**32 - 1 are what ffmpeg, SoX, eSpeak and arecord leave when they write into a pipe
-_MAX_CHUNKS = 100  # before the data; files have two or three
+FACTS = 3  # what is looked at: facts of another number are not taken from an earlier manifest
+AMBIGUOUS = "several files of that name"
+_SHOWN = 5
+
+
+class Place(Protocol):
+    """Where a recording may lie (`producer/corpus/readers/paths.py`)."""
+
+    def candidates(self) -> tuple[str, ...]:
+        """Paths, the likeliest first."""
+
+    def elsewhere(self) -> list[str]:
+        """Paths of its name, where no candidate holds a file."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the candidates are not what is written, but of the same name."""
 
 
 @dataclass(frozen=True)
 class AudioFacts:
-    """A file's header, or why it cannot be used. `peak` is None where the samples have not been read."""
+    """A file's header, or why it cannot be used. What is only known of samples is None, or 0, where they were not read.
+
+    `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`, `tail_s`, `pause_s`: silence
+    before, after and, at the longest, between sounds. `band_hz`, `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
+    """
 
     path: str
     size: int
@@ -28,9 +51,21 @@ class AudioFacts:
     frames: int = 0
     error: str = ""
     kind: str = ""
+    doubt: str = ""
     peak: float | None = None
     clipped: float = 0.0
+    offset: float = 0.0
+    channel: int | None = None
+    dead: bool = False
+    level_db: float | None = None
+    lead_s: float = 0.0
+    tail_s: float = 0.0
+    pause_s: float = 0.0
+    band_hz: int = 0
+    hum_hz: int = 0
+    content: str = ""  # a digest of the samples
     deep: bool = False  # the samples were asked for
+    searched: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -39,56 +74,12 @@ class AudioFacts:
 
     def remembered(self) -> dict:
         """The values to store under path, size and mtime; defaults are left out."""
-        found = ((name, getattr(self, name)) for name in _REMEMBERED)
-        return {name: value for name, value in found if value}
+        values = {name: getattr(self, name) for name in _REMEMBERED}
+        return {"facts": FACTS} | {n: v for n, v in values.items() if v != _REMEMBERED[n]}
 
 
-_REMEMBERED = ("rate", "frames", "error", "kind", "peak", "clipped", "deep")
-
-
-def _check_complete(path: str, size: int) -> None:
-    """Compare the size of the data that a WAV file's header announces with what a file of `size` bytes can hold.
-
-    libsndfile takes what is there, so the part of a recording that an interrupted copy left would go with the text of the whole.
-
-    Raises:
-        DecodeError: the file ends early by a frame (of a compressed format: a block) or more.
-    """
-    try:
-        with open(path, "rb", buffering=0) as f:
-            announced, start, block = _data_chunk(f)
-    except OSError as e:
-        raise DecodeError(path, f"{CLOSED} ({e.strerror})", CLOSED) from e
-    held = size - start
-    if announced - held >= block and announced not in (size, size - 8):  # some writers count the header, too
-        lost = f"the header announces {announced} bytes of audio, the file has {held}"
-        raise DecodeError(path, f"ends early: {lost}; copy it again", "ends early")
-
-
-def _data_chunk(f: BinaryIO) -> tuple[int, int, int]:
-    """(bytes that the header announces, where they start, bytes a frame or block) of a RIFF file; 0 bytes if it does not say."""
-    order = ">" if f.read(12).startswith(b"RIFX") else "<"
-    block, long_size, at = 1, 0, 12
-    for _ in range(_MAX_CHUNKS):
-        f.seek(at)
-        head = f.read(24)  # they hold what is wanted of each chunk
-        if len(head) < 8:
-            break
-        head = head.ljust(24, b"\0")
-        name, size = struct.unpack_from(order + "4sI", head)
-        at += 8
-        if name == b"data":
-            if size == 0xFFFFFFFF:
-                size = long_size
-            elif size >= _ENDLESS:
-                size = 0
-            return size, at, block
-        if name == b"fmt ":
-            block = max(1, *struct.unpack_from(order + "H", head, 20))
-        elif name == b"ds64":  # of RF64, whose own sizes are all 0xFFFFFFFF
-            (long_size,) = struct.unpack_from("<Q", head, 16)
-        at += size + size % 2
-    return 0, at, block
+_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched")
+_REMEMBERED = {f.name: f.default for f in fields(AudioFacts) if f.name not in _NOT_REMEMBERED}
 
 
 def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
@@ -98,27 +89,52 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     try:
         with open_audio(path) as f:
             facts |= {"rate": f.samplerate, "frames": f.frames}
-            if f.format in _WAV_FORMATS:
-                _check_complete(path, size)
-        if deep and facts["frames"] <= MAX_DEEP_S * facts["rate"]:
-            level = check_levels(path)
-            facts |= {"peak": level.peak, "clipped": level.clipped}
+            deep = deep and f.frames <= MAX_DEEP_S * f.samplerate
+            if not is_converted(f):
+                facts["doubt"] = check_whole(path, size, f.format, deep)
+            if deep:
+                samples = read(f, path, 0, f.frames)
+                level = measure(path, samples, f.samplerate)
+                facts |= vars(level) | vars(shape(samples, f.samplerate, level.channel))
+                facts["content"] = xxhash.xxh3_64_hexdigest(samples)
     except DecodeError as e:
         return AudioFacts(**facts, error=e.reason, kind=e.kind)
     return AudioFacts(**facts)
 
 
-def probe(candidates: tuple[str, ...], deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
-    """Facts of the first candidate that exists; None if none does. A file that `previous` knows unchanged is not opened."""
-    for path in candidates:
-        try:
-            found = os.stat(path)
-        except (OSError, ValueError):  # ValueError: a null byte in the name
-            continue
-        if not stat.S_ISREG(found.st_mode):
-            continue
-        known = None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
-        if known is not None and (known.get("deep") or not deep):
-            return AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
-        return _examine(path, found.st_size, found.st_mtime_ns, deep)
+def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
+    """Facts of the recording; None if there is none. A file that `previous` knows unchanged is not opened, and what is no file
+    (a named pipe, a device) never is."""
+    irregular = None
+    for searched in (False, True):
+        paths = place.elsewhere() if searched else place.candidates()
+        if searched and len(paths) > 1:
+            return AudioFacts(paths[0], 0, 0, error=_ambiguous(paths), kind=AMBIGUOUS)
+        for path in paths:
+            try:
+                found = os.stat(path)
+            except (OSError, ValueError):  # ValueError: a null byte in the name
+                continue
+            if stat.S_ISREG(found.st_mode):
+                return _look(path, found, deep, previous, searched or place.moved)
+            irregular = irregular or (path, why_irregular(found.st_mode))
+        if irregular is not None:
+            path, why = irregular
+            return AudioFacts(path, 0, 0, error=f"{why} ({path})", kind="not a file")
     return None
+
+
+def _ambiguous(paths: list[str]) -> str:
+    shown = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
+    return f"{len(paths)} files have that name ({shown}); write the path, as seen from the metadata file"
+
+
+def _look(path: str, found: os.stat_result, deep: bool, previous: Manifest | None, searched: bool) -> AudioFacts:
+    known = None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
+    if known is not None and known.pop("facts", 0) == FACTS and (known.get("deep") or not deep):
+        facts = AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
+    else:
+        facts = _examine(path, found.st_size, found.st_mtime_ns, deep)
+    if searched:
+        facts = replace(facts, searched=True)
+    return facts

@@ -57,6 +57,8 @@ class Report:
     rejects: list[Reject] = field(default_factory=list)
     # language → {"texts", "changed" (beyond case and spaces), "examples": up to twenty [before, after]}
     cleaning: dict[str, dict] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # how the files were read
+    findings: list[dict] = field(default_factory=list)  # kind, rows, message, worst: `findings.Finding.to_json`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Report:
@@ -83,6 +85,8 @@ class Report:
             digest=manifest.digest,
             rejects=rejects,
             cleaning=manifest.meta.get("cleaning", {}),
+            notes=manifest.meta.get("notes", []),
+            findings=manifest.meta.get("findings", []),
         )
 
     def require_all(self) -> None:
@@ -113,6 +117,7 @@ class Report:
         changed = ", ".join(f"{name} {c['changed']} of {c['texts']}" for name, c in self.cleaning.items() if c["changed"])
         if changed:
             out.append(f"cleaning changed more than case and spaces in: {changed} (scan --texts shows examples)")
+        out += self.notes
         out += [f"warning: {w}" for w in self.warnings]
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
         if shown_rejects is not None and len(self.rejects) > shown_rejects:

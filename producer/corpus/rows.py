@@ -12,12 +12,13 @@ from common.run.settings import Config, Source
 from common.system.errors import BadInput
 from common.xtts.text.clean import UnknownLanguage, normalize_language, require_backend
 from common.xtts.text.errors import LanguageUnavailable
-from producer.corpus.readers import READERS, Notice, Row, RowError, detect
+from producer.corpus.readers import READERS, WITHOUT_COLUMNS, Notice, Row, RowError, Taken, parts_of
 
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """A row with what its source adds. `source` counts the folders, `split` is EVAL for rows of `data.val`."""
+    """A row with what its source adds. `source` counts the folders, `split` is EVAL for rows of `data.val`, or of an evaluation set
+    that lies beside the training set."""
 
     row: Row
     source: int
@@ -34,6 +35,7 @@ class CorpusRows:
     roots: list[Path] = field(default_factory=list)
     entries: list[CorpusRow | Reject] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # how each file was read
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """(text, language) of every row, to learn a vocabulary from."""
@@ -97,7 +99,7 @@ def read_rows(config: Config) -> CorpusRows:
     rows.roots = [_root(source) for source, _ in sources]
     languages = _Languages()
     for number, ((source, split), name) in enumerate(zip(sources, _folder_names(rows.roots), strict=True)):
-        _read_source(rows, languages, source, number, split, config.data.language, source.speaker or name)
+        _read_source(rows, languages, config, source, number, split, source.speaker or name)
     languages.check()
     return rows
 
@@ -107,22 +109,48 @@ def _root(source: Source) -> Path:
     return path.parent if path.is_file() else path
 
 
-def _read_source(rows: CorpusRows, languages: _Languages, source: Source, number: int, split: int, language: str, speaker: str) -> None:
+def _read_source(rows: CorpusRows, languages: _Languages, config: Config, source: Source, number: int, split: int, name: str) -> None:
+    """Append the rows of one source; `name`: the speaker of those that name none."""
     path = Path(source.path).expanduser().absolute()
-    format_name = detect(path) if source.format == "auto" else source.format
-    first_at: dict[tuple[str, str], int] = {}
-    for item in READERS[format_name](path):
-        if isinstance(item, Notice):
-            rows.warnings.append(f"{item.file}: {item.message}")
-            continue
-        if isinstance(item, RowError):
-            rows.entries.append(Reject(item.file, item.line, item.id, item.reason, item.kind))
-            continue
-        first = first_at.setdefault((item.file, item.id), item.line)
-        if first != item.line:
-            rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
-            continue
-        code = item.language or source.language or language
-        by_default = item.language is None and source.language is None
-        settled = languages.settle(code, f"{item.file}:{item.line}" + (", by data.language" if by_default else ""))
-        rows.entries.append(CorpusRow(item, number, split, settled, item.speaker or speaker, by_default))
+    given = source.columns or config.data.columns
+    found, notices = parts_of(path, source.format, separate=split == EVAL or bool(config.data.val))
+    rows.warnings += [f"{n.file}: {n.message}" for n in notices]
+    for part, format_name, evaluation in found:
+        if given and format_name in WITHOUT_COLUMNS:
+            raise BadInput(f"{part}: data.columns is set, and a corpus of the format {format_name} has no columns")
+        first_at: dict[tuple[str, str], int] = {}
+        for item in READERS[format_name](part, given or None):
+            if isinstance(item, Taken):
+                rows.notes.append(f"{item.file}: {item.message}")
+                continue
+            if isinstance(item, Notice):
+                rows.warnings.append(f"{item.file}: {item.message}")
+                continue
+            if isinstance(item, Row):
+                item = _unusual(item) or item
+            if isinstance(item, RowError):
+                rows.entries.append(Reject(*map(_printable, (item.file, item.line, item.id, item.reason, item.kind))))
+                continue
+            first = first_at.setdefault((item.file, item.id), item.line)
+            if first != item.line:
+                rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
+                continue
+            code = item.language or source.language or config.data.language
+            by_default = item.language is None and source.language is None
+            settled = languages.settle(code, f"{item.file}:{item.line}" + (", by data.language" if by_default else ""))
+            as_split = EVAL if evaluation else split
+            rows.entries.append(CorpusRow(item, number, as_split, settled, item.speaker or name, by_default))
+
+
+def _unusual(row: Row) -> RowError | None:
+    """What no text may hold: half of a character (JSON's "\\ud800"), or a file name whose bytes are not UTF-8."""
+    try:
+        f"{row.file}{row.id}{row.text}{row.language}{row.speaker}".encode()
+    except UnicodeEncodeError as e:
+        broken = f"U+{ord(e.object[e.start]):04X}"
+        return RowError(row.file, row.line, row.id, f"holds half a character or a byte that is not UTF-8 ({broken})", "not UTF-8")
+    return None
+
+
+def _printable(value: str | int) -> str | int:
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

@@ -26,13 +26,14 @@ from common.xtts.text.clean import has_words
 from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextError
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.batches.decode import SAMPLE_RATE
-from producer.corpus.findings import FEW_CLIPS, Findings
+from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
 from producer.corpus.headers import AudioFacts, probe
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
 from producer.corpus.text_findings import TextFindings
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
+SAMPLED_FILES = 256  # of larger ones so many have
 _SHOWN_REJECTS = 10
 _CHUNK = 64  # rows per task: a header takes 0.05 ms, a task's bookkeeping as much
 
@@ -121,25 +122,28 @@ def _bar(total: int, show: bool) -> Iterator[Progress]:
         yield bar
 
 
-def _facts(rows: list[CorpusRow], threads: int, deep: bool, previous: Manifest | None) -> Iterator[AudioFacts | None]:
-    """Facts of each row's file, in order."""
+def _facts(rows: list[CorpusRow], threads: int, every: int, previous: Manifest | None) -> Iterator[AudioFacts | None]:
+    """Facts of each row's file, in order; of every `every`th its samples' too (1: of all, 0: of none)."""
 
-    def work(chunk: list[CorpusRow]) -> list[AudioFacts | None]:
-        return [probe(r.row.candidates, deep, previous) for r in chunk]
+    def work(first: int) -> list[AudioFacts | None]:
+        chunk = enumerate(rows[first : first + _CHUNK], first)
+        return [probe(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
 
     with ThreadPoolExecutor(threads, "scan") as pool:
-        for found in pool.map(work, (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))):
+        for found in pool.map(work, range(0, len(rows), _CHUNK)):
             yield from found
 
 
 class _Scan:
-    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter, has_val: bool):
-        self.has_val = has_val
+    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter):
+        self.has_val = any(isinstance(e, CorpusRow) and e.split == EVAL for e in rows.entries)
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings, self.text_findings = Findings(), TextFindings()
+        self.sampled = False  # of some recordings the headers alone are looked at
+        self.misfits: dict[str, tuple[str, str]] = {}  # what `data.reject` leaves out
         self.tally: Counter[str] = Counter()
         self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
-        self.num_missing = self.num_default_language = 0
+        self.num_missing = self.num_default_language = self.num_decoded = self.num_unusable = 0
         self.kept = Counter({TRAIN: 0, EVAL: 0})
         self.train_ids: list[int] = []
         self.train_speakers: list[int] = []
@@ -164,11 +168,16 @@ class _Scan:
 
     def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         if facts is None:
-            raise _Rejected(missing_reason(entry.row.candidates), MISSING)
-        self.writer.add_file(facts.path, facts.size, facts.mtime_ns, facts.remembered())
+            raise _Rejected(missing_reason(entry.row.candidates) + entry.row.place.nowhere(), MISSING)
+        if facts.mtime_ns:  # else it was not opened
+            self.writer.add_file(facts.path, facts.size, facts.mtime_ns, facts.remembered())
+        self.num_decoded += facts.deep
+        self.num_unusable += facts.deep and bool(facts.error)
         if facts.error:
             raise _Rejected(facts.error, facts.kind)
         self.limits.check_audio(facts.num_samples)
+        if self.misfits and (misfit := self.misfits.get(where_of(entry.row))):
+            raise _Rejected(*misfit)
         clean, tokens = self._tokenise(entry)
         number = self.writer.add_utterance(
             source=entry.source,
@@ -221,6 +230,9 @@ class _Scan:
             raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
+        if self.sampled and 2 * self.num_unusable > self.num_decoded:
+            some = f"{self.num_unusable} of the {self.num_decoded} recordings that were decoded (of {total}) are unusable"
+            raise self._unusable(f"{some}: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
             if not self.kept[split] and (split == TRAIN or self.has_val):
                 raise self._unusable(f"nothing in {name} is usable: {reasons}")
@@ -234,8 +246,11 @@ class _Scan:
 
     def finish(self, config: Config) -> None:
         """Split, and store what the report says besides the rows."""
+        found = self.findings.found()
         meta = {
-            "warnings": self.rows.warnings + self.split(config) + self.findings.messages() + self.text_findings.messages(),
+            "notes": self.rows.notes + self._decoded(),
+            "warnings": self.rows.warnings + self.split(config) + [f.message for f in found] + self.text_findings.messages(),
+            "findings": [f.to_json() for f in found],
             "cleaning": self.text_findings.cleaning(),
             "unknown_characters": dict(self.findings.unknown_characters.most_common()),
             "num_default_language": self.num_default_language,
@@ -245,6 +260,14 @@ class _Scan:
         }
         for key, value in meta.items():
             self.writer.set_meta(key, value)
+
+    def _decoded(self) -> list[str]:
+        """How many recordings were decoded, where it is not all."""
+        if not self.sampled:
+            return []
+        total = sum(isinstance(e, CorpusRow) for e in self.rows.entries)
+        rest = f"of the others the headers alone are known (corpora above {DEEP_FILES} rows)"
+        return [f"{self.num_decoded} of {total} recordings were decoded; {rest}"]
 
     def split(self, config: Config) -> list[str]:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
@@ -291,25 +314,30 @@ def scan(
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
         previous: an earlier manifest (of the same path, too); files it knows unchanged are not opened.
-        deep: look at every sample for NaN, silence, damage and clipping; None: for corpora of up to 2000 rows. Else `decode` finds
-            them during training.
+        deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to 2000 rows, and in 256 recordings of
+            larger ones. What is not looked at `decode` finds during training.
         out: receives the report line by line.
 
     Raises:
-        BadInput: no usable row, more than half of the files missing, a language that the vocabulary lacks, or limits beyond the model's
-            positions. No manifest is written then.
+        BadInput: no usable row, more than half of the files missing or of those decoded unusable, a language that the vocabulary
+            lacks, or limits beyond the model's positions. No manifest is written then.
     """
     limits = _Limits.of(config)
     rows = read_rows(config) if rows is None else rows
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
-    deep = len(candidates) <= DEEP_FILES if deep is None else deep
+    every = int(deep) if deep is not None else 1 if len(candidates) <= DEEP_FILES else len(candidates) // SAMPLED_FILES
     threads = config.data.scan_threads or cores()
     with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)
-        job = _Scan(rows, limits, tokenizer, writer, bool(config.data.val))
-        facts = _facts(candidates, threads, deep, previous)
+        job = _Scan(rows, limits, tokenizer, writer)
+        job.sampled = every != 1
+        facts = _facts(candidates, threads, every, previous)
+        if config.data.reject:
+            facts = iter(looked := list(facts))
+            usable = ((e, f) for e, f in zip(candidates, looked, strict=True) if f is not None and not f.error)
+            job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
             if isinstance(entry, Reject):
                 job.reject(entry)
@@ -319,7 +347,6 @@ def scan(
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable()
         job.finish(config)
-        writer.set_meta("deep", deep)
     with Manifest.open(manifest_path) as manifest:
         report = Report.of(manifest)
     for line in report.lines() if out else ():

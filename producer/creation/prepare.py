@@ -7,17 +7,19 @@ the end, so a folder either is a run or is not. No TensorFlow, no GPU: whatever 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from common.audio.errors import DecodeError
 from common.data import stateless_random
 from common.data.batch import num_bytes
 from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
@@ -35,7 +37,7 @@ from common.xtts.checkpoints import pretrained
 from common.xtts.dims import ModelDims
 from common.xtts.text.clean import UnknownLanguage, normalize_language
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
-from producer.batches.decode import DecodeError, decode
+from producer.batches.decode import decode
 from producer.batches.rows import hidden_share, layout_of, most_codes
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
@@ -273,14 +275,21 @@ def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, d
         return existing.mel_stats
     ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
     chosen = ids[np.argsort(stateless_random.draws(stateless_random.key(0, len(ids)), np.arange(len(ids))))[:_MEL_STATS_CLIPS]]
-    return filterbank.mel_stats(_decodable(manifest, np.sort(chosen)))
+    errors: list[DecodeError] = []
+    waves = _decodable(manifest, np.sort(chosen), errors)
+    first = next(waves, None)
+    if first is None:
+        shown = "\n  ".join(map(str, errors[:10]))
+        raise BadInput(f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}")
+    return filterbank.mel_stats(itertools.chain([first], waves))
 
 
-def _decodable(manifest: Manifest, ids: np.ndarray):
+def _decodable(manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]) -> Iterator[np.ndarray]:
     for u in manifest.utterances(ids):
         try:
             yield decode(u.path)
         except DecodeError as e:
+            errors.append(e)
             log.warning("not used for the mel statistics: %s", e)
 
 

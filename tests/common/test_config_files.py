@@ -204,7 +204,7 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
             [],
             "text.extend is a section: its keys are languages, tokens; for example text.extend.languages=[fa] (got 'fa')",
         ),
-        ("data: {train: [5]}\n", [], "data.train.0 is a section: its keys are path, format, language, speaker (got 5)"),
+        ("data: {train: [5]}\n", [], "data.train.0 is a section: its keys are path, format, language, speaker, columns (got 5)"),
         ("data: {train: {path: a, langage: fa}}\n", [], "unknown key 'data.train.0.langage'; did you mean 'data.train.0.language'?"),
         ("train: {optim: {warmup: 3}}\n", [], "unknown key 'train.optim.warmup'; did you mean 'train.optim.warmup_steps'?"),
         ("train.max_steps: 3\n", [], "'train.max_steps'; keys with dots are for the command line: write train: {max_steps: …}"),

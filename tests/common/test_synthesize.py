@@ -130,7 +130,12 @@ def test_clips_are_read_as_the_model_wants_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("samples", "message"),
-    [(np.zeros(100), "silent"), (np.zeros(0), "no samples"), (np.array([0.1, np.nan]), "not finite"), (None, "cannot be read")],
+    [
+        (np.zeros(100), "silent"),
+        (np.zeros(0), "cannot be read as audio: no samples"),
+        (np.array([0.1, np.nan]), "non-finite: 1"),
+        (None, "cannot be read"),
+    ],
 )
 def test_unusable_reference_files(tmp_path, samples, message):
     path = tmp_path / "a.wav"

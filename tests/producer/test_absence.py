@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
+from common.audio.errors import CLOSED, NO_FFMPEG, DecodeError
 from common.system.errors import Hopeless
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from common.transport import leases
 from common.transport.server import NoData
 from producer.batches.absence import why_away
-from producer.batches.decode import CLOSED, DecodeError
 from producer.batches.maker import Clip
 from tests.support import channels as cb
 from tests.support.absent_files import Channel, FromFiles
@@ -50,6 +50,17 @@ def test_a_file_that_is_gone_from_among_others_is_bad(wavs):
 
 def test_a_file_that_opens_and_does_not_decode_is_bad(wavs):
     assert why_away([DecodeError(wavs / "a.wav", "not audio")], [str(wavs.parent)]) is None
+
+
+def test_a_pipe_in_the_place_of_a_file_is_bad_and_holds_nobody(wavs):
+    (wavs / "a.wav").unlink()
+    os.mkfifo(wavs / "a.wav")
+    assert why_away([DecodeError(wavs / "a.wav", "not a file: a named pipe lies there", "not a file")], [str(wavs.parent)]) is None
+
+
+def test_a_machine_without_ffmpeg_condemns_no_clip(wavs):
+    error = DecodeError(wavs / "a.wav", "M4A is read through ffmpeg, which is not installed here", NO_FFMPEG)
+    assert why_away([error], [str(wavs.parent)]) == f"{wavs}/a.wav: M4A is read through ffmpeg, which is not installed here"
 
 
 def test_a_folder_without_a_file_that_reads_is_away(wavs):

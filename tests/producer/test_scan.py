@@ -79,7 +79,7 @@ def test_c07_paths_from_another_directory(tmp_path, scanned, monkeypatch):
     s.result.write_rejects(tmp_path / "rejects.tsv")
     for complete in ((tmp_path / "rejects.tsv").read_text(), json.dumps(s.report.to_json())):
         assert all(path in complete for path in tried)
-    printed = f"{root}/metadata.csv:6: no such audio file; tried {root}/wavs/nope.wav (and 19 other places) (id nope)"
+    printed = f"{root}/metadata.csv:6: no such audio file; tried {root}/wavs/nope.wav (and 24 other places) (id nope)"
     assert printed in s.report.lines()
     out = io.StringIO()
     s.report.print(Console(file=out, force_terminal=True, no_color=True, width=2000))
@@ -102,7 +102,7 @@ def test_c07_more_than_half_missing_is_bad_input(tmp_path, scanned):
         scanned(root)
     lines = str(e.value).splitlines()
     assert f"{root}/clips/c0001.opus" in lines[1]  # nothing is left to look into, so one row is there with all that was tried
-    assert lines[2].endswith(f"metadata.csv:2: no such audio file; tried {root}/wavs/c0002.wav (and 19 other places) (id c0002)")
+    assert lines[2].endswith(f"metadata.csv:2: no such audio file; tried {root}/wavs/c0002.wav (and 24 other places) (id c0002)")
     assert len(lines) == 7
     assert not (tmp_path / "run.manifest").exists()
 

@@ -9,6 +9,7 @@ import soundfile
 
 from common.data.manifest import Manifest
 from producer.corpus.headers import probe
+from producer.corpus.readers.paths import FixedPlace
 from tests.support import scan_cases
 from tests.support.corpora import make_corpus, sine, write_wav
 from tests.support.scan_cases import Scanned
@@ -31,7 +32,7 @@ def wav(data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<
 def facts(folder, data: bytes):
     path = folder / "a.wav"
     path.write_bytes(data)
-    return probe((str(path),), deep=True)
+    return probe(FixedPlace(str(path)), deep=True)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -95,14 +96,14 @@ def test_what_is_whole(tmp_path, data):
 def test_other_kinds_of_wav(tmp_path, container, subtype):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.stack([sine(30000), sine(30000, 880)], 1), 22050, subtype, format=container)
-    assert not probe((str(path),), deep=True).error
+    assert not probe(FixedPlace(str(path)), deep=True).error
     os.truncate(path, path.stat().st_size // 2)
-    assert probe((str(path),), deep=True).kind == "ends early"
+    assert probe(FixedPlace(str(path)), deep=True).kind == "ends early"
 
 
 def test_other_formats_are_read_as_before(tmp_path):
     for suffix in (".flac", ".ogg", ".mp3"):
-        assert not probe((str(write_wav(tmp_path / f"a{suffix}", sine(44100))),), deep=True).error
+        assert not probe(FixedPlace(str(write_wav(tmp_path / f"a{suffix}", sine(44100)))), deep=True).error
 
 
 def test_a_header_of_nothing_but_chunks_ends(tmp_path):

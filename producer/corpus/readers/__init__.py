@@ -1,4 +1,4 @@
-"""Corpus formats: each reader is a function path → rows, errors and notices, and they are all in one dict."""
+"""Corpus formats: each reader is a function (path, columns that the user named) → rows, errors and notices; they are all in one dict."""
 
 from __future__ import annotations
 
@@ -6,32 +6,103 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from producer.corpus.demo import make_demo_corpus
-from producer.corpus.readers import coqui, ljspeech, vctk
-from producer.corpus.readers.row import Item, Notice, Row, RowError, find_metadata, lines
+from producer.corpus.readers import (  # fmt: skip
+    common_voice,
+    coqui,
+    css10,
+    csv_table,
+    jsonl,
+    libritts,
+    ljspeech,
+    mailabs,
+    parquet,
+    piper,
+    sidecar,
+    vctk,
+)
+from producer.corpus.readers.columns import Given
+from producer.corpus.readers.row import METADATA_NAMES, Item, Notice, Row, RowError, Taken, find_metadata, usual_metadata
+from producer.corpus.readers.splits import parts
+from producer.corpus.readers.table import Table
 
-__all__ = ["READERS", "Item", "Notice", "Row", "RowError", "detect"]
+__all__ = ["READERS", "WITHOUT_COLUMNS", "Item", "Notice", "Row", "RowError", "Taken", "detect", "parts_of"]
 
 
-def _demo(path: Path) -> Iterator[Item]:
+def _demo(path: Path, given: None = None) -> Iterator[Item]:
     """The demo corpus, spoken by eSpeak NG into `path` if there is nothing yet."""
     return coqui.read(make_demo_corpus(path))
 
 
-READERS: dict[str, Callable[[Path], Iterator[Item]]] = {
+READERS: dict[str, Callable[[Path, Given | None], Iterator[Item]]] = {
     "ljspeech": ljspeech.read,
     "coqui": coqui.read,
+    "csv": csv_table.read,
+    "jsonl": jsonl.read,
+    "piper": piper.read,
+    "css10": css10.read,
     "vctk": vctk.read,
+    "libritts": libritts.read,
+    "common_voice": common_voice.read,
+    "mailabs": mailabs.read,
+    "sidecar": sidecar.read,
+    "parquet": parquet.read,
     "demo": _demo,
+}
+WITHOUT_COLUMNS = ("vctk", "libritts", "sidecar", "demo")
+_TREES: dict[str, Callable[[Path], bool]] = {
+    "vctk": vctk.is_vctk,
+    "common_voice": common_voice.is_common_voice,
+    "css10": css10.is_css10,
+}
+_TREES_WITHOUT_METADATA: dict[str, Callable[[Path], bool]] = {
+    "mailabs": mailabs.is_mailabs,
+    "libritts": libritts.is_libritts,
+    "sidecar": sidecar.is_sidecar,
 }
 
 
+def tree_of(path: Path) -> str | None:
+    """The format of a folder that its own folders and files' names tell; None: its metadata has to."""
+    if not path.is_dir():
+        return None
+    trees = dict(_TREES)
+    if not parquet.files_in(path) and not any((path / name).is_file() for name in METADATA_NAMES):
+        trees |= _TREES_WITHOUT_METADATA
+    return next((name for name, is_one in trees.items() if is_one(path)), None)
+
+
 def detect(path: Path) -> str:
-    """The format of the corpus at `path`: a VCTK tree, a metadata file with a header (coqui), or one without (ljspeech).
+    """The format of the corpus at `path`: a tree by its folders, else a metadata file by its name and first lines.
 
     Raises:
         BadInput: nothing there that a reader could read.
     """
-    if path.is_dir() and vctk.is_vctk(path):
-        return "vctk"
-    _, first = next(lines(find_metadata(path)), (1, ""))
-    return "coqui" if coqui.parse_header(first or "") else "ljspeech"
+    tree = tree_of(path)
+    if tree is not None:
+        return tree
+    if path.is_dir() and usual_metadata(path) is None and parquet.files_in(path):
+        return "parquet"
+    metadata = find_metadata(path)
+    if parquet.is_parquet(metadata):
+        return "parquet"
+    if jsonl.is_jsonl(metadata):
+        return "jsonl"
+    table = Table(metadata, "")
+    if table.dialect.separator in ",;":
+        return "csv"
+    if table.header is not None:
+        return "coqui"
+    return "piper" if piper.is_piper(table) else "ljspeech"
+
+
+def parts_of(path: Path, format_name: str, separate: bool) -> tuple[list[tuple[Path, str, bool]], list[Notice]]:
+    """What of a source is read: (path, format, whether it is the evaluation set), and what to say of it (`splits.parts`).
+
+    Raises:
+        BadInput: as `detect`.
+    """
+    tree = tree_of(path) if format_name == "auto" else format_name
+    if tree in (*_TREES, *_TREES_WITHOUT_METADATA, "demo"):
+        return [(path, tree, False)], []
+    found, notices = parts(path, separate)
+    return [(part, detect(part) if format_name == "auto" else format_name, held) for part, held in found], notices

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.system.errors import BadInput
+from producer.corpus.readers.paths import FixedPlace, Place, has_audio_suffix
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus")
-AUDIO_FOLDERS = ("wavs", "", "audio", "clips")
-METADATA_NAMES = ("metadata.csv", "metadata.tsv", "metadata.txt", "metadata_train.csv", "train.csv", "train.tsv")
+METADATA_NAMES = (
+    "metadata.csv", "metadata.tsv", "metadata.txt", "metadata.jsonl", "metadata_train.csv", "metadata_train.tsv",
+    "metadata_train.txt", "train.csv", "train.tsv", "train.txt", "train.jsonl", "train_manifest.json", "train_manifest.jsonl",
+    "manifest.json", "manifest.jsonl", "cuts.jsonl", "cuts.jsonl.gz", "cuts_train.jsonl.gz", "transcript.txt", "transcripts.txt",
+    "filelist.txt", "dataset.jsonl", "dataset.csv",
+)  # fmt: skip
+_ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
+_TABLES = (".csv", ".tsv", ".jsonl", ".psv")
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class Row:
     file: str
     line: int
     id: str
-    find: Callable[[], tuple[str, ...]]  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
+    place: Place | FixedPlace  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
     text: str
     language: str | None = None  # as written there; None where the corpus names none
     speaker: str | None = None
@@ -29,7 +34,7 @@ class Row:
     @property
     def candidates(self) -> tuple[str, ...]:
         """The paths where its audio may lie, the likeliest first; none has been looked at."""
-        return self.find()
+        return self.place.candidates()
 
 
 @dataclass(frozen=True)
@@ -51,37 +56,87 @@ class Notice:
     message: str
 
 
-Item = Row | RowError | Notice
+@dataclass(frozen=True)
+class Taken:
+    """How a file was read: what is no fault and no warning, and yet to be seen."""
+
+    file: str
+    message: str
+
+
+Item = Row | RowError | Notice | Taken
+
+
+def usual_metadata(folder: Path) -> Path | None:
+    """The metadata file of a folder: one of the usual names, else the only table there is; None: neither."""
+    for name in METADATA_NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    tables = _tables(folder)
+    return tables[0] if len(tables) == 1 else None
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in _TABLES and p.is_file() and not p.name.startswith("."))
 
 
 def find_metadata(path: Path) -> Path:
     """The metadata file of a corpus given as that file or as its folder. BadInput: there is none."""
     if path.is_file():
+        _check_name(path)
         return path
     if not path.is_dir():
         raise BadInput(f"{path}: no such file or folder; give a corpus folder or its metadata file (data.train=DIR)")
-    for name in METADATA_NAMES:
-        if (path / name).is_file():
-            return path / name
-    raise BadInput(f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES)} and for a VCTK tree (txt/<speaker>/)")
+    found = usual_metadata(path)
+    if found is not None:
+        return found
+    several = ", ".join(p.name for p in _tables(path)[:10])
+    if several:
+        raise BadInput(f"{path}: which of {several} is the metadata? name the file (data.train={path}/…)")
+    nested = sorted(p.parent.name for name in METADATA_NAMES[:4] for p in path.glob(f"*/{name}"))
+    inside = f"; {', '.join(nested[:5])} in it have metadata: name those folders" if nested else ""
+    raise BadInput(
+        f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES[:5])} and the like, *.parquet, VCTK, LibriTTS, Common Voice, "
+        f"M-AILABS, and recordings with a text beside each (docs/data.md lists all){inside}"
+    )
+
+
+def _check_name(path: Path) -> None:
+    """BadInput: the file is a recording, or an archive."""
+    if has_audio_suffix(path.name):
+        raise BadInput(f"{path}: a recording, not a corpus; give the folder, or the metadata file that names it")
+    if path.name.lower().endswith(_ARCHIVES):
+        raise BadInput(f"{path}: an archive; unpack it, and give the folder")
+
+
+_MARKS = (  # the longer first: UTF-16's is the beginning of UTF-32's
+    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+)  # fmt: skip
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """(line number from 1, text without its line end) of a UTF-8 or UTF-16 file, blank lines left out.
+    """(line number from 1, text without its line end) of a file in UTF-8, UTF-16 or UTF-32, blank lines left out.
 
     A byte-order mark is removed, CRLF and LF both end a line, and nothing else does (U+2028 or U+0085 inside a text stays).
     The text is None where the bytes are not UTF-8.
+
+    Raises:
+        BadInput: the file cannot be read, or is not in the encoding that its byte-order mark names.
     """
-    with open(path, "rb") as f:
-        head = f.read(2)
+    try:
+        f = open(path, "rb")
+    except OSError as e:
+        raise BadInput(f"{path}: cannot be read ({e.strerror})") from e
+    with f:
+        head = f.read(4)
         f.seek(0)
-        if head in (b"\xff\xfe", b"\xfe\xff"):
-            rows = f.read().decode("utf-16").encode().split(b"\n")
-        else:
-            rows = f
+        encoding = next((name for mark, name in _MARKS if head.startswith(mark)), None)
+        rows = f if encoding is None else _decoded(path, f.read(), encoding)
         for number, raw in enumerate(rows, 1):
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if encoding is None and b"\0" in raw[:4]:
+                    raise BadInput(f"{path}: null bytes where text should be (UTF-16 without its mark?); save it as UTF-8")
             raw = raw.rstrip(b"\r\n")
             if not raw.strip():
                 continue
@@ -91,31 +146,29 @@ def lines(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield number, None
 
 
+def _decoded(path: Path, data: bytes, encoding: str) -> list[bytes]:
+    """The lines of a UTF-16 or UTF-32 file as UTF-8."""
+    try:
+        return data.decode(encoding).encode().split(b"\n")
+    except UnicodeDecodeError as e:
+        name, at = encoding.upper(), f"byte {e.start} of {len(data)}"
+        raise BadInput(f"{path}: not {name}, which its first bytes say it is ({at}: {e.reason}); save it as UTF-8") from e
+
+
 def not_utf8(file: Path, line: int) -> RowError:
     """The error for a line whose bytes are no UTF-8."""
     return RowError(str(file), line, "", "not UTF-8; save the metadata file as UTF-8", "not UTF-8")
 
 
-def has_audio_suffix(name: str) -> bool:
-    """True for `x.wav` and `x.WAV`; False for `x` and for ids with a dot in them."""
-    return os.path.splitext(name)[1].lower() in AUDIO_SUFFIXES
-
-
-def audio_candidates(root: Path, name: str) -> tuple[str, ...]:
-    """Every path that `name` in a metadata file under `root` may mean, the likeliest first.
-
-    With or without folder, with or without suffix, relative or absolute; another suffix is tried last, as corpora are often
-    converted after the metadata was written.
-    """
-    name = name.replace("\\", "/")
-    stem, suffix = os.path.splitext(name) if has_audio_suffix(name) else (name, "")
-    if os.path.isabs(name):
-        bases = [stem]
-    else:
-        bases = [os.path.normpath(os.path.join(root, folder, stem)) for folder in AUDIO_FOLDERS]
-        if suffix or "/" in name:  # a path as written is a path below the root first
-            bases.insert(0, bases.pop(1))
-    suffixes = ([suffix] if suffix else []) + [s for s in AUDIO_SUFFIXES if s != suffix]
-    if suffix:
-        return tuple([b + suffix for b in bases] + [b + s for b in bases for s in suffixes[1:]])
-    return tuple(b + s for b in bases for s in suffixes)
+def text_of(file: Path, name: str = "") -> str | RowError:
+    """The text of a file that holds one recording's text, its lines joined; or why there is none. `name`: the recording's id."""
+    name = name or file.name.split(".")[0]
+    if not file.is_file():
+        return RowError(str(file), 1, name, "not a file that can be read", "text file unreadable")
+    try:
+        parts = list(lines(file))
+    except BadInput as e:
+        return RowError(str(file), 1, name, str(e).removeprefix(f"{file}: "), "text file unreadable")
+    if any(text is None for _, text in parts):
+        return RowError(str(file), 1, name, "not UTF-8; save the text file as UTF-8", "not UTF-8")
+    return " ".join(text.strip() for _, text in parts)

@@ -6,11 +6,11 @@ import contextlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 from common.system.errors import BadInput
-from producer.corpus.readers.row import Item, Notice, Row, lines, not_utf8
+from producer.corpus.readers.paths import FixedPlace
+from producer.corpus.readers.row import Item, Notice, Row, Taken, text_of
 
 _AUDIO_FOLDERS = ("wav48_silence_trimmed", "wav48", "wav22", "wavs")
 # Microphone 1 first: two speakers have no second one.
@@ -22,22 +22,22 @@ def is_vctk(path: Path) -> bool:
     return (path / "txt").is_dir() and any((path / a).is_dir() for a in _AUDIO_FOLDERS)
 
 
-def read(path: Path) -> Iterator[Item]:
+def read(path: Path, given: None = None) -> Iterator[Item]:
     """Rows of a VCTK tree in the order of speaker and file name. BadInput: not such a tree."""
     if not is_vctk(path):
         raise BadInput(f"{path}: not a VCTK tree; expected txt/<speaker>/*.txt and wav48_silence_trimmed/ or wav48/")
     folders = [path / a for a in _AUDIO_FOLDERS if (path / a).is_dir()]
     texts = defaultdict(set)
+    yield Taken(str(path), f"read as vctk: the text of each clip from txt/, audio from {', '.join(f.name for f in folders)}")
     for speaker in sorted(p for p in (path / "txt").iterdir() if p.is_dir()):
         for transcript in sorted(speaker.glob("*.txt")):
             texts[speaker.name].add(transcript.stem)
-            parts = list(lines(transcript))
-            if any(text is None for _, text in parts):
-                yield not_utf8(transcript, 1)
+            text = text_of(transcript)
+            if not isinstance(text, str):
+                yield text
                 continue
-            find = partial(_candidates, folders, speaker.name, transcript.stem)
-            text = " ".join(text.strip() for _, text in parts)
-            yield Row(str(transcript), 1, transcript.stem, find, text, None, speaker.name)
+            place = FixedPlace(*_candidates(folders, speaker.name, transcript.stem))
+            yield Row(str(transcript), 1, transcript.stem, place, text, None, speaker.name)
     without = _without_text(folders, texts)
     if without:
         (speaker, _), *others = without.most_common()
