@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from common import asked, claims, flags, gpu, status
+from common import asked, beginning, claims, flags, gpu, status
 from common.config import Config
 from common.console import Console
 from common.cores import cores
@@ -31,7 +31,7 @@ from common.process import ProcessSpec, Program
 from common.supervise import Supervisor
 from common.xla_env import cache_folder, xla_env
 from producer import remote
-from trainer import sampler, synthesize_command
+from trainer import coqui_files, sampler, synthesize_command
 
 ROOT = Path(__file__).resolve().parent
 
@@ -149,7 +149,8 @@ def scan_command(args: argparse.Namespace) -> int:
     config = asked.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
-        tokenizer = make_vocabulary(config, rows, None, lambda text: None)
+        start = None if config.model.weights is None else beginning.locate(config.model.weights, verify=False)
+        tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
     if args.json:
@@ -206,16 +207,17 @@ def stop_command(args: argparse.Namespace) -> int:
 
 def import_command(args: argparse.Namespace) -> int:
     """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
-    from trainer import coqui_files
-
     return coqui_files.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a model.pth that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
-    from trainer import coqui_files
+    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
 
-    return coqui_files.export_file(args, tell)
+    def device() -> tuple[Device, dict[str, str | None]]:
+        chosen = synthesize_command.device_of(args.device)
+        return chosen, environment(chosen)
+
+    return coqui_files.export(args, tell, device)
 
 
 def synthesize(args: argparse.Namespace) -> int:
@@ -230,10 +232,6 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     flags: tuple[str, ...] | None
     own: dict[str, dict] | None = None
-
-
-def _file(text: str, required: bool = False) -> dict:
-    return {"metavar": "PATH", "help": text, "required": required}
 
 
 def _switch(text: str) -> dict:
@@ -261,26 +259,8 @@ COMMANDS = {
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
-    "import-coqui": Command(
-        import_command,
-        (),
-        {
-            "--model": _file("model.pth, as published or as a Coqui trainer saved it", True),
-            "--out": _file("the folder to make", True),
-            "--dvae": _file("dvae.pth: training needs it"),
-            "--vocab": _file("vocab.json of the model"),
-            "--mel-stats": _file("mel_stats.pth, where model.pth holds none"),
-        },
-    ),
-    "export-coqui": Command(
-        export_command,
-        ("--run",),
-        {
-            "--weights": _file("a folder made by import-coqui"),
-            "--out": _file("the model.pth to write", True),
-            "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, or best; default: the newest"},
-        },
-    ),
+    "import-coqui": Command(import_command, (), coqui_files.IMPORT_FLAGS),
+    "export-coqui": Command(export_command, ("--run",), coqui_files.EXPORT_FLAGS),
 }
 
 

@@ -26,7 +26,7 @@ from common.xtts.audio import DvaeMel, resample
 from common.xtts.clips import ReferenceClipError, load_clip
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.gpt import Gpt
-from common.xtts.pretrained import CoquiError
+from common.xtts.pretrained import CoquiError, read_vocoder_dims
 from common.xtts.sampling import Generated, SamplingOptions, latents_pass
 from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder, Voice
 from common.xtts.text import LanguageUnavailable
@@ -127,8 +127,7 @@ class SampleMaker:
         vocoder: Vocoder | None = None,
     ):
         config = run.config
-        cleaning = {"parity": config.text.coqui_cleaning, "keep_diacritics": not config.text.strip_arabic_diacritics}
-        tokenizer = Tokenizer.load(run.path / "vocab.json", **cleaning)
+        tokenizer = Tokenizer.load(run.path / "vocab.json", **run.cleaning)
         reference = reference or ReferenceOptions.as_trained(run.dims.audio)
         self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, vocoder, reference=reference)
         self._mel_of = DvaeMel(run.mel_stats, run.dims.audio)
@@ -288,11 +287,11 @@ class SampleMaker:
 def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
     """The maker for a run's weights. Those that began as imported ones speak as XTTS does at inference: text STOP visible, references
     unpadded, through their vocoder."""
-    folder = run.config.model.weights
-    if folder is None:
-        return SampleMaker(run, gpt, dvae)
+    folder = run.pretrained
     try:
-        vocoder = Vocoder.load(Path(folder))
+        if folder is None or read_vocoder_dims(folder) is None:
+            return SampleMaker(run, gpt, dvae)
+        vocoder = Vocoder.load(folder)
     except (CoquiError, WeightsError, OSError) as e:
         log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
         vocoder = None

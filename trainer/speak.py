@@ -11,15 +11,15 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from common.beginning import checkpoint_of, pieces_of
 from common.durable import write_atomically
 from common.errors import BadInput
 from common.lifecycle import Stop, run_main
-from trainer.coqui_files import trained_model
 from trainer.synthesize_command import SAMPLING
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Sources:
     mel_stats: Path
     pretrained: Path | None
     dims: object  # ModelDims
-    keep_diacritics: bool = True
+    cleaning: dict = field(default_factory=dict)  # of texts, as the model was trained with (`Tokenizer.load`)
 
     @property
     def imported(self) -> bool:
@@ -45,36 +45,28 @@ class Sources:
         return self.pretrained is not None
 
 
-def of_run(path: Path, which: str | None) -> Sources:
-    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest. BadInput: there is none."""
+def of_run(path: Path, which: str | None, weights: Path | None = None) -> Sources:
+    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest.
+
+    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such checkpoint, or no vocoder any more.
+    """
     from common.run import RunFolder
 
     run = RunFolder(path)
     if run.arithmetic:
         raise BadInput(f"{path} trains arithmetic instead of networks: it cannot speak")
-    gpt = _checkpoint(path, which)
+    gpt = checkpoint_of(path, which)
     if not run.dvae_weights.is_file():
         raise BadInput(f"{run.dvae_weights} is missing: stage 1 has not ended")
-    weights = run.config.model.weights
     return Sources(
         gpt,
         run.dvae_weights,
         path / "vocab.json",
         path / "mel_stats.safetensors",
-        None if weights is None else Path(weights),
+        pieces_of(path, weights),
         run.dims,
-        not run.config.text.strip_arabic_diacritics,
+        run.cleaning,
     )
-
-
-def _checkpoint(run: Path, which: str | None) -> Path:
-    if which is not None:
-        if which not in ("best", "newest") and not which.isdigit():
-            raise BadInput(f"--step {which}: a number, newest or best")
-        return trained_model(run, None if which == "newest" else which)
-    newest = trained_model(run, None)
-    best = json.loads((newest.parent / "state.json").read_text()).get("best_step")
-    return newest if best is None else trained_model(run, "best")
 
 
 def of_weights(folder: Path) -> Sources:
@@ -89,6 +81,12 @@ def of_weights(folder: Path) -> Sources:
     if not vocab.is_file():
         raise BadInput(f"{vocab} is missing: import again with --vocab vocab.json")
     return Sources(gpt, dvae if dvae.is_file() else None, vocab, folder / "mel_stats.safetensors", folder, dims)
+
+
+def sources_of(options: dict) -> Sources:
+    """By the command's `run`, `step` and `weights`. BadInput as of `of_run` and `of_weights`."""
+    weights = None if options["weights"] is None else Path(options["weights"])
+    return of_weights(weights) if options["run"] is None else of_run(Path(options["run"]), options["step"], weights)
 
 
 def load(sources: Sources, jit: bool):
@@ -109,7 +107,7 @@ def load(sources: Sources, jit: bool):
             weights.load_state_dict(dvae, load_file(sources.dvae))
         vocoder = None if sources.pretrained is None else Vocoder.load(sources.pretrained)
         log.info("codes to sound: %s", "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz")
-        tokenizer = Tokenizer.load(sources.vocab, keep_diacritics=sources.keep_diacritics)
+        tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
         stats = load_file(sources.mel_stats)["mel_stats"]
         reference = ReferenceOptions() if sources.imported else ReferenceOptions.as_trained(sources.dims.audio)
         return Synthesizer(sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit)
@@ -137,7 +135,7 @@ def main(stop: Stop) -> None:
     for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     options = json.loads(sys.argv[1])
-    sources = of_weights(Path(options["weights"])) if options["run"] is None else of_run(Path(options["run"]), options["step"])
+    sources = sources_of(options)
     from common.device import prove_device
 
     info = prove_device()

@@ -17,7 +17,7 @@ from common.errors import BadInput
 from common.gpu import Device
 
 FLAGS: dict[str, dict] = {
-    "--weights": {"metavar": "FOLDER", "help": "imported weights (import-coqui) instead of --run"},
+    "--weights": {"metavar": "FOLDER", "help": "imported weights (import-coqui) instead of --run; with --run: where its vocoder is"},
     "--text": {"metavar": "TEXT", "required": True, "help": "what to say; - reads standard input"},
     "--language": {"metavar": "X", "default": "en", "help": "en, de, fa, … (en)"},
     "--reference": {"metavar": "CLIP", "nargs": "+", "required": True, "help": "recordings of the voice, together 3 s or more"},
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, s
         BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device or text.
     """
     options = _options(args)
-    device = _device(args.device)
+    device = device_of(args.device)
     env = dict(os.environ)
     for name, value in environment(device).items():
         env.pop(name, None)
@@ -56,9 +56,9 @@ def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, s
 def _options(args: argparse.Namespace) -> dict:
     if args.settings or args.config:
         raise BadInput("synthesize takes flags only, no config and no key=value settings")
-    if (args.weights is None) == (args.run is None):
+    if args.weights is None and args.run is None:
         raise BadInput("give one of --run RUN and --weights FOLDER")
-    if args.weights is not None and args.step is not None:
+    if args.run is None and args.step is not None:
         raise BadInput("--step chooses a checkpoint of --run; --weights has none")
     if args.stream == (args.out is not None):
         raise BadInput("give one of --out FILE.wav and --stream (samples on standard output)")
@@ -89,8 +89,8 @@ def _check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: the folder {out.absolute().parent} does not exist")
 
 
-def _device(asked: str | None) -> Device:
-    """The one device: `asked`, else the first GPU that is free, else the CPU."""
+def device_of(asked: str | None) -> Device:
+    """The one device: `asked`, else the first GPU that is free, else the CPU. BadInput: it is not there."""
     if asked is not None and "," in asked:
         raise BadInput(f"--device {asked}: one device speaks")
     tree = {"devices": "auto"} if asked is None else {"data_gpu": asked, "model_gpu": asked}
