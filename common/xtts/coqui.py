@@ -165,7 +165,7 @@ def model_state(file: CoquiFile) -> dict[str, Any]:
     """
     tensors = {plain_key(k): t for k, t in tensors_in(file).items()}
     kept = {_modern(k): t for k, t in tensors.items() if not any(p.fullmatch(k) for p in _SURPLUS)}
-    if not any(k.startswith((GPT, HIFIGAN, SPEAKER)) for k in kept):
+    if "mel_head.weight" in kept or not any(k.startswith((GPT, HIFIGAN, SPEAKER)) for k in kept):
         raise CoquiError(f"{file.path} {coqui_folder.what_else(tensors)}")
     if any(k.startswith(GPT) for k in kept) and not any(k.startswith(f"{GPT}conditioning_perceiver.") for k in kept):
         if kept.get(f"{GPT}mel_embedding.weight", np.zeros(0)).shape[:1] == (_V1_AUDIO_TOKENS,):
