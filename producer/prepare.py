@@ -34,6 +34,7 @@ from common.xtts import filterbank, pretrained
 from common.xtts.dims import ModelDims
 from common.xtts.text import UnknownLanguage, normalize_language
 from common.xtts.tokenizer import Tokenizer, VocabularyError
+from producer import begin
 from producer.corpus import CorpusRows, read_rows
 from producer.decode import DecodeError, decode
 from producer.report import write_rejects
@@ -65,7 +66,7 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
     if existing is None and folder.exists() and (folder / "checkpoints").exists():
         raise BadInput(f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another run= folder")
-    named, config = config.model.weights, _from_within(config, existing)
+    named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
     if existing is not None:
@@ -106,13 +107,6 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     return RunFolder(folder)
 
 
-def _from_within(config: Config, existing: RunFolder | None) -> Config:
-    """Settings with the run's own copy of what it began with, where that is what they name: it may be gone from its old place."""
-    if existing is None or config.model.weights != existing.config.model.weights or existing.pretrained is None:
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"weights": str(existing.pretrained)})})
-
-
 def _check(config: Config, start: Beginning | None) -> None:
     if config.dvae.crop_frames % 4:
         raise BadInput(f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so it must be a multiple of 4")
@@ -125,41 +119,9 @@ def _check(config: Config, start: Beginning | None) -> None:
     if config.text.vocab and not Path(config.text.vocab).is_file():
         raise BadInput(f"text.vocab: there is no file {config.text.vocab}")
     if start is not None:
-        _check_start(config, start)
+        begin.check(config, start)
     elif config.dvae.tune and not config.model.dvae:
         raise BadInput("dvae.tune needs a DVAE to go on with: model.weights, or model.dvae with model.mel_stats")
-
-
-def _check_start(config: Config, start: Beginning) -> None:
-    """What a run needs of what it begins with."""
-    m = config.model
-    if m.size != "xtts" or m.layers is not None:
-        raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
-    missing = (("DVAE", m.dvae or start.dvae, "--dvae dvae.pth"), ("vocabulary", config.text.vocab or start.vocab, "--vocab vocab.json"))
-    for what, path, flag in missing:
-        if path is None:
-            raise BadInput(
-                f"{m.weights} was imported without its {what}, and training needs the one that the model was trained with: "
-                f"`launch.py import-coqui` again with {flag}"
-            )
-
-
-def _check_pairs(config: Config, folder: Path) -> None:
-    """BadInput where model.dvae or model.mel_stats are not those that the GPT in `folder` was trained with, and that is not meant."""
-    if config.model.other_dvae:
-        return
-    trained_with = pretrained.dvae_of_gpt(folder)
-    for key, expected in (("dvae", trained_with), ("mel_stats", pretrained.contents_digest(folder / "mel_stats.safetensors"))):
-        path = getattr(config.model, key)
-        if path is None or expected is None:
-            continue
-        with beginning.as_bad_input(path, f"model.{key}"):
-            same = pretrained.contents_digest(path) == expected
-        if not same:
-            raise BadInput(
-                f"model.{key}={path} is not what {config.model.weights} was trained with (the digests differ), and its GPT would hear "
-                f"noise: leave model.{key} out, or set model.other_dvae=true if you mean it"
-            )
 
 
 def _keep_arithmetic(config: Config, old: Config) -> Config:
@@ -187,8 +149,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginn
     tokenizer = make_vocabulary(config, rows, existing, out, start)
     begun = None
     if start is not None:
-        out(_check_rows(config, tokenizer, start))
-        begun = _begin(config, aside, existing, start)
+        out(begin.check_rows(config, tokenizer, start))
+        begun = begin.make(config, aside, existing, start)
     check_samples(config, tokenizer, config.dims.gpt.max_text_tokens - 1)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
@@ -234,17 +196,6 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginn
     }
 
 
-def _begin(config: Config, aside: Path, existing: RunFolder | None, start: Beginning) -> Path:
-    """The folder of weights of what the run begins with, made aside unless the run has it. BadInput: parts that are no pair."""
-    if existing is not None and existing.pretrained == start.pieces:
-        folder = start.pieces
-    else:
-        folder = aside / beginning.FOLDER
-        start.make(folder)
-    _check_pairs(config, folder)
-    return folder
-
-
 def make_vocabulary(
     config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None], start: Beginning | None = None
 ) -> Tokenizer:
@@ -281,23 +232,6 @@ def _extended(tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Calla
     longer = tokenizer.extend(pairs, languages, extend.tokens)
     out(f"vocabulary: {tokenizer.vocab_size} ids kept, {longer.vocab_size - tokenizer.vocab_size} new for {', '.join(languages)}")
     return longer
-
-
-def _check_rows(config: Config, tokenizer: Tokenizer, start: Beginning) -> str:
-    """A line on how the vocabulary and the imported model's rows go together. BadInput where they do not: an old id means another token."""
-    rows, folder = start.dims.gpt.num_text_tokens, config.model.weights
-    if tokenizer.vocab_size < rows:
-        raise BadInput(
-            f"the vocabulary has {tokenizer.vocab_size} ids, the model in {folder} has {rows}: name the vocabulary it was trained with, or "
-            "one that extends it, in text.vocab"
-        )
-    if start.vocab is not None:
-        own = Tokenizer.load(start.vocab)
-        moved = [i for i in range(rows) if own.token(i) != tokenizer.token(i)]
-        if moved:
-            named = ", ".join(f"{i} {own.token(i)!r} → {tokenizer.token(i)!r}" for i in moved[:20])
-            raise BadInput(f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning ({named}): only new ids may be added")
-    return f"text rows of the model: {rows} kept, {tokenizer.vocab_size - rows} new"
 
 
 def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims, begun: Path | None) -> np.ndarray:

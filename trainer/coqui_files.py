@@ -151,6 +151,9 @@ def _tell_of_texts(run: RunFolder | None, rules: Rules | None, tell: Callable[[s
         return
     if rules.unknown:
         tell(f"Coqui has no rules for {', '.join(rules.unknown)} and refuses such texts until coqui_languages.install() has run there")
+    if rules.merge_limits:
+        grown = ", ".join(x for x in rules.tokenizer.languages if x in rules.merge_limits)
+        tell(f"the vocabulary grew for {grown}: Coqui uses the new tokens for all languages, until coqui_languages.install() has run")
     if run is not None:
         compared, differing, shown = rules.differences(_texts(run.manifest))
         if compared:
