@@ -222,7 +222,7 @@ def export_command(args: argparse.Namespace) -> int:
 
 def synthesize(args: argparse.Namespace) -> int:
     """Say a text in the voice of reference clips, with a run's checkpoint or imported weights."""
-    synthesize_command.run(args, environment)
+    return synthesize_command.run(args, environment, tell)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from common.manifest import EVAL, TRAIN, Utterance
 from common.pictures import MelRow, mel_picture
 from common.run import RunFolder
 from common.xtts.audio import DvaeMel, resample
-from common.xtts.clips import ReferenceClipError, load_clip
+from common.xtts.clips import ReferenceClipError, load_clip, load_reference
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.gpt import Gpt
 from common.xtts.pretrained import CoquiError, read_vocoder_dims
@@ -242,11 +242,11 @@ class SampleMaker:
             found.append(_Recording(utterance, _Reference(utterance.name, utterance.speaker, wav), mel, codes[0].numpy(), recon))
         return found
 
-    def _clip(self, path: Path | str, name: str) -> np.ndarray | None:
-        """A clip that a voice can be made of; None, with a warning, where it cannot be had any more."""
+    def _clip(self, path: Path | str, name: str, whole: bool = True) -> np.ndarray | None:
+        """A clip that a voice can be made of; None, with a warning, where it cannot be had any more. `whole`: not its best 30 s."""
         rate, least_s = self._synthesizer.dims.audio.sample_rate, self._synthesizer.reference.min_chunk_s
         try:
-            wav = load_clip(path, rate)
+            wav = load_clip(path, rate) if whole else load_reference(path, rate).wav
         except ReferenceClipError as e:
             log.warning("no sample of %s: %s", name, e)
             return None
@@ -280,7 +280,7 @@ class SampleMaker:
 
     def _clips(self, paths: list[str]) -> dict[str, _Reference]:
         """The user's clips by path; one without a voice is left out."""
-        wavs = {path: self._clip(path, path) for path in dict.fromkeys(paths)}
+        wavs = {path: self._clip(path, path, whole=False) for path in dict.fromkeys(paths)}
         return {path: _Reference(path, "", wav) for path, wav in wavs.items() if wav is not None}
 
 

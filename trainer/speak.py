@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -136,6 +137,8 @@ def main(stop: Stop) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     options = json.loads(sys.argv[1])
     sources = sources_of(options)
+    references = references_of(options["reference"] or [], sources.dims.audio.sample_rate)
+    named = named_voice(options, sources)
     from common.device import prove_device
 
     info = prove_device()
@@ -152,7 +155,7 @@ def main(stop: Stop) -> None:
     wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {"options": chosen}
     try:
         wanted["pieces"] = synthesizer.pieces(options["text"], options["language"])  # once: it warns of what the vocabulary lacks
-        wanted["voice"] = _voice(synthesizer, options["reference"])
+        wanted["voice"] = _voice(synthesizer, references) if references else named(synthesizer)
     except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
         raise BadInput(str(e)) from e
     if options["stream"]:
@@ -161,22 +164,56 @@ def main(stop: Stop) -> None:
         _write(synthesizer, wanted | {"candidates": options["candidates"]}, Path(options["out"]))
 
 
-def _voice(synthesizer, paths: list[str]):
-    """The `Voice` of reference clips. Warns where they are short. ReferenceClipError: unusable, or too short for any voice."""
-    from common.xtts.clips import load_clip
+def references_of(paths: list[str], sample_rate: int) -> list:
+    """What is used of reference clips (`clips.Reference`). Says what a user should know of them. BadInput: one is unusable."""
+    from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
-    began, rate = time.perf_counter(), synthesizer.dims.audio.sample_rate
-    clips = [load_clip(path, rate) for path in paths]
-    voice, seconds = synthesizer.voice(clips), sum(map(len, clips)) / rate
-    spent, plural = time.perf_counter() - began, "s" * (len(clips) != 1)
-    log.info("voice of %d clip%s (%.1f s of speech) made in %.2f s", len(clips), plural, seconds, spent)
-    if seconds < GOOD_REFERENCE_S:
+    try:
+        found = [load_reference(path, sample_rate) for path in paths]
+    except ReferenceClipError as e:
+        raise BadInput(f"--{e}") from e
+    for note in (note for r in found for note in r.notes):
+        log.warning("--reference %s", note)
+    sound = sum(r.sound_s for r in found)
+    if found and sum(r.seconds for r in found) < MIN_SECONDS:
+        raise BadInput(f"--reference is {sum(r.seconds for r in found):.2f} s long in all: at least {MIN_SECONDS} s are needed")
+    if found and sound < GOOD_REFERENCE_S:
         log.warning(
-            "--reference is %.2f s long in all: the voice may not be alike; give recordings of %g s or more together",
-            seconds,
+            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of %g s or more together",
+            sound,
             GOOD_REFERENCE_S,
         )
+    return found
+
+
+def _voice(synthesizer, references: list):
+    """The `Voice` of reference clips. ReferenceClipError: too short for any voice."""
+    from common.xtts.clips import MOST_S
+
+    began = time.perf_counter()
+    voice = synthesizer.voice([r.wav for r in references])
+    spent, plural = time.perf_counter() - began, "s" * (len(references) != 1)
+    sound = min(MOST_S, sum(r.sound_s for r in references))
+    log.info("voice of %d clip%s (%.1f s of sound) made in %.2f s", len(references), plural, sound, spent)
     return voice
+
+
+def named_voice(options: dict, sources: Sources) -> Callable:
+    """Makes the `Voice` of --voice, given the synthesizer. BadInput: there is no such voice."""
+    from common.run import RunFolder
+    from trainer import voices
+
+    name = options["voice"]
+    if name is None:
+        return lambda synthesizer: None
+    run = None if options["run"] is None else RunFolder(options["run"])
+    utterances = voices.clips_of_speaker(run.manifest, name) if run is not None else []
+    if utterances:
+        return lambda synthesizer: voices.voice_of(synthesizer, name, utterances)
+    came = voices.came_with(sources.pretrained).get(name)
+    if came is None:
+        raise BadInput(voices.no_such(name, voices.listed(run, sources.pretrained)))
+    return lambda synthesizer: voices.as_voice(*came)
 
 
 def _write(synthesizer, wanted: dict, out: Path) -> None:
