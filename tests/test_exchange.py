@@ -179,6 +179,17 @@ def test_folders_that_hold_no_single_model(published, imported, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("out", ["file/in", "file", "thesis"])
+def test_an_import_names_an_out_that_cannot_be(published, tmp_path, capsys, out):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("x")
+    before = below(tmp_path)
+    assert launch.main(["import-coqui", "--model", str(published), "--out", str(tmp_path / out)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert below(tmp_path) == before
+
+
 def test_another_dvae_is_refused_by_digest(published, tmp_path):
     """Named beside the folder's own; and with a model that says which one it was trained with."""
     pth.save(tmp_path / "other.pth", arrays(shapes.dvae_shapes(DVAE_DIMS), 9, 0.3))

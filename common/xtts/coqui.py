@@ -106,7 +106,10 @@ def import_model(
         _check_same_dvae(files.dvae, Path(dvae))
     files = replace(files, **{k: Path(p) for k, p in given.items() if p is not None})
     aside = out.with_name(f".{out.name}.{os.getpid()}")
-    aside.mkdir(parents=True)
+    try:
+        aside.mkdir(parents=True)
+    except OSError as e:
+        raise CoquiError(f"--out {out} cannot be made ({e.strerror}); choose another --out") from e
     try:
         dims = fill_folder(files, aside, other_dvae=other_dvae, tell=tell)
         if out.exists():

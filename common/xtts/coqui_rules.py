@@ -27,7 +27,7 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class Differs:
-    """A text that Coqui reads in other tokens than training did."""
+    """A text that Coqui reads in other tokens than training did, both as text."""
 
     language: str
     text: str
@@ -79,18 +79,26 @@ class Rules:
             if language in self.unknown or language not in self.tokenizer.languages:
                 continue
             try:
-                ours, coquis = self.tokenizer.encode(text, language), self.coquis(text, language)
+                ours = self.tokenizer.encode(text, language)
             except (TextError, LanguageUnavailable):
                 continue
+            coquis = self._coquis_or_none(text, language)
             compared[language] = compared.get(language, 0) + 1
             if ours != coquis:
                 differing[language] = differing.get(language, 0) + 1
                 if len(shown) < _MOST_SHOWN:
-                    shown.append(Differs(language, text, *map(self.tokenizer.decode, (ours, coquis))))
+                    said = "an error" if coquis is None else self.tokenizer.decode(coquis)
+                    shown.append(Differs(language, text, self.tokenizer.decode(ours), said))
         return compared, differing, shown
 
+    def _coquis_or_none(self, text: str, language: str) -> list[int] | None:
+        try:
+            return self.coquis(text, language)
+        except TextError:
+            return None
+
     def coquis(self, text: str, language: str) -> list[int]:
-        """The ids that Coqui's tokenizer gives, without the module."""
+        """The ids that Coqui's tokenizer gives, without the module. TextError: it raises there."""
         plain = cleaning.clean(text, language, parity=True)
         return self._coquis.encode((language_tag(language) + plain).replace(" ", "[SPACE]")).ids
 
