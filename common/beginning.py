@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -44,6 +44,7 @@ class Beginning:
         text: as model.weights names it.
         pieces: the folder that vocoder, speaker encoder, settings and voices come from.
         coquis: Coqui's own files, to be imported; the GPT is not a file yet then.
+        text_settings: the section `text` of the run that it is of.
     """
 
     text: str
@@ -55,6 +56,7 @@ class Beginning:
     pieces: Path | None = None
     coquis: CoquiFiles | None = None
     is_folder: bool = False  # of weights already, and whole
+    text_settings: dict = field(default_factory=dict)
 
     def make(self, folder: Path) -> None:
         """Fill `folder`, which does not exist, with what there is. BadInput: files are not what they were; OSError: no room."""
@@ -151,7 +153,13 @@ def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
         raise BadInput(f"model.weights={text}: {e}") from e
     dims = ModelDims.from_dict(identity["dims"])
     own = {"dvae": run / "dvae" / "model.safetensors", "mel_stats": run / "mel_stats.safetensors", "vocab": run / "vocab.json"}
-    return Beginning(text, dims, gpt=gpt, pieces=pieces_of(run), **own)
+    settings = _settings(run).get("text") or {}
+    return Beginning(text, dims, gpt=gpt, pieces=pieces_of(run), text_settings=settings, **own)
+
+
+def _settings(run: Path) -> dict:
+    """A run's config.yaml as plain values: this file is read by the one that checks them."""
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
 
 def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
@@ -169,7 +177,7 @@ def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
         with as_bad_input(os.fspath(given), "--weights"):
             pretrained.read_dims(own)
     elif not (own / "dims.json").is_file():
-        text = (yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("model") or {}).get("weights")
+        text = (_settings(run).get("model") or {}).get("weights")
         if text is None:
             return None
         own = Path(text)

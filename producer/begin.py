@@ -78,3 +78,11 @@ def check_rows(config: Config, tokenizer: Tokenizer, start: Beginning) -> str:
             named = ", ".join(f"{i} {own.token(i)!r} → {tokenizer.token(i)!r}" for i in moved[:20])
             raise BadInput(f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning ({named}): only new ids may be added")
     return f"text rows of the model: {rows} kept, {tokenizer.vocab_size - rows} new"
+
+
+def notes(config: Config, start: Beginning) -> list[str]:
+    """What a user should know of a run that goes on with another one's weights."""
+    keys = ("coqui_cleaning", "strip_arabic_diacritics")
+    now = {key: getattr(config.text, key) for key in keys}
+    changed = [f"text.{k}={now[k]}, there {start.text_settings[k]}" for k in keys if start.text_settings.get(k, now[k]) != now[k]]
+    return [f"texts are cleaned otherwise than in {start.text}: {', '.join(changed)}"] if changed else []

@@ -149,7 +149,8 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginn
     tokenizer = make_vocabulary(config, rows, existing, out, start)
     begun = None
     if start is not None:
-        out(begin.check_rows(config, tokenizer, start))
+        for line in (begin.check_rows(config, tokenizer, start), *begin.notes(config, start)):
+            out(line)
         begun = begin.make(config, aside, existing, start)
     check_samples(config, tokenizer, config.dims.gpt.max_text_tokens - 1)
     tokenizer.save(aside / "vocab.json")

@@ -179,6 +179,9 @@ def test_new_data_and_a_new_language_on_an_own_run(folder, tmp_path):
     kept = RunFolder(folder / "fine-tuned").dims.gpt.num_text_tokens
     assert run.dims.gpt.num_text_tokens > kept
     assert any(line.startswith(f"text rows of the model: {kept} kept") for line in lines)
+    assert not any("cleaned otherwise" in line for line in lines)
+    prepare({**settings, "run": str(tmp_path / "other"), "text": {**settings["text"], "coqui_cleaning": True}}, lines)
+    assert any("fine-tuned@best: text.coqui_cleaning=True, there False" in line for line in lines)
 
 
 def test_a_run_outlives_what_it_began_with(folder, tmp_path):

@@ -2,7 +2,8 @@
 
     python tests/bench/coqui_accepts.py --coqui venv-0.27/bin/python --coqui venv-0.28/bin/python [--work runs/coqui_accepts]
 
-Each interpreter is of an environment with coqui-tts, torch, torchaudio, and pypinyin, cutlet, fugashi, unidic-lite and hangul-romanize.
+Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57 (coqui-tts 0.28.0 does not speak with 5.24), and
+pypinyin, cutlet, fugashi, unidic-lite and hangul-romanize.
 With each: Coqui's own classes make a model of XTTS's width with two layers and random weights, as its folder; imported here, fine-tuned for
 some steps on the CPU on English, German, Arabic and (new) Persian, and exported. Then Coqui loads the folder as its README says and speaks;
 tokens of its tokenizer are compared with ours; folder -> import -> export gives equal bits.
@@ -200,6 +201,21 @@ def coqui_speak(work: Path) -> None:
     (work / "speak.json").write_text(json.dumps(figures))
 
 
+def coqui_readme(work: Path) -> None:
+    """Run the code of the export's README.md in its folder, as it stands there."""
+    _coqui()
+    import soundfile
+
+    os.chdir(work / "voice")
+    sys.path.insert(0, ".")
+    code = Path("README.md").read_text(encoding="utf-8").split("```python")[1].split("```")[0]
+    exec(compile(code, "README.md", "exec"), {})
+    info = soundfile.info("out.wav")
+    assert info.frames > 1000, info
+    assert info.samplerate == 24000, info
+    say(f"  out.wav of {info.duration:.2f} s")
+
+
 def _compared(tokenizer, rows: list[dict], key: str, what: str) -> dict:
     equal, differ, neither = 0, [], 0
     for row in rows:
@@ -302,6 +318,7 @@ def whole(coqui: str, work: Path, clips: Path, steps: int) -> None:
         run(f"ours: {one} in", *launch, "import-coqui", "--model", str(work / one), "--out", str(folder))
         run(f"ours: {one} out", *launch, "export-coqui", "--weights", str(folder), "--out", str(work / f"{one}2"))
     run("Coqui: equal bits", *coquis, "same")
+    run("Coqui: the code of README.md", *coquis, "readme")
 
 
 ROLES = {
@@ -310,6 +327,7 @@ ROLES = {
     "make": coqui_make,
     "speak": coqui_speak,
     "same": coqui_same,
+    "readme": coqui_readme,
 }
 
 
