@@ -32,7 +32,8 @@ def arrays(table: shapes.Shapes, seed: int, scale: float = 0.05) -> dict[str, np
 
 @functools.lru_cache(maxsize=1)
 def _speaker() -> dict[str, np.ndarray]:
-    return arrays(shapes.speaker_encoder_shapes(), 3)
+    made = arrays(shapes.speaker_encoder_shapes(), 3)
+    return {k: 1 + np.abs(a) if k.endswith("running_var") else a for k, a in made.items()}  # no variance is negative
 
 
 def mel_stats() -> np.ndarray:

@@ -14,15 +14,19 @@ import soundfile
 import launch
 from common import config as config_module
 from common.errors import BadInput
+from common.run import RunFolder
 from common.xtts import pth, weights
 from common.xtts.coqui import import_model
+from common.xtts.dims import SIZES
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
+from common.xtts.synthesize import Voice
 from producer.prepare import prepare_run
 from tests.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
 from tests.corpora import make_corpus, sine, write_wav
 from tests.test_exchange import voices
 from trainer import speak, synthesize_command
+from trainer import voices as trainer_voices
 from trainer.checkpoint import Checkpoints
 from trainer.speak import of_run, of_weights, sampling
 from trainer.stages import publish_dvae
@@ -223,6 +227,35 @@ def test_voices_by_name(folder, capsys):
         speak.named_voice({**run, "voice": "corps"}, sources)
     with pytest.raises(BadInput, match="--voice Zoe: no such voice; there is 1 --list-voices"):
         speak.named_voice({**weights, "voice": "Zoe"}, of_weights(folder / "pretrained"))
+
+
+def test_a_voice_that_is_not_finite_is_left_out(tmp_path, caplog):
+    clip = write_wav(tmp_path / "a.wav", loud(2))
+
+    class Broken:
+        dims = SIZES["tiny"]
+
+        def voice(self, clips):
+            return Voice(np.full((1, 8, 32), np.nan, np.float32), np.ones((1, 512), np.float32))
+
+    utterance = argparse.Namespace(path=clip)
+    assert trainer_voices._voice(Broken(), "Ana", [utterance]) is None
+    assert "no voice Ana: these weights make no finite numbers" in caplog.text
+
+
+def test_clips_of_a_voice(folder):
+    """30 s at most, 3 s or more each where there are such; else the longest."""
+    num_samples = np.array([22050 * s for s in (1, 5, 2, 8, 4, 9, 7, 3)])
+    columns = {"num_samples": num_samples, "speaker": np.zeros(8, int), "split": np.zeros(8, int)}
+    chosen = trainer_voices._chosen(columns, 0)
+    assert all(num_samples[i] >= trainer_voices.GOOD_SAMPLES for i in chosen)
+    assert 22 < num_samples[chosen].sum() / 22050 < 40
+    short = {**columns, "num_samples": num_samples // 4}
+    assert trainer_voices._chosen(short, 0) == [5, 3, 6, 1, 4, 7, 2, 0]
+    run = RunFolder(folder / "run")
+    assert [u.speaker for u in trainer_voices.clips_of_speaker(run.manifest, "corpus")][0] == "corpus"
+    assert trainer_voices.clips_of_speaker(run.manifest, "none") == []
+    assert list(trainer_voices.clips_of(run.manifest, 5)) == ["corpus"]
 
 
 def test_a_named_voice_speaks(folder, tmp_path):

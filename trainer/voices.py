@@ -159,6 +159,9 @@ def _voice(synthesizer, name: str, utterances: list[Utterance]):
     except ReferenceClipError as e:
         log.warning("no voice %s: %s", name, e)
         return None
+    if not (np.isfinite(voice.latents).all() and np.isfinite(voice.speaker).all()):
+        log.warning("no voice %s: these weights make no finite numbers of its clips", name)
+        return None
     embedding = voice.speaker[:, :, np.newaxis].astype(np.float32)
     recording = _nearest(clips, {path: synthesizer.vocoder.speaker([clip], rate) for path, clip in clips.items()}, voice.speaker)
     return {f"{LATENTS}{name}": voice.latents.astype(np.float32)}, {f"{EMBEDDING}{name}": embedding}, recording
