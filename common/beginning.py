@@ -59,15 +59,18 @@ class Beginning:
     text_settings: dict = field(default_factory=dict)
 
     def make(self, folder: Path) -> None:
-        """Fill `folder`, which does not exist, with what there is. BadInput: files are not what they were; OSError: no room."""
-        folder.mkdir(parents=True)
-        with as_bad_input(self.text):
-            if self.coquis is not None:
-                coqui.fill_folder(self.coquis, folder)
-            elif self.is_folder:
-                self._link_folder(folder)
-            else:
-                self._link_parts(folder)
+        """Fill `folder`, which does not exist, with what there is. BadInput: files are gone or not what they were, no room for them."""
+        try:
+            folder.mkdir(parents=True)
+            with as_bad_input(self.text):
+                if self.coquis is not None:
+                    coqui.fill_folder(self.coquis, folder)
+                elif self.is_folder:
+                    self._link_folder(folder)
+                else:
+                    self._link_parts(folder)
+        except OSError as e:  # the run that it is of may train on, and drop a checkpoint meanwhile
+            raise BadInput(f"model.weights={self.text}: {e.filename or folder}: {e.strerror}; try again, or name another") from e
 
     def _link_folder(self, folder: Path) -> None:
         for name in pretrained.file_digests(self.pieces):

@@ -163,6 +163,14 @@ def test_what_nothing_can_begin_with(folder, text, message):
         beginning.locate(str(folder / text))
 
 
+def test_a_checkpoint_that_goes_meanwhile_is_told(folder, tmp_path):
+    shutil.copytree(folder / "fine-tuned", tmp_path / "a")
+    found = beginning.locate(str(tmp_path / "a@4"))
+    shutil.rmtree(tmp_path / "a/checkpoints")
+    with pytest.raises(BadInput, match="model.weights=.*a@4: .*model.safetensors: No such file or directory; try again"):
+        found.make(tmp_path / "made")
+
+
 def test_new_data_and_a_new_language_on_an_own_run(folder, tmp_path):
     """Old rows and ids stay, the new language's are added."""
     rows = ["audio_file|language|text"]
