@@ -16,7 +16,7 @@ import launch
 from common.xtts import pretrained, pth, shapes
 from common.xtts import text as cleaning
 from common.xtts.coqui import import_model
-from common.xtts.coqui_export import Parts, export_folder
+from common.xtts.coqui_export import Parts, export_folder, readme
 from common.xtts.coqui_rules import Rules
 from common.xtts.pretrained import CoquiError
 from common.xtts.tokenizer import Tokenizer
@@ -404,12 +404,16 @@ def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity):
     assert "en-us" not in early.checked
 
 
-def test_the_readme_shows_what_there_is(grown, imported, tmp_path):
+def test_the_readme_shows_what_there_is(imported, tmp_path):
     voice = export(imported, tmp_path / "voice")
-    text = (voice / "README.md").read_text()
-    assert "model.load_checkpoint(config, checkpoint_dir=" in text
+    text = (voice / "README.md").read_text(encoding="utf-8")
     assert "speakers['Claribel Dervla']" in text
     assert "coqui_languages" not in text
-    for line in (block := text.split("```python")[1].split("```")[0]).splitlines():
-        assert len(line) < 140
-    compile(block, "README.md", "exec")
+    bare = readme(json.loads((voice / "config.json").read_text()), [], {}, rules=True)
+    assert 'get_conditioning_latents(audio_path=["clip.wav"]' in bare
+    assert "coqui_languages.install()" in bare
+    for shown in (text, bare):
+        code = shown.split("```python")[1].split("```")[0]
+        compile(code, "README.md", "exec")
+        assert 'load_checkpoint(config, checkpoint_dir=".")' in code
+        assert "temperature=0.65" in code
