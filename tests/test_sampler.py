@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import common.device
 import launch
+from common import beginning, lock, status
 from common import config as config_module
-from common import lock, status
 from common.device import DeviceInfo
 from common.errors import BadInput, Hopeless, Stopped
 from common.gpu import CPU
@@ -26,7 +26,7 @@ from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.synthesize import Synthesizer
 from producer.prepare import prepare_run
-from trainer import coqui_files, sampler
+from trainer import sampler
 from trainer.checkpoint import Checkpoints
 from trainer.stages import publish_dvae
 
@@ -167,14 +167,14 @@ def check_files(run, steps):
 
 def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     monkeypatch.setattr(sampler, "POLL_S", 0.0)
-    whole = coqui_files.trained_model
+    whole = beginning.checkpoint_of
 
     def rotated(path, which):
         if which == "4":
             shutil.rmtree(run.path / "checkpoints" / "step-00000004")
         return whole(path, which)
 
-    monkeypatch.setattr(coqui_files, "trained_model", rotated)
+    monkeypatch.setattr(beginning, "checkpoint_of", rotated)
     monkeypatch.setattr(sampler, "Networks", lambda run: pytest.fail("there was nothing to speak"))
     script = Script(run)
     script.acts = [lambda: script.save(4)]
