@@ -290,6 +290,8 @@ def test_an_earlier_export_is_replaced(imported, tmp_path):
     (voice / "voices").mkdir()
     (voice / "voices/a.wav").write_bytes(b"")
     (voice / "model.pth").write_bytes(b"")
+    (voice / "out.wav").write_bytes(b"of README.md's code")
+    (voice / "__pycache__").mkdir()
     assert contents(export(imported, voice)) == expected
 
 

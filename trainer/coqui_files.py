@@ -118,8 +118,7 @@ def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) 
 def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, device) -> Parts:
     """`parts` with voices of the run's speakers, made by a process of its own, since it needs TensorFlow."""
     chosen, environment = device()
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}  # it speaks of nothing that a user of an export can use
-    env = {k: v for k, v in {**quiet, **os.environ, **environment}.items() if v is not None}
+    env = {k: v for k, v in {**os.environ, **environment}.items() if v is not None}
     job = {"run": str(run.path), "gpt": str(parts.gpt), "weights": str(parts.weights), "most": most, "out": str(aside)}
     tell(f"making voices of the run's speakers on {chosen}")
     command = [sys.executable, "-m", "trainer.voices", json.dumps(job)]

@@ -145,7 +145,8 @@ def main(stop: Stop) -> None:
             latents, embedding, recordings[name] = made
             tensors |= latents | embedding
     _write(out, tensors, recordings)
-    log.info("%d voices made: %s", len(recordings), ", ".join(list(recordings)[:10]) + (", …" if len(recordings) > 10 else ""))
+    shown = ", ".join(list(recordings)[:10]) + (", …" if len(recordings) > 10 else "")
+    log.info("%d voice%s made%s", len(recordings), "s" * (len(recordings) != 1), shown and f": {shown}")
 
 
 def _voice(synthesizer, name: str, utterances: list[Utterance]):
