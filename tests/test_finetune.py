@@ -140,7 +140,7 @@ def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
     ((latents, embedding),) = pretrained.voices(folder / "again").values()
     assert (latents.shape, embedding.shape) == ((1, 8, 32), (1, 512, 1))
     assert abs(np.linalg.norm(embedding.read()) - 1) < 0.2  # a mean of unit vectors
-    for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "no whole checkpoint x")):
+    for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "--step x: a number, newest or best")):
         assert launcher.main(["export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth")]) == 2
         assert message in capsys.readouterr().err
 
