@@ -53,8 +53,8 @@ def sentences() -> list[tuple[str, str]]:
 
 def ours_vocabulary(work: Path) -> None:
     """vocab.json for the 17 languages, learnt from the sentences, cleaned as Coqui does."""
-    from common.xtts.text_errors import TextError
-    from common.xtts.tokenizer import Tokenizer
+    from common.xtts.text.errors import TextError
+    from common.xtts.text.tokenizer import Tokenizer
 
     pairs = []
     for text, language in [*sentences(), *((t, x) for x in ("en", "de", "ar") for t in TEXTS[x])]:
@@ -73,8 +73,8 @@ def ours_vocabulary(work: Path) -> None:
 
 def ours_tokens(work: Path) -> None:
     """Our ids of every sentence, and Coqui's as the export predicts them; null where Coqui raises."""
-    from common.xtts.coqui_rules import Rules
-    from common.xtts.text_errors import TextError
+    from common.xtts.checkpoints.coqui_rules import Rules
+    from common.xtts.text.errors import TextError
 
     rules = Rules(work / "voice" / "vocab.json", parity=True, keep_diacritics=True)
     rows = []

@@ -1,0 +1,258 @@
+"""`python -m trainer.commands.speak JSON`: says a text in the voice of reference clips, with a run's checkpoint or with imported weights.
+
+Started by `launch.py synthesize`, which has checked the options and pinned the device. With the imported vocoder the sound is HiFi-GAN's
+at 24 kHz; without, the DVAE's mel through Griffin-Lim at 22 050 Hz. Standard output carries the samples of a stream and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from common.run.beginning import checkpoint_of, pieces_of
+from common.system.errors import BadInput
+from common.system.files import write_atomically
+from common.system.lifecycle import Stop, run_main
+from trainer.commands.synthesize import SAMPLING
+
+log = logging.getLogger(__name__)
+
+GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference asks for
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a model's parts are. `pretrained`: the folder with vocoder, if there is one; `imported`: it speaks as XTTS v2 does."""
+
+    gpt: Path
+    dvae: Path | None
+    vocab: Path
+    mel_stats: Path
+    pretrained: Path | None
+    dims: object  # ModelDims
+    cleaning: dict = field(default_factory=dict)  # of texts, as the model was trained with (`Tokenizer.load`)
+
+    @property
+    def imported(self) -> bool:
+        """The GPT is, or began as, a published XTTS v2."""
+        return self.pretrained is not None
+
+
+def of_run(path: Path, which: str | None, weights: Path | None = None) -> Sources:
+    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest.
+
+    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such checkpoint, or no vocoder any more.
+    """
+    from common.run.folder import RunFolder
+
+    run = RunFolder(path)
+    if run.arithmetic:
+        raise BadInput(f"{path} trains arithmetic instead of networks: it cannot speak")
+    gpt = checkpoint_of(path, which)
+    if not run.dvae_weights.is_file():
+        raise BadInput(f"{run.dvae_weights} is missing: stage 1 has not ended")
+    return Sources(
+        gpt,
+        run.dvae_weights,
+        path / "vocab.json",
+        path / "mel_stats.safetensors",
+        pieces_of(path, weights),
+        run.dims,
+        run.cleaning,
+    )
+
+
+def of_weights(folder: Path) -> Sources:
+    """A folder made by import-coqui. BadInput: it is none, or lacks the vocabulary."""
+    from common.xtts.checkpoints import pretrained
+
+    try:
+        dims, gpt = pretrained.read_dims(folder), pretrained.verified(folder, "model")
+    except pretrained.CoquiError as e:
+        raise BadInput(str(e)) from e
+    dvae, vocab = folder / "dvae.safetensors", folder / "vocab.json"
+    if not vocab.is_file():
+        raise BadInput(f"{vocab} is missing: import again with --vocab vocab.json")
+    return Sources(gpt, dvae if dvae.is_file() else None, vocab, folder / "mel_stats.safetensors", folder, dims)
+
+
+def sources_of(options: dict) -> Sources:
+    """By the command's `run`, `step` and `weights`. BadInput as of `of_run` and `of_weights`."""
+    weights = None if options["weights"] is None else Path(options["weights"])
+    return of_weights(weights) if options["run"] is None else of_run(Path(options["run"]), options["step"], weights)
+
+
+def load(sources: Sources, jit: bool):
+    """The `Synthesizer`. BadInput: parts that do not fit one another, or nothing that turns codes into sound."""
+    from safetensors.numpy import load_file
+
+    from common.xtts import weights
+    from common.xtts.checkpoints import pretrained
+    from common.xtts.dvae import Dvae
+    from common.xtts.gpt import Gpt
+    from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder
+    from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
+    try:
+        gpt, dvae = Gpt(sources.dims.gpt), None
+        weights.load_state_dict(gpt, load_file(sources.gpt))
+        if sources.dvae is not None:
+            dvae = Dvae(sources.dims.dvae)
+            weights.load_state_dict(dvae, load_file(sources.dvae))
+        vocoder = None if sources.pretrained is None else Vocoder.load(sources.pretrained)
+        log.info("codes to sound: %s", "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz")
+        tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
+        stats = load_file(sources.mel_stats)["mel_stats"]
+        reference = ReferenceOptions() if sources.imported else ReferenceOptions.as_trained(sources.dims.audio)
+        return Synthesizer(sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit)
+    except (weights.WeightsError, pretrained.CoquiError, VocabularyError, ValueError, OSError) as e:
+        raise BadInput(f"these weights cannot speak: {e}") from e
+
+
+def sampling(asked: dict, imported: bool):
+    """`SamplingOptions`: XTTS v2's for imported weights, those of the training samples for models from nothing, besides what is asked."""
+    from common.xtts.sampling import SamplingOptions
+    from trainer.previews.samples import OPTIONS
+
+    base = SamplingOptions(text_stop_input=True) if imported else OPTIONS
+    try:
+        return type(base)(**{**vars(base), **{name: asked[name] for name in SAMPLING if asked[name] is not None}})
+    except ValueError as e:
+        raise BadInput(str(e)) from e
+
+
+def main(stop: Stop) -> None:
+    """Load, say, write."""
+    for level, prefix in ((logging.INFO, ""), (logging.WARNING, "warning: "), (logging.ERROR, "error: ")):
+        logging.addLevelName(level, prefix)
+    logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
+    for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    options = json.loads(sys.argv[1])
+    sources = sources_of(options)
+    references = references_of(options["reference"] or [], sources.dims.audio.sample_rate)
+    named = named_voice(options, sources)
+    from common.gpu.device import prove_device
+
+    info = prove_device()
+    log.info("GPT of %s, on %s", sources.gpt, info.label)
+    chosen = sampling(options, sources.imported)
+    synthesizer = load(sources, jit=False)
+    from common.xtts.clips import ReferenceClipError
+    from common.xtts.text.clean import LanguageUnavailable
+
+    if synthesizer.vocoder is None:
+        synthesizer.from_mel(
+            np.zeros((8, synthesizer.dims.audio.num_mels), np.float32)
+        )  # librosa loads itself at its first use, for seconds
+    wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {"options": chosen}
+    try:
+        wanted["pieces"] = synthesizer.pieces(options["text"], options["language"])  # once: it warns of what the vocabulary lacks
+        wanted["voice"] = _voice(synthesizer, references) if references else named(synthesizer)
+    except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
+        raise BadInput(str(e)) from e
+    if options["stream"]:
+        _stream(synthesizer, wanted, stop)
+    else:
+        _write(synthesizer, wanted | {"candidates": options["candidates"]}, Path(options["out"]))
+
+
+def references_of(paths: list[str], sample_rate: int) -> list:
+    """What is used of reference clips (`clips.Reference`). Says what a user should know of them. BadInput: one is unusable."""
+    from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
+
+    try:
+        found = [load_reference(path, sample_rate) for path in paths]
+    except ReferenceClipError as e:
+        raise BadInput(f"--{e}") from e
+    for note in (note for r in found for note in r.notes):
+        log.warning("--reference %s", note)
+    sound = sum(r.sound_s for r in found)
+    if found and sum(r.seconds for r in found) < MIN_SECONDS:
+        raise BadInput(f"--reference is {sum(r.seconds for r in found):.2f} s long in all: at least {MIN_SECONDS} s are needed")
+    if found and sound < GOOD_REFERENCE_S:
+        log.warning(
+            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of %g s or more together",
+            sound,
+            GOOD_REFERENCE_S,
+        )
+    return found
+
+
+def _voice(synthesizer, references: list):
+    """The `Voice` of reference clips. ReferenceClipError: too short for any voice."""
+    from common.xtts.clips import MOST_S
+
+    began = time.perf_counter()
+    voice = synthesizer.voice([r.wav for r in references])
+    spent, plural = time.perf_counter() - began, "s" * (len(references) != 1)
+    sound = min(MOST_S, sum(r.sound_s for r in references))
+    log.info("voice of %d clip%s (%.1f s of sound) made in %.2f s", len(references), plural, sound, spent)
+    return voice
+
+
+def named_voice(options: dict, sources: Sources) -> Callable:
+    """Makes the `Voice` of --voice, given the synthesizer. BadInput: there is no such voice."""
+    from common.run.folder import RunFolder
+    from trainer.commands import voices
+
+    name = options["voice"]
+    if name is None:
+        return lambda synthesizer: None
+    run = None if options["run"] is None else RunFolder(options["run"])
+    utterances = voices.clips_of_speaker(run.manifest, name) if run is not None else []
+    if utterances:
+        return lambda synthesizer: voices.voice_of(synthesizer, name, utterances)
+    came = voices.came_with(sources.pretrained).get(name)
+    if came is None:
+        raise BadInput(voices.no_such(name, voices.listed(run, sources.pretrained)))
+    return lambda synthesizer: voices.as_voice(*came)
+
+
+def _write(synthesizer, wanted: dict, out: Path) -> None:
+    from trainer.report.tensorboard import wav_bytes
+
+    speech = synthesizer.speak(**wanted)
+    if not len(speech.wav):
+        raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
+    for piece, generated in zip(speech.pieces, speech.generated, strict=True):
+        if not generated.stopped:
+            log.warning("no end within %d codes, cut off: %s", len(generated.codes), piece.text)
+    write_atomically(out, wav_bytes(speech.wav, speech.sample_rate))
+    codes, pieces = sum(len(g.codes) for g in speech.generated), len(speech.pieces)
+    log.info("%s: %.2f s at %d Hz, %d codes, %d piece%s", out, speech.seconds, speech.sample_rate, codes, pieces, "s" * (pieces != 1))
+    log.info("real-time factor %.2f (sampling %.2f s, sound %.2f s)", speech.real_time_factor, speech.sampling_s, speech.vocoding_s)
+
+
+def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
+    from common.xtts.synthesize import pcm16
+
+    began, first, count = time.perf_counter(), None, 0
+    log.info("16-bit little-endian mono at %d Hz", synthesizer.sample_rate)
+    for part in synthesizer.stream(**wanted):
+        first = first if first is not None else time.perf_counter() - began
+        try:
+            sys.stdout.buffer.write(pcm16(part))
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the listener has left; no second error at exit
+            return
+        count += len(part)
+        if stop.is_set():
+            return
+    if first is None:
+        raise BadInput("the model stopped at once and said nothing: another --seed, or train longer")
+    spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
+    log.info("first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f", first, seconds, spent / seconds)
+
+
+if __name__ == "__main__":
+    run_main(main)
