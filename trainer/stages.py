@@ -75,15 +75,22 @@ def check_room(checkpoints: Path, num_bytes: int) -> None:
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
-    """What stage 2 begins with where `model.weights` names imported weights: their GPT, with new rows for a bigger vocabulary.
+    """What a stage begins with where it does not begin from nothing: stage 1 with the DVAE that it tunes, stage 2 with the GPT of
+    `model.weights`, with new rows for a bigger vocabulary.
 
     Raises:
-        BadInput: the folder is not there any more, or not the one that the run was created with.
+        BadInput: the weights are not there any more, or not those that the run was created with.
     """
-    folder = run.config.model.weights
-    if stage.name != "gpt" or folder is None or run.arithmetic:
+    if run.arithmetic:
         return
-    from common.xtts import weights
+    if stage.name == "dvae":
+        if run.first_dvae.is_file():
+            _load(stage, load_file(run.first_dvae), run.first_dvae)
+            log.info("stage 1 goes on with the DVAE that was given")
+        return
+    folder = run.pretrained
+    if folder is None:
+        return
     from common.xtts.checkpoints import pretrained
 
     try:
@@ -91,12 +98,22 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
         if pretrained.file_digests(folder)["model"] != run.identity["weights"]:
             raise BadInput(f"{folder} holds other weights than the run was created with; restore them, or start a new run")
         state = load_file(path)
-        weights.load_state_dict(stage.step.model, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed))
-        stage.step.weights_changed()
-    except (pretrained.CoquiError, weights.WeightsError) as e:
+        kept = len(state["text_embedding.weight"])
+        _load(stage, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed), folder)
+    except pretrained.CoquiError as e:
         raise BadInput(f"model.weights={folder}: {e}") from e
-    kept = len(state["text_embedding.weight"])
-    log.info("began with the weights of %s: %d rows kept, %d new", folder, kept, run.dims.gpt.num_text_tokens - kept)
+    stage.step.weights_changed()
+    named = run.config.model.weights
+    log.info("began with the weights of %s: %d rows kept, %d new", named, kept, run.dims.gpt.num_text_tokens - kept)
+
+
+def _load(stage: Stage, state: dict[str, np.ndarray], of: Path) -> None:
+    from common.xtts import weights
+
+    try:
+        weights.load_state_dict(stage.step.model, state)
+    except weights.WeightsError as e:
+        raise BadInput(f"{of}: {e}") from e
 
 
 def _options(optim: Optim, schedule: Schedule, **more):
@@ -127,12 +144,13 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     from trainer.step.upload import Upload
 
     c = run.config
-    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
+    given = run.first_dvae.is_file() if stage == "dvae" else run.pretrained is not None
+    common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": None if given else c.seed}
     allow_tf32(c)
     if stage == "dvae":
         from trainer.step.dvae import DvaeStep
 
-        step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
+        step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets, tunes=given)
     else:
         from trainer.step.gpt import GptStep
 

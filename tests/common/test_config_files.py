@@ -185,7 +185,7 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
         (
             "model: tiny\n",
             [],
-            "model is a section: its keys are size, layers, coqui_init, weights, dvae, mel_stats; for example model.size=tiny (got 'tiny')",
+            "model is a section: its keys are size, layers, coqui_init, weights, dvae, mel_stats, other_dvae; for example model.size=tiny",
         ),
         ("model: tiny\n", ["model.size=small"], "model is a section: its keys are size, layers,"),
         ("producers: 2\n", [], "for example producers.count=2 (got 2)"),

@@ -46,7 +46,7 @@ def run(tmp_path):
         stages=("dvae", "gpt"),
         kind=lambda stage: stage,
         stage_folder=lambda stage: tmp_path / "dvae" if stage == "dvae" else tmp_path,
-        config=SimpleNamespace(model=SimpleNamespace(size="tiny")),
+        config=SimpleNamespace(model=SimpleNamespace(size="tiny", weights=None)),
         dims=SimpleNamespace(dvae=SimpleNamespace(num_codes=128)),
     )
 
