@@ -27,11 +27,13 @@ from common.launcher import flags, ownership, remote, resolve
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
 from common.launcher.supervise import Supervisor
+from common.run import beginning
 from common.run.settings import Config
 from common.system import status
 from common.system.cores import cores
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.system.lock import holder
+from trainer.commands import coqui
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
@@ -168,7 +170,8 @@ def scan_command(args: argparse.Namespace) -> int:
     config = resolve.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
-        tokenizer = make_vocabulary(config, rows, None, lambda text: None)
+        start = None if config.model.weights is None else beginning.locate(config.model.weights, verify=False)
+        tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
     if args.json:
@@ -224,22 +227,23 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights, to fine-tune (model.weights) or to speak with."""
-    from trainer.commands import coqui
-
+    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
     return coqui.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a model.pth that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
-    from trainer.commands import coqui
+    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
 
-    return coqui.export_file(args, tell)
+    def device() -> tuple[Device, dict[str, str | None]]:
+        chosen = synthesize_command.device_of(args.device)
+        return chosen, environment(chosen)
+
+    return coqui.export(args, tell, device)
 
 
 def synthesize(args: argparse.Namespace) -> int:
     """Say a text in the voice of reference clips, with a run's checkpoint or imported weights."""
-    synthesize_command.run(args, environment)
+    return synthesize_command.run(args, environment, tell)
 
 
 @dataclass(frozen=True)
@@ -249,10 +253,6 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     flags: tuple[str, ...] | None
     own: dict[str, dict] | None = None
-
-
-def _file(text: str, required: bool = False) -> dict:
-    return {"metavar": "PATH", "help": text, "required": required}
 
 
 def _switch(text: str) -> dict:
@@ -284,26 +284,8 @@ COMMANDS = {
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
-    "import-coqui": Command(
-        import_command,
-        (),
-        {
-            "--model": _file("model.pth, as published or as a Coqui trainer saved it", True),
-            "--out": _file("the folder to create", True),
-            "--dvae": _file("dvae.pth: training needs it"),
-            "--vocab": _file("vocab.json of the model"),
-            "--mel-stats": _file("mel_stats.pth, if model.pth holds none"),
-        },
-    ),
-    "export-coqui": Command(
-        export_command,
-        ("--run",),
-        {
-            "--weights": _file("a folder made by import-coqui"),
-            "--out": _file("the model.pth to write", True),
-            "--step": {"metavar": "N", "help": "checkpoint of --run: a step, or best (default: the newest)"},
-        },
-    ),
+    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS),
+    "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
 }
 
 

@@ -53,7 +53,7 @@ ARROWS = {
     "trainer/step": ("common/gpu", "common/xtts", *RUN),
     "trainer/history": RUN,
     "common/launcher": ("common/run", "common/gpu", "common/transport", *DATA),
-    "common/run": ("common/transport", DIMS, *DATA),
+    "common/run": ("common/transport", "common/xtts/checkpoints", DIMS, *DATA),
     "common/gpu": SYSTEM,
     "common/data": (DIMS, *SYSTEM),
     "common/transport": SYSTEM,

@@ -73,15 +73,20 @@ def check_room(checkpoints: Path, num_bytes: int) -> None:
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
-    """What stage 2 begins with where `model.weights` names imported weights: their GPT, with new rows for a bigger vocabulary.
+    """What a stage begins with where it does not begin from nothing: stage 1 with the DVAE that it tunes, stage 2 with the GPT of
+    `model.weights`, with new rows for a bigger vocabulary.
 
     Raises:
-        BadInput: the folder is not there any more, or not the one that the run was created with.
+        BadInput: the weights are not there any more, or not those that the run was created with.
     """
-    folder = run.config.model.weights
+    if stage.spec.publishes:
+        if run.first_dvae.is_file():
+            _load(stage, load_file(run.first_dvae), run.first_dvae)
+            log.info("stage 1 goes on with the DVAE that was given")
+        return
+    folder = run.pretrained
     if not stage.spec.speaks or folder is None:
         return
-    from common.xtts import weights
     from common.xtts.checkpoints import pretrained
 
     try:
@@ -89,11 +94,21 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
         if pretrained.file_digests(folder)["model"] != run.identity["weights"]:
             raise BadInput(f"{folder} holds other weights than the run was created with; restore them, or start a new run")
         state = load_file(path)
-        weights.load_state_dict(stage.step.model, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed))
-    except (pretrained.CoquiError, weights.WeightsError) as e:
+        kept = len(state["text_embedding.weight"])
+        _load(stage, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed), folder)
+    except pretrained.CoquiError as e:
         raise BadInput(f"model.weights={folder}: {e}") from e
-    kept = len(state["text_embedding.weight"])
-    log.info("began with the weights of %s: %d rows kept, %d new", folder, kept, run.dims.gpt.num_text_tokens - kept)
+    named = run.config.model.weights
+    log.info("began with the weights of %s: %d rows kept, %d new", named, kept, run.dims.gpt.num_text_tokens - kept)
+
+
+def _load(stage: Stage, state: dict[str, np.ndarray], of: Path) -> None:
+    from common.xtts import weights
+
+    try:
+        weights.load_state_dict(stage.step.model, state)
+    except weights.WeightsError as e:
+        raise BadInput(f"{of}: {e}") from e
 
 
 def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *sections: Section) -> StepOptions:
@@ -110,7 +125,8 @@ def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *se
     own = {name: value for section in (optim, *sections) for name, value in section if name in names}
     own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
     # Weights that will be loaded need not be drawn first.
-    loaded = config.model.weights is not None or any(files_of(run, stage).checkpoints.glob("step-*"))
+    given = run.first_dvae.is_file() if stage == "dvae" else run.pretrained is not None
+    loaded = given or any(files_of(run, stage).checkpoints.glob("step-*"))
     seed = None if loaded else config.seed
     return StepOptions(**own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed)
 
@@ -121,7 +137,11 @@ def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
 
     c = run.config
     _set_up(c)
-    return _on_device(run, "dvae", DvaeStep(run.dims, options_of(run, "dvae", c.dvae.optim, schedule), schedule.train.buckets))
+    return _on_device(
+        run,
+        "dvae",
+        DvaeStep(run.dims, options_of(run, "dvae", c.dvae.optim, schedule), schedule.train.buckets, tunes=run.first_dvae.is_file()),
+    )
 
 
 def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:

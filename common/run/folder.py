@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from common.data.manifest import Manifest
 from common.data.plan import Plan
+from common.run import beginning
 from common.run import settings as config_module
 from common.run.settings import Config
 from common.run.stages import StageSpec, stages_of
@@ -81,6 +82,26 @@ class RunFolder:
     def dvae_weights(self) -> Path:
         """Where the DVAE's weights are, or will be once stage 1 has ended."""
         return self.path / "dvae" / "model.safetensors"
+
+    @property
+    def first_dvae(self) -> Path:
+        """The DVAE that stage 1 goes on with; no such file where it begins from nothing."""
+        return self.path / "dvae" / "first.safetensors"
+
+    @property
+    def pretrained(self) -> Path | None:
+        """The folder of weights that the run began with; None: it began from nothing."""
+        own = self.path / beginning.FOLDER
+        if (own / "dims.json").is_file():
+            return own
+        weights = self.config.model.weights  # of a run made before runs kept it
+        return None if weights is None else Path(weights)
+
+    @property
+    def cleaning(self) -> dict[str, bool]:
+        """How texts are cleaned: options of `Tokenizer.load`."""
+        text = self.config.text
+        return {"parity": text.coqui_cleaning, "keep_diacritics": not text.strip_arabic_diacritics}
 
     @property
     def samples_events(self) -> Path:

@@ -6,7 +6,6 @@ is created; children read only the resolved `RUN/config.yaml`.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from common.data.corpus_terms import Columns, FindingKind, Format
+from common.run import beginning
 from common.run.parity import PARITY, with_parity
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
@@ -111,9 +111,12 @@ class Model(Section):
     size: Annotated[str, AfterValidator(_known_size)] = "xtts"
     layers: Positive | None = None  # fewer GPT layers than the size has
     parity_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
-    weights: str | None = None  # a folder made by import-coqui: stage 2 begins with its GPT; sizes, DVAE, statistics, vocabulary too
+    # What stage 2 begins with: a folder made by import-coqui or export-coqui, or a run of this project (RUN, RUN@best, RUN@1200), with
+    # its sizes, DVAE, statistics and vocabulary (common/run/beginning.py).
+    weights: str | None = None
     dvae: str | None = None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
     mel_stats: str | None = None  # the statistics that belong to those weights; null: as with dvae, else measured on the corpus
+    other_dvae: bool = False  # dvae or mel_stats are meant, though model.weights was trained with others
 
 
 class Batching(Section):
@@ -170,11 +173,12 @@ class Train(Section):
 
 
 class DvaeStage(Section):
-    """Stage 1: the audio tokeniser, trained when `model.dvae` names no weights."""
+    """Stage 1: the audio tokeniser, trained where no weights are given, or `tune` says so."""
 
     max_steps: Positive = 20000
     batch_size: Positive = 32
     crop_frames: Positive = 128
+    tune: bool = False  # stage 1 goes on with the DVAE that is given (model.weights, model.dvae) instead of leaving it as it is
     optim: Optim = Field(default_factory=lambda: Optim(learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0))
     eval_every: int = Field(1000, ge=0)
     eval_at_epoch_end: bool = False
@@ -267,39 +271,20 @@ class Config(Section):
 
     @property
     def dims(self) -> ModelDims:
-        """The model's sizes before the vocabulary is known. BadInput: `model.weights` is no folder of imported weights."""
+        """The model's sizes before the vocabulary is known. BadInput: `model.weights` names nothing to begin with."""
         if self.model.weights is not None:
-            return _imported_dims(Path(self.model.weights))
+            return beginning.locate(self.model.weights, verify=False).dims
         dims = SIZES[self.model.size]
         if self.model.layers is None:
             return dims
         return dims.with_layers(self.model.layers)
 
 
-def _imported_dims(folder: Path) -> ModelDims:
-    try:
-        document = json.loads((folder / "dims.json").read_text())
-        return ModelDims.from_dict({k: document[k] for k in ("size", "audio", "dvae", "gpt")})
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(
-            f"model.weights={folder} is not a folder of imported weights ({type(e).__name__}: {e}); make one with "
-            "`launch.py import-coqui --model model.pth --dvae dvae.pth --vocab vocab.json --out pretrained/`"
-        ) from e
-
-
-def _with_imported_files(config: Config) -> Config:
-    """Imported weights bring their DVAE, statistics and vocabulary, where the settings name no others."""
-    m, text = config.model, config.text
+def _with_absolute_weights(config: Config) -> Config:
+    m = config.model
     if m.weights is None:
         return config
-    folder = Path(m.weights).expanduser().absolute()
-    files = {"dvae": m.dvae or str(folder / "dvae.safetensors"), "mel_stats": m.mel_stats or str(folder / "mel_stats.safetensors")}
-    return config.model_copy(
-        update={
-            "model": m.model_copy(update={"weights": str(folder), **files}),
-            "text": text.model_copy(update={"vocab": text.vocab or str(folder / "vocab.json")}),
-        }
-    )
+    return config.model_copy(update={"model": m.model_copy(update={"weights": beginning.absolute(m.weights)})})
 
 
 def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None) -> Config:
@@ -317,7 +302,7 @@ def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None)
     elsewhere = any(f"{p}.".startswith(f"{key}.") for key in by for p in ("parity", *PARITY["coqui"]))
     tree = with_parity(tree, f"{where} and the command line" if elsewhere else where)
     try:
-        return _with_imported_files(Config.model_validate(tree))
+        return _with_absolute_weights(Config.model_validate(tree))
     except ValidationError as e:
         raise BadInput(explain(e, Config, where, by)) from e
 

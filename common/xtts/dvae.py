@@ -114,12 +114,12 @@ class Codebook(Module):
         candidates = tf.gather(flat, tf.gather(order, tf.range(num_codes) % num_valid))
         return CodebookUse(tf.reduce_sum(one_hot, 0), tf.matmul(flat, one_hot, transpose_a=True), tf.transpose(candidates))
 
-    def updated(self, use: CodebookUse, decay, dead_below: float) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    def updated(self, use: CodebookUse, decay, dead_below: float, keep_unused: bool = False) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """The next `cluster_size`, `embed_avg` and `embed`, and which codes restart (bool [K]); nothing is assigned.
 
         Moving averages as in Coqui's Quantize (eps 1e-5). A code whose average use is under `dead_below` times the mean use
         then starts again from its candidate, with a quarter of the mean use to its name, which it must earn or die once more.
-        A batch without a valid position changes nothing.
+        A batch without a valid position changes nothing. `keep_unused`: nor does any batch change a code that it does not use.
         """
         size = decay * self.cluster_size + (1 - decay) * use.counts
         total, num_codes = tf.reduce_sum(size), use.counts.shape[0]
@@ -127,11 +127,15 @@ class Codebook(Module):
         average = decay * self.embed_avg + (1 - decay) * use.sums
         some = tf.reduce_sum(use.counts) > 0
         dead = some & ((size < dead_below * mean_use) | (self.cluster_size <= 0))
+        if keep_unused:
+            dead = tf.zeros_like(dead)
         size = tf.where(dead, 0.25 * mean_use, size)
         average = tf.where(dead, 0.25 * mean_use * use.candidates, average)
         total = tf.reduce_sum(size)
         embed = average / ((size + EMA_EPS) / (total + num_codes * EMA_EPS) * total)
         new = {"cluster_size": size, "embed_avg": average, "embed": tf.where(dead, use.candidates, embed)}
+        if keep_unused:
+            some &= use.counts > 0
         return {key: tf.where(some, value, tf.convert_to_tensor(getattr(self, key))) for key, value in new.items()}, dead
 
 

@@ -25,7 +25,9 @@ from common.data.batch import num_bytes
 from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
 from common.data.manifest import EVAL, TRAIN, Manifest
 from common.data.plan import Plan, PlanRows, write_plan
+from common.run import beginning
 from common.run import settings as config_module
+from common.run.beginning import Beginning
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.settings import Config, Threads
@@ -42,6 +44,7 @@ from producer.batches.rows import hidden_share, layout_of, most_codes
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
+from producer.creation import begin
 from producer.creation.resume import compare, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -62,13 +65,15 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     Raises:
         BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds another run (says what differs).
     """
-    _check(config)
     folder = config.run_dir
     if config.parity:
         out(f"parity {config.parity}: " + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items()))
     existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
     if existing is None and folder.exists() and (folder / "checkpoints").exists():
         raise BadInput(f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another run= folder")
+    named, config = config.model.weights, begin.from_within(config, existing)
+    start = None if config.model.weights is None else beginning.locate(config.model.weights)
+    _check(config, start)
     if existing is not None:
         config = _keep_arithmetic(config, existing.config)
     config = config_module.resolve(config, on_cpu, cores)
@@ -82,7 +87,8 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     except OSError as e:
         raise BadInput(f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder") from e
     try:
-        identity = _make(config, aside, existing, out)
+        identity = _make(config, aside, existing, start, out)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"weights": named})})
         if existing is None:
             _move_in(config, aside, folder, identity)
             out(f"created {folder}")
@@ -106,12 +112,10 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
     return RunFolder(folder)
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, start: Beginning | None) -> None:
     if config.dvae.crop_frames % 4:
         raise BadInput(f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so it must be a multiple of 4")
-    if config.model.weights is not None:
-        _check_weights(config)
-    if config.model.dvae and not config.model.mel_stats:
+    if config.model.dvae and not config.model.mel_stats and start is None:
         raise BadInput("model.dvae needs model.mel_stats: codes mean nothing without the statistics the DVAE was trained with")
     for key in ("dvae", "mel_stats"):
         path = getattr(config.model, key)
@@ -119,20 +123,10 @@ def _check(config: Config) -> None:
             raise BadInput(f"model.{key}: there is no file {path}")
     if config.text.vocab and not Path(config.text.vocab).is_file():
         raise BadInput(f"text.vocab: there is no file {config.text.vocab}")
-
-
-def _check_weights(config: Config) -> None:
-    """What a run that starts from imported weights needs of their folder."""
-    m = config.model
-    if m.size != "xtts" or m.layers is not None:
-        raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
-    _ = config.dims
-    for what, path, flag in (("DVAE", m.dvae, "--dvae dvae.pth"), ("vocabulary", config.text.vocab, "--vocab vocab.json")):
-        if Path(path).parent == Path(m.weights) and not Path(path).is_file():
-            raise BadInput(
-                f"{m.weights} was imported without its {what}, and training needs the one that the model was trained with: "
-                f"`launch.py import-coqui` again with {flag}"
-            )
+    if start is not None:
+        begin.check(config, start)
+    elif config.dvae.tune and not config.model.dvae:
+        raise BadInput("dvae.tune needs a DVAE to go on with: model.weights, or model.dvae with model.mel_stats")
 
 
 def _keep_arithmetic(config: Config, old: Config) -> Config:
@@ -154,12 +148,15 @@ def _keep_machine_settings(config: Config, old: Config) -> Config:
 # -- making ------------------------------------------------------------------------------------------------------------------------
 
 
-def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable[[str], None]) -> dict:
+def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginning | None, out: Callable[[str], None]) -> dict:
     """Fill `aside` with everything a run consists of; returns its identity."""
     rows = read_rows(config)
-    tokenizer = make_vocabulary(config, rows, existing, out)
-    if config.model.weights is not None:
-        out(_check_rows(config, tokenizer))
+    tokenizer = make_vocabulary(config, rows, existing, out, start)
+    begun = None
+    if start is not None:
+        for line in (begin.check_rows(config, tokenizer, start), *begin.notes(config, start)):
+            out(line)
+        begun = begin.make(config, aside, existing, start)
     check_samples(config, tokenizer, config.dims.gpt.max_text_tokens - 1)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
@@ -167,11 +164,12 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
-    stats = _mel_stats(config, manifest, existing, dims)
+    stats = _mel_stats(config, manifest, existing, dims, begun)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
-    if config.model.dvae:
+    dvae = Path(config.model.dvae) if config.model.dvae else None if begun is None else begun / "dvae.safetensors"
+    if dvae is not None:
         (aside / "dvae").mkdir()
-        shutil.copyfile(config.model.dvae, aside / "dvae" / "model.safetensors")
+        shutil.copyfile(dvae, aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"))
     plans = {s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims) for s in stages_of(config.model.size)}
     _check_memory(config, aside, dims)
     for line in _plan_lines(config, aside, manifest, dims):
@@ -197,21 +195,24 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, out: Callable
         "padded_codes": config.batching.padded_codes,
         "code_phases": config.batching.code_phases,
         "kind": family_of(config.model.size),
-        "weights": pretrained.file_digests(config.model.weights)["model"] if config.model.weights else None,
+        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
         "extend": config.text.extend.model_dump() if config.text.extend else None,
-        "trains_dvae": config.model.dvae is None,
-        "dvae": file_digest(config.model.dvae) if config.model.dvae else None,
+        "trains_dvae": dvae is None or config.dvae.tune,
+        "dvae": None if dvae is None else file_digest(dvae),
     }
 
 
-def make_vocabulary(config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None]) -> Tokenizer:
+def make_vocabulary(
+    config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None], start: Beginning | None = None
+) -> Tokenizer:
     """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus. BadInput: it cannot be had."""
+    vocab = config.text.vocab or (None if start is None else start.vocab)
     options = {"keep_diacritics": not config.text.strip_arabic_diacritics, "parity": config.text.coqui_cleaning}
     try:
-        if existing is not None and (config.text.extend or not config.text.vocab):
+        if existing is not None and (config.text.extend or not vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
-        if config.text.vocab:
-            return _extended(Tokenizer.load(config.text.vocab, **options), config, rows, out)
+        if vocab:
+            return _extended(Tokenizer.load(vocab, **options), config, rows, out)
         if config.text.extend:
             raise BadInput("text.extend needs a vocabulary to extend: set text.vocab, or model.weights")
         tokenizer = Tokenizer.train(rows.pairs(), config.text.vocab_size, rows.languages, **options)
@@ -239,35 +240,17 @@ def _extended(tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Calla
     return longer
 
 
-def _check_rows(config: Config, tokenizer: Tokenizer) -> str:
-    """A line on how the vocabulary and the imported model's rows go together. BadInput where they do not: an old id means another token."""
-    rows, folder = config.dims.gpt.num_text_tokens, Path(config.model.weights)
-    if tokenizer.vocab_size < rows:
-        raise BadInput(
-            f"the vocabulary has {tokenizer.vocab_size} ids, the model in {folder} has {rows}: name the vocabulary it was trained with, or "
-            "one that extends it, in text.vocab"
-        )
-    if (folder / "vocab.json").is_file():
-        own = Tokenizer.load(folder / "vocab.json")
-        moved = [i for i in range(rows) if own.token(i) != tokenizer.token(i)]
-        if moved:
-            named = ", ".join(f"{i} {own.token(i)!r} → {tokenizer.token(i)!r}" for i in moved[:20])
-            raise BadInput(f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning ({named}): only new ids may be added")
-    return f"text rows of the model: {rows} kept, {tokenizer.vocab_size - rows} new"
-
-
-def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims) -> np.ndarray:
+def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims, begun: Path | None) -> np.ndarray:
     """float32[80]: the given statistics, or the mean |log-mel| per channel over a fixed sample of the training clips."""
-    if config.model.mel_stats:
+    given = config.model.mel_stats or (None if begun is None else begun / "mel_stats.safetensors")
+    if given is not None:
         try:
-            arrays = load_file(config.model.mel_stats)
+            arrays = load_file(given)
         except (SafetensorError, OSError) as e:
-            raise BadInput(f"model.mel_stats={config.model.mel_stats} is not a safetensors file: {e}") from e
+            raise BadInput(f"model.mel_stats={given} is not a safetensors file: {e}") from e
         stats = arrays.get("mel_stats")
         if stats is None or stats.shape != (dims.audio.num_mels,):
-            raise BadInput(
-                f"{config.model.mel_stats}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has {sorted(arrays)}"
-            )
+            raise BadInput(f"{given}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has {sorted(arrays)}")
         return stats.astype(np.float32)
     if not any(s.networks for s in stages_of(config.model.size)):
         return np.ones(dims.audio.num_mels, np.float32)
@@ -365,7 +348,7 @@ def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) 
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
-    for name in ("manifest.sqlite", "vocab.json", "mel_stats.safetensors", "rejects.tsv", "plan", "dvae"):
+    for name in ("manifest.sqlite", "vocab.json", "mel_stats.safetensors", "rejects.tsv", "plan", "dvae", beginning.FOLDER):
         if (aside / name).exists():
             target = folder / name
             if target.is_dir():

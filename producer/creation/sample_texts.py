@@ -6,7 +6,7 @@ import logging
 
 from common.run.settings import Config
 from common.system.errors import BadInput
-from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_clip
+from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 from common.xtts.text.errors import LanguageUnavailable
 from common.xtts.text.split import pieces
 from common.xtts.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> Non
     named |= {f"samples.texts[{i}].reference": text.reference for i, text in enumerate(samples.texts) if text.reference is not None}
     for key, path in named.items():
         try:
-            seconds = len(load_clip(path, config.dims.audio.sample_rate)) / config.dims.audio.sample_rate
+            seconds = load_reference(path, config.dims.audio.sample_rate).seconds
         except ReferenceClipError as e:
             raise BadInput(f"{key}: {e}; name a recording of 3 s or more (WAV, FLAC, MP3, OGG)") from e
         if seconds < MIN_SECONDS:

@@ -185,7 +185,7 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
         (
             "model: tiny\n",
             [],
-            "model is a section: its keys are size, layers, parity_init, weights, dvae, mel_stats; "
+            "model is a section: its keys are size, layers, parity_init, weights, dvae, mel_stats, other_dvae; "
             "for example model.size=tiny (got 'tiny')",
         ),
         ("model: tiny\n", ["model.size=small"], "model is a section: its keys are size, layers,"),

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file, save_file
 import launch as launcher
 from common.xtts import weights
 from common.xtts.checkpoints import pretrained, pth, shapes
-from common.xtts.checkpoints.coqui import GPT, HIFIGAN, export_model, import_model
+from common.xtts.checkpoints.coqui import GPT, HIFIGAN, import_model
+from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.dims import SIZES, GptDims
 from common.xtts.dvae import Dvae
@@ -282,8 +283,9 @@ def test_memory_stays_far_below_the_file(tmp_path):
     size = (tmp_path / "model.pth").stat().st_size
     assert size > 230e6
     code = (
-        "import sys; from common.xtts.checkpoints.coqui import export_model, import_model\n"
-        "import_model(sys.argv[1] + '/model.pth', sys.argv[1] + '/out'); export_model(sys.argv[1] + '/out', sys.argv[1] + '/again.pth')\n"
+        "import sys; from common.xtts.checkpoints.coqui import import_model; from common.xtts.coqui_export import Parts, export_model\n"
+        "import_model(sys.argv[1] + '/model.pth', sys.argv[1] + '/out')\n"
+        "export_model(Parts.of_weights(sys.argv[1] + '/out'), sys.argv[1] + '/again.pth')\n"
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -294,40 +296,56 @@ def test_memory_stays_far_below_the_file(tmp_path):
 # -- export ----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_round_trip_is_equal_to_the_bit(files, tmp_path):
-    assert export_model(files / "plain", tmp_path / "a" / "model.pth") == len(model_arrays())
-    with pth.PthFile(files / "model.pth") as before, pth.PthFile(tmp_path / "a/model.pth") as after:
-        state, again = before.value["model"], after.value["model"]
-        assert set(again) == set(state)
-        for key, tensor in state.items():
-            assert tensor.read().tobytes() == again[key].read().tobytes(), key
-            assert tensor.dtype == again[key].dtype
-    import_model(tmp_path / "a/model.pth", tmp_path / "b", dvae=files / "dvae.pth", vocab=tmp_path / "a/vocab.json")
+def test_a_model_alone_comes_back_to_the_bit(files, tmp_path):
+    """One file, and nothing beside it."""
+    assert export_model(Parts.of_weights(files / "plain"), tmp_path / "a/model.pth") == len(model_arrays())
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["model.pth"]
+    assert_same_tensors(files / "model.pth", tmp_path / "a/model.pth")
+    import_model(tmp_path / "a/model.pth", tmp_path / "b", dvae=files / "dvae.pth", vocab=files / "vocab.json")
     assert contents(tmp_path / "b") == contents(files / "plain")
-    export_model(tmp_path / "b", tmp_path / "c" / "model.pth")
+    export_model(Parts.of_weights(tmp_path / "b"), tmp_path / "c/model.pth")
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """Equal names, dtypes and bits."""
+    with pth.PthFile(one) as before, pth.PthFile(other) as after:
+        flat = [
+            dict(_leaves(file.value.get("model", file.value) if isinstance(file.value, dict) else file.value)) for file in (before, after)
+        ]
+        assert set(flat[0]) == set(flat[1])
+        for key, tensor in flat[0].items():
+            assert tensor.read().tobytes() == flat[1][key].read().tobytes(), key
+            assert (tensor.dtype, tensor.shape) == (flat[1][key].dtype, flat[1][key].shape)
+
+
+def _leaves(tree, at: str = ""):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{at}/{key}")
+    else:
+        yield at, tree
 
 
 def test_export_refuses_what_does_not_fit(files, tmp_path):
     with pytest.raises(CoquiError, match="is not a folder of imported weights"):
-        export_model(tmp_path, tmp_path / "model.pth")
+        Parts.of_weights(tmp_path)
     shutil.copytree(files / "plain", tmp_path / "plain")
-    pth_out = tmp_path / "out/model.pth"
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/vocab.json").write_text("{}")
-    with pytest.raises(CoquiError, match="is another vocabulary than the model's"):
-        export_model(tmp_path / "plain", pth_out)
-    (tmp_path / "out/vocab.json").unlink()
+    parts, out = Parts.of_weights(tmp_path / "plain"), tmp_path / "out/model.pth"
     state = load_file(tmp_path / "plain/model.safetensors")
     del state["gpt.h.0.ln_1.bias"]
-    pretrained_gpt = tmp_path / "trained.safetensors"
-    save_file(state, pretrained_gpt)
+    save_file(state, tmp_path / "trained.safetensors")
     with pytest.raises(CoquiError, match=r"gpt\.h\.0\.ln_1\.bias is missing"):
-        export_model(tmp_path / "plain", pth_out, gpt=pretrained_gpt)
+        export_model(dataclasses.replace(parts, gpt=tmp_path / "trained.safetensors"), out)
     (tmp_path / "plain/hifigan.safetensors").write_bytes((tmp_path / "plain/dvae.safetensors").read_bytes())
     with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
-        export_model(tmp_path / "plain", pth_out)
-    assert not pth_out.exists()
+        export_model(parts, out)
+    with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
+        export_folder(parts, tmp_path / "voice", None)
+    (tmp_path / "plain/hifigan.safetensors").unlink()
+    with pytest.raises(CoquiError, match="has no vocoder, and Coqui cannot speak without"):
+        export_model(parts, out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "trained.safetensors"]
 
 
 # -- growing ---------------------------------------------------------------------------------------------------------------------------
@@ -382,8 +400,8 @@ def test_commands(files, tmp_path, monkeypatch, capsys):
         (["import-coqui", "--model", "none.pth", "--out", "x"], "cannot read none.pth"),
         (["import-coqui", "--model", "new/model.pth"], "--out"),
         (["import-coqui", "--model", "new/model.pth", "--out", "x", "seed=3"], "flags only"),
-        (["export-coqui", "--out", "x.pth"], "--weights FOLDER and --run RUN"),
-        (["export-coqui", "--run", "none", "--out", "x.pth"], "config.yaml"),
+        (["export-coqui", "--out", "x.pth"], "--run RUN and --weights FOLDER"),
+        (["export-coqui", "--run", "none", "--out", "x.pth"], "not a run folder"),
         (["export-coqui", "--weights", "new", "--out", "x.pth"], "not a folder of imported weights"),
     ):
         assert launcher.main(args) == 2, args

@@ -32,7 +32,10 @@ def arrays(table: shapes.Shapes, seed: int, scale: float = 0.05) -> dict[str, np
 
 @functools.lru_cache(maxsize=1)
 def _speaker() -> dict[str, np.ndarray]:
-    return arrays(shapes.speaker_encoder_shapes(), 3)
+    made = arrays(shapes.speaker_encoder_shapes(), 3)
+    # No variance is negative, and no filter of a power spectrum.
+    made |= {k: 1 + np.abs(a) for k, a in made.items() if k.endswith("running_var")}
+    return made | {k: np.abs(a) for k, a in made.items() if k.startswith("torch_spec.1.")}
 
 
 def mel_stats() -> np.ndarray:

@@ -114,20 +114,33 @@ def test_old_ids_and_persian_texts(folder, finished):
 
 
 def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
-    """The run's GPT, the vocoder and statistics it began with, its vocabulary beside it; imported again it is the same model."""
+    """A folder with the run's GPT and DVAE, the vocoder and statistics it began with, its vocabulary, a voice of its speaker, and rules
+    for Persian, which Coqui lacks; imported again it is the same model."""
     run, *_ = finished
-    done = launch("export-coqui", "--run", str(run), "--out", str(folder / "back/model.pth"))
+    done = launch("export-coqui", "--run", str(run), "--out", str(folder / "back"), "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert f"{len(_state(folder))} tensors" in done.stdout
+    assert "Coqui has no rules for fa" in done.stdout
+    assert "texts in other tokens in Coqui, of 8 compared: none" in done.stdout
+    assert "the vocabulary grew for fa" in done.stdout
+    assert sorted(p.name for p in (folder / "back").iterdir()) == [
+        "README.md", "config.json", "coqui_languages.py", "dvae.pth", "mel_stats.pth", "model.pth", "speakers_xtts.pth", "vocab.json",
+        "voices",
+    ]  # fmt: skip
     assert (folder / "back/vocab.json").read_bytes() == (run / "vocab.json").read_bytes()
-    import_model(folder / "back/model.pth", folder / "again", dvae=folder / "dvae.pth", vocab=folder / "back/vocab.json")
+    assert [p.name for p in (folder / "back/voices").iterdir()] == ["corpus.wav"]
+    assert json.loads((folder / "back/config.json").read_text())["languages"][-1] == "fa"
+    import_model(folder / "back", folder / "again")
     trained = load_file(run / "checkpoints/step-00000002/model.safetensors")
     for key, array in load_file(folder / "again/model.safetensors").items():
         np.testing.assert_array_equal(array, trained[key])
     for name in ("hifigan", "speaker_encoder", "mel_stats", "dvae"):
         file = f"{name}.safetensors"
         assert (folder / "again" / file).read_bytes() == (folder / "pretrained" / file).read_bytes()
-    for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "no whole checkpoint x")):
+    ((latents, embedding),) = pretrained.voices(folder / "again").values()
+    assert (latents.shape, embedding.shape) == ((1, 8, 32), (1, 512, 1))
+    assert abs(np.linalg.norm(embedding.read()) - 1) < 0.2  # a mean of unit vectors
+    for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "--step x: a number, newest or best")):
         assert launcher.main(["export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth")]) == 2
         assert message in capsys.readouterr().err
 
@@ -159,7 +172,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder, tmp_path):
         with pytest.raises(BadInput, match=message):
             prepare(settings)
 
-    fails("is not a folder of imported weights .*import-coqui", model={"weights": str(tmp_path / "none")})
+    fails("is not there, nor a run or a model of Coqui's; .*import-coqui", model={"weights": str(tmp_path / "none")})
     fails("brings its own sizes", model={"weights": str(folder / "pretrained"), "size": "tiny"})
     fails("brings its own sizes", model={"weights": str(folder / "pretrained"), "layers": 1})
     import_model(folder / "model.pth", tmp_path / "bare")

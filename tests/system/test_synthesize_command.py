@@ -13,6 +13,7 @@ import soundfile
 
 import launch
 from common.run import settings as config_module
+from common.run.folder import RunFolder
 from common.system.errors import BadInput
 from common.xtts import weights
 from common.xtts.checkpoints import pth
@@ -20,11 +21,14 @@ from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dims import SIZES
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
+from common.xtts.synthesize import Voice
 from producer.creation.prepare import prepare_run
 from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
 from tests.support.corpora import make_corpus, sine, write_wav
+from tests.trainer.test_exchange import voices
 from trainer.commands import speak
 from trainer.commands import synthesize as synthesize_command
+from trainer.commands import voices as trainer_voices
 from trainer.commands.speak import of_run, of_weights, sampling
 from trainer.history.checkpoint import Checkpoints
 from trainer.stages import publish_dvae
@@ -55,7 +59,9 @@ def folder(tmp_path_factory):
     tokenizer = write_vocabulary(folder / "vocab.json", [(TEXT, "en")], 60, ["en"])
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(folder / "model.pth", folder / "pretrained", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
+    pth.save(folder / "speakers_xtts.pth", voices("Ana Florence"))
+    files = {name: folder / f for name, f in (("dvae", "dvae.pth"), ("vocab", "vocab.json"), ("speakers", "speakers_xtts.pth"))}
+    import_model(folder / "model.pth", folder / "pretrained", **files)
     return folder
 
 
@@ -78,7 +84,7 @@ def test_a_run_speaks_into_a_file(folder, tmp_path):
     assert "step-00000002" in said  # the best, not the newest
     assert "real-time factor" in said
     assert "Griffin-Lim" in said
-    assert "voice of 1 clip (1.5 s of speech) made in " in said
+    assert "voice of 1 clip (1.5 s of sound) made in " in said
     assert said.count("3 s or more") == said.count("the vocabulary has no 'ж'") == 1
 
 
@@ -102,29 +108,164 @@ def test_a_text_without_words_is_refused(folder, tmp_path):
     assert not (tmp_path / "a.wav").exists()
 
 
+def loud(seconds: float, amplitude: float = 0.3) -> np.ndarray:
+    return sine(round(22050 * seconds), amplitude=amplitude)
+
+
+def quiet(seconds: float) -> np.ndarray:
+    return np.zeros(round(22050 * seconds), np.float32)
+
+
+def warnings_of(caplog, paths: list[str]) -> tuple[list, list[str]]:
+    with caplog.at_level(logging.INFO):
+        found = speak.references_of(paths, 22050)
+    return found, [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize(
-    ("seconds", "words", "warned"),
+    ("seconds", "warned"),
     [
-        ([1.5], "voice of 1 clip (1.5 s of speech) made in ", "--reference is 1.50 s long in all"),
-        ([1.0, 1.9], "voice of 2 clips (2.9 s of speech) made in ", "--reference is 2.90 s long in all"),
-        ([1.0, 2.0], "voice of 2 clips (3.0 s of speech) made in ", None),
-        ([3.5], "voice of 1 clip (3.5 s of speech) made in ", None),
+        ([1.5], "--reference has 1.50 s of sound in all"),
+        ([1.0, 1.9], "--reference has 2.90 s of sound in all"),
+        ([1.0, 2.0], None),
+        ([3.5], None),
     ],
 )
-def test_how_much_of_a_voice_there_is_is_told(tmp_path, caplog, seconds, words, warned):
-    class Model:
+def test_how_much_of_a_voice_there_is_is_told(tmp_path, caplog, seconds, warned):
+    paths = [str(write_wav(tmp_path / f"{i}.wav", loud(s))) for i, s in enumerate(seconds)]
+    found, warnings = warnings_of(caplog, paths)
+    assert [len(r.wav) for r in found] == [round(22050 * s) for s in seconds]
+    assert len(warnings) == (warned is not None)
+    assert not warned or (warned in warnings[0] and "3 s or more together" in warnings[0])
+
+
+def stereo(path: Path, left: np.ndarray, right: np.ndarray, rate: int = 22050) -> str:
+    soundfile.write(path, np.stack([left, right], 1), rate, subtype="FLOAT")
+    return str(path)
+
+
+@pytest.mark.parametrize("factor", [-1.0, -0.9, -0.7])
+def test_channels_that_cancel_each_other(tmp_path, caplog, factor):
+    wav = loud(4)
+    (found,), warnings = warnings_of(caplog, [stereo(tmp_path / "a.wav", wav, factor * wav)])
+    np.testing.assert_allclose(found.wav, wav, atol=1e-6)
+    assert "its channels cancel each other; the louder one is used" in warnings[0]
+    (found,), _ = warnings_of(caplog, [stereo(tmp_path / "b.wav", wav, 0 * wav)])  # one side alone is no such case
+    np.testing.assert_allclose(found.wav, wav / 2, atol=1e-6)
+    assert not found.notes
+
+
+@pytest.mark.parametrize(
+    ("parts", "first", "seconds"),
+    [
+        ((quiet(31), loud(6)), 30.8, 6.2),
+        ((quiet(200), loud(20), quiet(200)), 199.8, 20.4),
+        ((loud(50, 0.002), loud(40)), 50.0, 30.0),
+        ((loud(2), quiet(1), loud(2)), 0.0, 5.0),
+    ],
+)
+def test_what_is_used_is_measured(tmp_path, caplog, parts, first, seconds):
+    wav = np.concatenate(parts)
+    (found,), warnings = warnings_of(caplog, [str(write_wav(tmp_path / "a.wav", wav))])
+    assert found.seconds == pytest.approx(seconds, abs=0.3)
+    assert found.sound_s <= found.seconds
+    begin = round(first * 22050)
+    expected = wav[begin : begin + len(found.wav)]
+    assert np.sqrt(np.mean(found.wav**2)) == pytest.approx(np.sqrt(np.mean(expected**2)), rel=0.05)
+    assert len(warnings) == (len(wav) > len(found.wav) + 12000)
+
+
+def test_a_long_recording_costs_what_is_used(tmp_path):
+    """40 minutes: most of the file is never read."""
+    path = tmp_path / "long.wav"
+    with soundfile.SoundFile(path, "w", 22050, 1, subtype="PCM_16") as file:
+        for i in range(40):
+            file.write(loud(60) if i == 30 else quiet(60))
+    read = []
+    real = soundfile.SoundFile.read
+    try:
+        soundfile.SoundFile.read = lambda self, frames=-1, **more: read.append(frames) or real(self, frames, **more)
+        (found,) = speak.references_of([str(path)], 22050)
+    finally:
+        soundfile.SoundFile.read = real
+    assert found.seconds == pytest.approx(30, abs=0.1)
+    assert found.sound_s > 29
+    assert min(read) > 0
+    assert sum(read) <= 2 * 30.1 * 22050
+
+
+@pytest.mark.parametrize(
+    ("wav", "message"),
+    [
+        (quiet(5), "silent"),
+        (loud(5, 1e-4), "at -83 dBFS as good as silent"),
+        (np.full(22050, np.nan, np.float32), "not finite"),
+        (loud(0.2), r"0.20 s long in all: at least 0.33 s"),
+        (np.zeros(0, np.float32), "no samples"),
+    ],
+)
+def test_references_that_no_voice_can_be_made_of(tmp_path, wav, message):
+    soundfile.write(tmp_path / "a.wav", wav, 22050, subtype="FLOAT")
+    with pytest.raises(BadInput, match=rf"--reference .*{message}"):
+        speak.references_of([str(tmp_path / "a.wav")], 22050)
+
+
+def test_voices_by_name(folder, capsys):
+    """Speakers of the run, and voices that came with the weights."""
+
+    def listed(*arguments: str) -> str:
+        assert launch.main(["synthesize", "--list-voices", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert listed("--run", str(folder / "run")) == "corpus  (speaker of the run, 0.1 min)\n"
+    assert listed("--weights", str(folder / "pretrained")) == "Ana Florence  (came with the weights)\n"
+    run, weights = {"run": str(folder / "run"), "voice": "corpus"}, {"run": None, "voice": "Ana Florence"}
+    sources = of_run(folder / "run", None)
+    speaker = speak.named_voice(run, sources)
+    assert callable(speaker)
+    voice = speak.named_voice(weights, of_weights(folder / "pretrained"))(None)
+    assert (voice.latents.shape, voice.speaker.shape) == ((1, 8, 32), (1, 512))
+    with pytest.raises(BadInput, match="--voice corps: no such voice; did you mean 'corpus'?"):
+        speak.named_voice({**run, "voice": "corps"}, sources)
+    with pytest.raises(BadInput, match="--voice Zoe: no such voice; there is 1 --list-voices"):
+        speak.named_voice({**weights, "voice": "Zoe"}, of_weights(folder / "pretrained"))
+
+
+def test_a_voice_that_is_not_finite_is_left_out(tmp_path, caplog):
+    clip = write_wav(tmp_path / "a.wav", loud(2))
+
+    class Broken:
         dims = SIZES["tiny"]
 
         def voice(self, clips):
-            return [len(c) for c in clips]
+            return Voice(np.full((1, 8, 32), np.nan, np.float32), np.ones((1, 512), np.float32))
 
-    paths = [str(write_wav(tmp_path / f"{i}.wav", sine(round(22050 * s)))) for i, s in enumerate(seconds)]
-    with caplog.at_level(logging.INFO):
-        assert speak._voice(Model(), paths) == [round(22050 * s) for s in seconds]
-    assert words in caplog.text
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == (warned is not None)
-    assert not warned or (warned in warnings[0] and "3 s or more together" in warnings[0])
+    utterance = argparse.Namespace(path=clip)
+    assert trainer_voices._voice(Broken(), "Ana", [utterance]) is None
+    assert "no voice Ana: these weights make no finite numbers" in caplog.text
+
+
+def test_clips_of_a_voice(folder):
+    """30 s at most, 3 s or more each where there are such; else the longest."""
+    num_samples = np.array([22050 * s for s in (1, 5, 2, 8, 4, 9, 7, 3)])
+    columns = {"num_samples": num_samples, "speaker": np.zeros(8, int), "split": np.zeros(8, int)}
+    chosen = trainer_voices._chosen(columns, 0)
+    assert all(num_samples[i] >= trainer_voices.GOOD_SAMPLES for i in chosen)
+    assert 22 < num_samples[chosen].sum() / 22050 < 40
+    short = {**columns, "num_samples": num_samples // 4}
+    assert trainer_voices._chosen(short, 0) == [5, 3, 6, 1, 4, 7, 2, 0]
+    run = RunFolder(folder / "run")
+    assert [u.speaker for u in trainer_voices.clips_of_speaker(run.manifest, "corpus")][0] == "corpus"
+    assert trainer_voices.clips_of_speaker(run.manifest, "none") == []
+    assert list(trainer_voices.clips_of(run.manifest, 5)) == ["corpus"]
+
+
+def test_a_named_voice_speaks(folder, tmp_path):
+    command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", "--text", TEXT, "--voice", "Ana Florence"]
+    command += ["--weights", str(folder / "pretrained"), "--out", str(tmp_path / "a.wav")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert soundfile.info(tmp_path / "a.wav").samplerate == 24000
 
 
 def test_which_checkpoint(folder):
@@ -152,11 +293,17 @@ def test_sampling_follows_where_the_weights_come_from(folder):
         of_weights(folder)
 
 
+def test_what_to_say_and_in_which_voice_must_be_given():
+    for arguments, message in ((["--voice", "x"], "--text is missing"), (["--text", "x"], "one of --voice NAME")):
+        with pytest.raises(BadInput, match=message):
+            launch.synthesize(_parsed(["--run", "r", "--stream", *arguments]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--out", "a.wav"], "one of --run RUN and --weights"),
-        (["--run", "r", "--weights", "w", "--out", "a.wav"], "one of --run RUN and --weights"),
+        (["--run", "r", "--out", "a.wav", "--voice", "x"], "one of --voice NAME"),
         (["--weights", "w", "--step", "3", "--out", "a.wav"], "--step chooses a checkpoint of --run"),
         (["--run", "r"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "a.wav", "--stream"], "one of --out FILE.wav and --stream"),
@@ -183,7 +330,7 @@ def test_refused_before_anything_starts(folder, monkeypatch, arguments, message)
 
 
 def test_a_missing_clip_is_named():
-    with pytest.raises(BadInput, match="--reference nowhere.wav: no such file"):
+    with pytest.raises(BadInput, match="--reference nowhere.wav: no such file .* --voice"):
         launch.synthesize(_parsed(["--run", "r", "--stream", "--text", TEXT, "--reference", "nowhere.wav"]))
 
 

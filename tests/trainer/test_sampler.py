@@ -18,6 +18,7 @@ import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu.choose import CPU
 from common.gpu.device import DeviceInfo
+from common.run import beginning
 from common.run import settings as config_module
 from common.system import lock, status
 from common.system.errors import BadInput, Hopeless, Stopped
@@ -28,7 +29,7 @@ from common.xtts.gpt import Gpt
 from common.xtts.synthesize import Synthesizer
 from producer.creation.prepare import prepare_run
 from tests.support.corpora import make_corpus
-from trainer.history.checkpoint import Checkpoints, trained_model
+from trainer.history.checkpoint import Checkpoints
 from trainer.previews import sampler
 from trainer.stages import publish_dvae
 
@@ -169,14 +170,14 @@ def check_files(run, steps):
 
 def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
     monkeypatch.setattr(sampler, "POLL_S", 0.0)
-    whole = trained_model
+    whole = beginning.checkpoint_of
 
     def rotated(path, which):
         if which == "4":
             shutil.rmtree(run.path / "checkpoints" / "step-00000004")
         return whole(path, which)
 
-    monkeypatch.setattr("trainer.history.checkpoint.trained_model", rotated)
+    monkeypatch.setattr(beginning, "checkpoint_of", rotated)
     monkeypatch.setattr(sampler, "Networks", lambda run: pytest.fail("there was nothing to speak"))
     script = Script(run)
     script.acts = [lambda: script.save(4)]

@@ -48,7 +48,7 @@ def run(tmp_path):
         stages=("dvae", "gpt"),
         spec={s.name: s for s in NETWORKS}.__getitem__,
         stage_folder=lambda stage: tmp_path / "dvae" if stage == "dvae" else tmp_path,
-        config=SimpleNamespace(model=SimpleNamespace(size="tiny")),
+        config=SimpleNamespace(model=SimpleNamespace(size="tiny", weights=None)),
         dims=SimpleNamespace(dvae=SimpleNamespace(num_codes=128)),
     )
 

@@ -11,16 +11,17 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from common.run.beginning import checkpoint_of, pieces_of
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from common.system.lifecycle import Stop, run_main
 from trainer.commands.synthesize import SAMPLING
-from trainer.history.checkpoint import trained_model
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Sources:
     mel_stats: Path
     pretrained: Path | None
     dims: object  # ModelDims
-    keep_diacritics: bool = True
+    cleaning: dict = field(default_factory=dict)  # of texts, as the model was trained with (`Tokenizer.load`)
 
     @property
     def imported(self) -> bool:
@@ -45,34 +46,26 @@ class Sources:
         return self.pretrained is not None
 
 
-def of_run(path: Path, which: str | None) -> Sources:
-    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest. BadInput: there is none."""
+def of_run(path: Path, which: str | None, weights: Path | None = None) -> Sources:
+    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest.
+
+    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such checkpoint, or no vocoder any more.
+    """
     from common.run.folder import RunFolder
 
     run = RunFolder(path)
-    gpt = _checkpoint(path, which)
+    gpt = checkpoint_of(path, which)
     if not run.dvae_weights.is_file():
         raise BadInput(f"{run.dvae_weights} is missing: stage 1 has not ended")
-    weights = run.config.model.weights
     return Sources(
         gpt,
         run.dvae_weights,
         path / "vocab.json",
         path / "mel_stats.safetensors",
-        None if weights is None else Path(weights),
+        pieces_of(path, weights),
         run.dims,
-        not run.config.text.strip_arabic_diacritics,
+        run.cleaning,
     )
-
-
-def _checkpoint(run: Path, which: str | None) -> Path:
-    if which is not None:
-        if which not in ("best", "newest") and not which.isdigit():
-            raise BadInput(f"--step {which}: a number, newest or best")
-        return trained_model(run, None if which == "newest" else which)
-    newest = trained_model(run, None)
-    best = json.loads((newest.parent / "state.json").read_text()).get("best_step")
-    return newest if best is None else trained_model(run, "best")
 
 
 def of_weights(folder: Path) -> Sources:
@@ -87,6 +80,12 @@ def of_weights(folder: Path) -> Sources:
     if not vocab.is_file():
         raise BadInput(f"{vocab} is missing: import again with --vocab vocab.json")
     return Sources(gpt, dvae if dvae.is_file() else None, vocab, folder / "mel_stats.safetensors", folder, dims)
+
+
+def sources_of(options: dict) -> Sources:
+    """By the command's `run`, `step` and `weights`. BadInput as of `of_run` and `of_weights`."""
+    weights = None if options["weights"] is None else Path(options["weights"])
+    return of_weights(weights) if options["run"] is None else of_run(Path(options["run"]), options["step"], weights)
 
 
 def load(sources: Sources, jit: bool):
@@ -108,7 +107,7 @@ def load(sources: Sources, jit: bool):
             weights.load_state_dict(dvae, load_file(sources.dvae))
         vocoder = None if sources.pretrained is None else Vocoder.load(sources.pretrained)
         log.info("codes to sound: %s", "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz")
-        tokenizer = Tokenizer.load(sources.vocab, keep_diacritics=sources.keep_diacritics)
+        tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
         stats = load_file(sources.mel_stats)["mel_stats"]
         reference = ReferenceOptions() if sources.imported else ReferenceOptions.as_trained(sources.dims.audio)
         return Synthesizer(sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit)
@@ -136,7 +135,9 @@ def main(stop: Stop) -> None:
     for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     options = json.loads(sys.argv[1])
-    sources = of_weights(Path(options["weights"])) if options["run"] is None else of_run(Path(options["run"]), options["step"])
+    sources = sources_of(options)
+    references = references_of(options["reference"] or [], sources.dims.audio.sample_rate)
+    named = named_voice(options, sources)
     from common.gpu.device import prove_device
 
     info = prove_device()
@@ -153,7 +154,7 @@ def main(stop: Stop) -> None:
     wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {"options": chosen}
     try:
         wanted["pieces"] = synthesizer.pieces(options["text"], options["language"])  # once: it warns of what the vocabulary lacks
-        wanted["voice"] = _voice(synthesizer, options["reference"])
+        wanted["voice"] = _voice(synthesizer, references) if references else named(synthesizer)
     except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
         raise BadInput(str(e)) from e
     if options["stream"]:
@@ -162,22 +163,56 @@ def main(stop: Stop) -> None:
         _write(synthesizer, wanted | {"candidates": options["candidates"]}, Path(options["out"]))
 
 
-def _voice(synthesizer, paths: list[str]):
-    """The `Voice` of reference clips. Warns where they are short. ReferenceClipError: unusable, or too short for any voice."""
-    from common.xtts.clips import load_clip
+def references_of(paths: list[str], sample_rate: int) -> list:
+    """What is used of reference clips (`clips.Reference`). Says what a user should know of them. BadInput: one is unusable."""
+    from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
-    began, rate = time.perf_counter(), synthesizer.dims.audio.sample_rate
-    clips = [load_clip(path, rate) for path in paths]
-    voice, seconds = synthesizer.voice(clips), sum(map(len, clips)) / rate
-    spent, plural = time.perf_counter() - began, "s" * (len(clips) != 1)
-    log.info("voice of %d clip%s (%.1f s of speech) made in %.2f s", len(clips), plural, seconds, spent)
-    if seconds < GOOD_REFERENCE_S:
+    try:
+        found = [load_reference(path, sample_rate) for path in paths]
+    except ReferenceClipError as e:
+        raise BadInput(f"--{e}") from e
+    for note in (note for r in found for note in r.notes):
+        log.warning("--reference %s", note)
+    sound = sum(r.sound_s for r in found)
+    if found and sum(r.seconds for r in found) < MIN_SECONDS:
+        raise BadInput(f"--reference is {sum(r.seconds for r in found):.2f} s long in all: at least {MIN_SECONDS} s are needed")
+    if found and sound < GOOD_REFERENCE_S:
         log.warning(
-            "--reference is %.2f s long in all: the voice may not be alike; give recordings of %g s or more together",
-            seconds,
+            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of %g s or more together",
+            sound,
             GOOD_REFERENCE_S,
         )
+    return found
+
+
+def _voice(synthesizer, references: list):
+    """The `Voice` of reference clips. ReferenceClipError: too short for any voice."""
+    from common.xtts.clips import MOST_S
+
+    began = time.perf_counter()
+    voice = synthesizer.voice([r.wav for r in references])
+    spent, plural = time.perf_counter() - began, "s" * (len(references) != 1)
+    sound = min(MOST_S, sum(r.sound_s for r in references))
+    log.info("voice of %d clip%s (%.1f s of sound) made in %.2f s", len(references), plural, sound, spent)
     return voice
+
+
+def named_voice(options: dict, sources: Sources) -> Callable:
+    """Makes the `Voice` of --voice, given the synthesizer. BadInput: there is no such voice."""
+    from common.run.folder import RunFolder
+    from trainer.commands import voices
+
+    name = options["voice"]
+    if name is None:
+        return lambda synthesizer: None
+    run = None if options["run"] is None else RunFolder(options["run"])
+    utterances = voices.clips_of_speaker(run.manifest, name) if run is not None else []
+    if utterances:
+        return lambda synthesizer: voices.voice_of(synthesizer, name, utterances)
+    came = voices.came_with(sources.pretrained).get(name)
+    if came is None:
+        raise BadInput(voices.no_such(name, voices.listed(run, sources.pretrained)))
+    return lambda synthesizer: voices.as_voice(*came)
 
 
 def _write(synthesizer, wanted: dict, out: Path) -> None:

@@ -14,13 +14,19 @@ from typing import NoReturn
 from common.gpu import choose
 from common.gpu.choose import Device
 from common.run import settings as config_module
-from common.system.errors import BadInput
+from common.run.beginning import as_bad_input, pieces_of
+from common.run.folder import RunFolder
+from common.system.errors import OK, BadInput
+from common.xtts.checkpoints import pretrained
+from trainer.commands import voices
 
 FLAGS: dict[str, dict] = {
-    "--weights": {"metavar": "FOLDER", "help": "imported weights (import-coqui) instead of --run"},
-    "--text": {"metavar": "TEXT", "required": True, "help": "what to say; - reads standard input"},
+    "--weights": {"metavar": "FOLDER", "help": "imported weights (import-coqui) instead of --run; with --run: where its vocoder is"},
+    "--text": {"metavar": "TEXT", "help": "what to say; - reads standard input"},
     "--language": {"metavar": "X", "default": "en", "help": "en, de, fa, … (en)"},
-    "--reference": {"metavar": "CLIP", "nargs": "+", "required": True, "help": "recordings of the voice, together 3 s or more"},
+    "--voice": {"metavar": "NAME", "help": "a voice by its name: a speaker of --run, or one that came with the weights"},
+    "--list-voices": {"action": "store_true", "help": "list their names and do nothing else"},
+    "--reference": {"metavar": "CLIP", "nargs": "+", "help": "recordings of the voice instead, together 3 s or more; 30 s are used"},
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
     "--stream": {"action": "store_true", "help": "write write 16-bit mono samples to standard output as they are made"},
     "--step": {"metavar": "N", "help": "checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
@@ -36,14 +42,17 @@ FLAGS: dict[str, dict] = {
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
-def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, str | None]]) -> NoReturn:
-    """Become `python -m trainer.commands.speak` on one device. `environment`: a child's, by its device.
+def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, str | None]], tell: Callable[[str], None]) -> int | NoReturn:
+    """Become `python -m trainer.commands.speak` on one device; or list the voices and return. `environment`: a child's, by its device.
 
     Raises:
         BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device or text.
     """
+    _check_source(args)
+    if args.list_voices:
+        return list_voices(args, tell)
     options = _options(args)
-    device = _device(args.device)
+    device = device_of(args.device)
     env = dict(os.environ)
     for name, value in environment(device).items():
         env.pop(name, None)
@@ -53,20 +62,42 @@ def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, s
     os.execve(sys.executable, [sys.executable, "-m", "trainer.commands.speak", json.dumps(options)], env)
 
 
-def _options(args: argparse.Namespace) -> dict:
+def list_voices(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
+    """A line per voice that --voice may name. BadInput: no such run or weights."""
+    run = None if args.run is None else RunFolder(args.run)
+    with as_bad_input(str(args.weights), "--weights"):
+        weights = Path(args.weights) if run is None else pieces_of(run.path, args.weights)
+        if run is None:
+            pretrained.read_dims(weights)
+        found = voices.listed(run, weights)
+    for name, origin in found.items():
+        tell(f"{name}  ({origin})")
+    if not found:
+        tell("no voices: these weights came without speakers_xtts.pth; --reference takes any recording")
+    return OK
+
+
+def _check_source(args: argparse.Namespace) -> None:
     if args.settings or args.config:
         raise BadInput("synthesize takes flags only, no config and no key=value settings")
-    if (args.weights is None) == (args.run is None):
+    if args.weights is None and args.run is None:
         raise BadInput("give one of --run RUN and --weights FOLDER")
-    if args.weights is not None and args.step is not None:
+    if args.run is None and args.step is not None:
         raise BadInput("--step chooses a checkpoint of --run; --weights has none")
+
+
+def _options(args: argparse.Namespace) -> dict:
+    if args.text is None:
+        raise BadInput("--text is missing: what to say")
     if args.stream == (args.out is not None):
         raise BadInput("give one of --out FILE.wav and --stream (samples on standard output)")
     if args.out is not None:
         _check_out(Path(args.out))
-    for clip in args.reference:
+    if (args.voice is None) == (args.reference is None):
+        raise BadInput("give one of --voice NAME (--list-voices lists them) and --reference CLIP")
+    for clip in args.reference or ():
         if not Path(clip).is_file():
-            raise BadInput(f"--reference {clip}: no such file")
+            raise BadInput(f"--reference {clip}: no such file (a voice by its name is --voice; --list-voices lists them)")
     text = sys.stdin.read() if args.text == "-" else args.text
     if not text.strip():
         raise BadInput("--text is empty: nothing to say")
@@ -76,7 +107,7 @@ def _options(args: argparse.Namespace) -> dict:
         raise BadInput(f"--candidates must be at least 1, not {args.candidates}")
     if args.candidates > 1 and args.stream:
         raise BadInput("--candidates compares whole sentences, and --stream plays them while they are made: leave one out")
-    names = ("run", "weights", "language", "reference", "out", "stream", "step", "seed", "speed", "candidates", *SAMPLING)
+    names = ("run", "weights", "language", "voice", "reference", "out", "stream", "step", "seed", "speed", "candidates", *SAMPLING)
     return {"text": text, **{name: getattr(args, name) for name in names}}
 
 
@@ -89,8 +120,8 @@ def _check_out(out: Path) -> None:
         raise BadInput(f"--out {out}: the folder {out.absolute().parent} does not exist")
 
 
-def _device(asked: str | None) -> Device:
-    """The one device: `asked`, else the first GPU that is free, else the CPU."""
+def device_of(asked: str | None) -> Device:
+    """The one device: `asked`, else the first GPU that is free, else the CPU. BadInput: it is not there."""
     if asked is not None and "," in asked:
         raise BadInput(f"--device {asked}: name one device")
     tree = {"devices": "auto"} if asked is None else {"data_gpu": asked, "model_gpu": asked}

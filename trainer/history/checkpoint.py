@@ -199,25 +199,3 @@ class Checkpoints:
         while path.exists():
             path, again = self.folder / f"damaged-step-{step:08d}-{again}", again + 1
         return path
-
-
-def trained_model(run: Path, which: str | None) -> Path:
-    """The GPT in one of a run's checkpoints: `which` is a step, "best", or None for the newest. The file is verified.
-
-    Raises:
-        BadInput: no such checkpoint, or it is damaged.
-    """
-    folder = run / "checkpoints"
-    found = {n: p for p in folder.iterdir() if (n := step_of(p)) is not None} if folder.is_dir() else {}
-    if not found:
-        raise BadInput(f"{run} has no checkpoint yet")
-    try:
-        newest = max(found)
-        step = json.loads((found[newest] / "state.json").read_text())["best_step"] if which == "best" else int(which or newest)
-        path = found[step] / "model.safetensors"
-        whole = file_digest(path) == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{run} has no whole checkpoint {which or newest}; it has {sorted(found)} ({type(e).__name__}: {e})") from e
-    if not whole:
-        raise BadInput(f"{path} is damaged (its digest differs); choose another --step of {sorted(found)}")
-    return path

@@ -187,10 +187,10 @@ def _weights_of(run: Path, step: int) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    from trainer.history.checkpoint import trained_model
+    from common.run.beginning import checkpoint_of
 
     try:
-        return load_file(trained_model(run, str(step)))
+        return load_file(checkpoint_of(run, str(step)))
     except (BadInput, OSError, SafetensorError) as e:
         if not (run / "checkpoints" / f"step-{step:08d}" / "state.json").is_file():
             raise Gone from e

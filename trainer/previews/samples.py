@@ -21,8 +21,8 @@ from common.data.manifest import EVAL, TRAIN, Utterance
 from common.run.folder import RunFolder
 from common.system.files import write_atomically
 from common.xtts.audio import DvaeMel, resample
-from common.xtts.checkpoints.pretrained import CoquiError
-from common.xtts.clips import ReferenceClipError, load_clip
+from common.xtts.checkpoints.pretrained import CoquiError, read_vocoder_dims
+from common.xtts.clips import ReferenceClipError, load_clip, load_reference
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.gpt import Gpt
 from common.xtts.sampling import Generated, SamplingOptions, latents_pass
@@ -127,8 +127,7 @@ class SampleMaker:
         vocoder: Vocoder | None = None,
     ):
         config = run.config
-        cleaning = {"parity": config.text.coqui_cleaning, "keep_diacritics": not config.text.strip_arabic_diacritics}
-        tokenizer = Tokenizer.load(run.path / "vocab.json", **cleaning)
+        tokenizer = Tokenizer.load(run.path / "vocab.json", **run.cleaning)
         reference = reference or ReferenceOptions.as_trained(run.dims.audio)
         self._synthesizer = Synthesizer(run.dims, gpt, dvae, run.mel_stats, tokenizer, vocoder, reference=reference)
         self._mel_of = DvaeMel(run.mel_stats, run.dims.audio)
@@ -243,11 +242,11 @@ class SampleMaker:
             found.append(_Recording(utterance, _Reference(utterance.name, utterance.speaker, wav), mel, codes[0].numpy(), recon))
         return found
 
-    def _clip(self, path: Path | str, name: str) -> np.ndarray | None:
-        """A clip that a voice can be made of; None, with a warning, where it cannot be had any more."""
+    def _clip(self, path: Path | str, name: str, whole: bool = True) -> np.ndarray | None:
+        """A clip that a voice can be made of; None, with a warning, where it cannot be had any more. `whole`: not its best 30 s."""
         rate, least_s = self._synthesizer.dims.audio.sample_rate, self._synthesizer.reference.min_chunk_s
         try:
-            wav = load_clip(path, rate)
+            wav = load_clip(path, rate) if whole else load_reference(path, rate).wav
         except ReferenceClipError as e:
             log.warning("no sample of %s: %s", name, e)
             return None
@@ -281,18 +280,18 @@ class SampleMaker:
 
     def _clips(self, paths: list[str]) -> dict[str, _Reference]:
         """The user's clips by path; one without a voice is left out."""
-        wavs = {path: self._clip(path, path) for path in dict.fromkeys(paths)}
+        wavs = {path: self._clip(path, path, whole=False) for path in dict.fromkeys(paths)}
         return {path: _Reference(path, "", wav) for path, wav in wavs.items() if wav is not None}
 
 
 def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
     """The maker for a run's weights. Those that began as imported ones speak as XTTS does at inference: text STOP visible, references
     unpadded, through their vocoder."""
-    folder = run.config.model.weights
-    if folder is None:
-        return SampleMaker(run, gpt, dvae)
+    folder = run.pretrained
     try:
-        vocoder = Vocoder.load(Path(folder))
+        if folder is None or read_vocoder_dims(folder) is None:
+            return SampleMaker(run, gpt, dvae)
+        vocoder = Vocoder.load(folder)
     except (CoquiError, WeightsError, OSError) as e:
         log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
         vocoder = None

@@ -101,7 +101,8 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
         }
         figures |= load(spec.figures)(history, run, unigram_nats)
         stages[stage] = _without_nan(figures)
-    return {"run": str(run.path), "run_id": run.run_id, "size": run.config.model.size, "stages": stages}
+    size = run.config.model.size if run.config.model.weights is None else run.dims.size  # weights bring their own
+    return {"run": str(run.path), "run_id": run.run_id, "size": size, "stages": stages}
 
 
 def curves(run: RunFolder, summary: dict) -> Png:

@@ -45,8 +45,11 @@ class DvaeStep:
 
     compiles = True
 
-    def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
-        self.dims, self.options = dims, options
+    def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket], tunes: bool = False):
+        """tunes: the weights are of a trained DVAE. Its codes keep their meaning: averages are long from the first update on, and a
+        code that a corpus of few voices does not use stays where it is, instead of starting again elsewhere.
+        """
+        self.dims, self.options, self.tunes = dims, options, tunes
         for i, bucket in enumerate(buckets):
             if bucket.row_len % 4:
                 raise ValueError(f"bucket {i}: crops of {bucket.row_len} frames do not divide into codes of 4 frames; change crop_frames")
@@ -218,7 +221,8 @@ class DvaeStep:
         codebook = self.model.codebook
         # A young encoder moves fast: an average over 100 updates would hold where it was, so the memory grows with the run.
         t = tf.cast(self.optimizer.t, tf.float32)
-        new, dead = codebook.updated(use, tf.minimum(EMA_DECAY, t / (t + 9.0)), DEAD_BELOW)
+        decay = EMA_DECAY if self.tunes else tf.minimum(EMA_DECAY, t / (t + 9.0))
+        new, dead = codebook.updated(use, decay, DEAD_BELOW, keep_unused=self.tunes)
         for key, value in new.items():
             variable = getattr(codebook, key).value
             variable.assign(tf.where(finite & enabled, value, variable))

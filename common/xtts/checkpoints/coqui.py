@@ -1,29 +1,31 @@
-"""Coqui's checkpoints in and out: model.pth, dvae.pth, mel_stats.pth, vocab.json ↔ the folder of `pretrained.py`. NumPy alone.
+"""Coqui's checkpoints in: a folder, or model.pth and what belongs to it → the folder of `pretrained.py`. NumPy alone.
 
-Tensors pass through one at a time, so that memory does not grow with the file.
+Tensors pass through one at a time, so that memory does not grow with the file. The way back is `coqui_export.py`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.xtts.checkpoints import pth, shapes
-from common.xtts.checkpoints.pretrained import CoquiError, digest_of, read_dims, saved_tensors, verified, write_safetensors
-from common.xtts.checkpoints.pth import Opaque, PthFile, StoredTensor
+from common.xtts.checkpoints import coqui_folder, shapes
+from common.xtts.checkpoints.coqui_folder import CoquiFile, CoquiFiles, plain_key, tensors_in
+from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS, CoquiError, contents_digest, digest_of, write_document, write_safetensors
 from common.xtts.dims import GptDims, ModelDims
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
 
 GPT, HIFIGAN, SPEAKER = "gpt.", "hifigan_decoder.waveform_decoder.", "hifigan_decoder.speaker_encoder."
 NUM_MELS = 80
+_V1_AUDIO_TOKENS = 8194
+# In the `config` of an exported model.pth: the `contents_digest` of the DVAE that its GPT was trained with.
+TRAINED_WITH = "dvae_digest"
 _MOST_NAMED = 20
 # What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no other is given.
 _SURPLUS = tuple(
@@ -40,15 +42,13 @@ _DVAE_SURPLUS = re.compile(r"discrete_loss\..*")
 _OLD_WEIGHT_NORM = re.compile(r"(.*)\.weight_([gv])")
 
 
-# -- import ----------------------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Loaded:
     """A tensor of a checkpoint as the folder will hold it: float32, or int64 where it counts. CoquiError where it is not finite."""
 
-    tensor: StoredTensor
+    tensor: Any
     key: str
+    path: Path
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class _Loaded:
         array = self.tensor.read().astype(self.dtype, copy=False)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
-            raise CoquiError(f"{self.tensor.file.path}: {self.key} holds {bad} values that are not finite; use an earlier checkpoint")
+            raise CoquiError(f"{self.path}: {self.key} holds {bad} values that are not finite; use an earlier checkpoint")
         return array
 
 
@@ -73,23 +73,37 @@ def import_model(
     dvae: str | os.PathLike | None = None,
     vocab: str | os.PathLike | None = None,
     mel_stats: str | os.PathLike | None = None,
+    speakers: str | os.PathLike | None = None,
+    other_dvae: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> ModelDims:
     """Make the folder `out` from Coqui's files; an existing one is replaced whole, or not at all.
 
+    Args:
+        model: a model.pth or .safetensors; or a folder, of which all that is there is taken: config.json (sizes and heads),
+            vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth. Files named besides win over those of the folder.
+        other_dvae: take a DVAE that is not the one the GPT was trained with.
+
     Raises:
         CoquiError: a file is no XTTS v2 checkpoint, tensors are missing, surplus or of another shape (at most 20 are named), the
-            vocabulary or the statistics do not belong to it, or `out` holds something else.
+            vocabulary, the statistics, the DVAE or the voices do not belong to it, or `out` holds something else.
         PthError: a file that cannot be read.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "dims.json").is_file())):
         raise CoquiError(f"{out} exists and is not a folder of imported weights; choose another --out")
+    given = {"dvae": dvae, "vocab": vocab, "mel_stats": mel_stats, "speakers": speakers}
+    files = coqui_folder.files_of(model)
+    if dvae is not None and files.dvae is not None and not other_dvae:
+        _check_same_dvae(files.dvae, Path(dvae))
+    files = replace(files, **{k: Path(p) for k, p in given.items() if p is not None})
     aside = out.with_name(f".{out.name}.{os.getpid()}")
-    aside.mkdir(parents=True)
     try:
-        with PthFile(model) as file:
-            dims = _import(file, aside, dvae, vocab, mel_stats, tell)
+        aside.mkdir(parents=True)
+    except OSError as e:
+        raise CoquiError(f"--out {out} cannot be made ({e.strerror}); choose another --out") from e
+    try:
+        dims = fill_folder(files, aside, other_dvae=other_dvae, tell=tell)
         if out.exists():
             shutil.rmtree(out)
         os.replace(aside, out)
@@ -99,51 +113,59 @@ def import_model(
     return dims
 
 
-def _import(file: PthFile, folder: Path, dvae, vocab, mel_stats, tell) -> ModelDims:
-    state, said = model_state(file), _said(file.value)
-    gpt_part, hifigan_part, speaker_part = (_below(prefix, state) for prefix in (GPT, HIFIGAN, SPEAKER))
-    stats_part = {"mel_stats": state["mel_stats"]} if "mel_stats" in state else {}
-    where = _sizes_of(file.path)
-    gpt, vocoder = where(shapes.gpt_dims, gpt_part, said), where(shapes.vocoder_dims, hifigan_part)
-    _check(
-        file.path,
-        {
-            **{GPT + k: s for k, s in shapes.gpt_shapes(gpt).items()},
-            **{HIFIGAN + k: s for k, s in shapes.hifigan_shapes(vocoder).items()},
-            **{SPEAKER + k: s for k, s in shapes.speaker_encoder_shapes().items()},
-        },
-        {k: t for k, t in state.items() if k != "mel_stats"},
-    )
-    if vocoder.in_channels != gpt.width:
-        raise CoquiError(f"{file.path}: the vocoder takes latents of {vocoder.in_channels}, the GPT's are {gpt.width}")
-    gpt = _with_vocabulary(gpt, vocab, folder)
-    files = {"model": gpt_part, "hifigan": hifigan_part, "speaker_encoder": speaker_part}
-    file.verify([t for part in (*files.values(), stats_part) for t in part.values()])
-    digests = {name: _write(folder, name, part) for name, part in files.items()}
-    digests["mel_stats"] = _import_mel_stats(file.path, stats_part, mel_stats, folder)
-    sizes, digests["dvae"] = _import_dvae(file, dvae, gpt, folder)
+def fill_folder(files: CoquiFiles, folder: Path, *, other_dvae: bool = False, tell: Callable[[str], None] = lambda line: None) -> ModelDims:
+    """`import_model` into an empty folder that is there."""
+    with coqui_folder.open_file(files.model) as file:
+        state, said = model_state(file), _said_by(file, files)
+        parts = {n: _below(prefix, state) for n, prefix in (("model", GPT), ("hifigan", HIFIGAN), ("speaker_encoder", SPEAKER))}
+        stats_part = {"mel_stats": state["mel_stats"]} if "mel_stats" in state else {}
+        gpt, vocoder = _checked_sizes(file.path, state, parts, said)
+        gpt = _with_vocabulary(gpt, files.vocab, folder)
+        file.verify([t for part in (*parts.values(), stats_part) for t in part.values()])
+        digests = {name: _write(folder, name, part, file.path) for name, part in parts.items()}
+        digests["mel_stats"] = _import_mel_stats(file.path, stats_part, files.mel_stats, folder, other_dvae)
+        sizes, digests["dvae"] = _import_dvae(file, files.dvae, gpt, folder)
+        of_gpt = _dvae_of_gpt(file, folder, other_dvae)
+    if files.speakers is not None:
+        digests["speakers"] = _import_speakers(files.speakers, gpt, vocoder, folder)
+    for name, path in (("vocab", files.vocab), ("config", files.config)):
+        if path is not None:
+            shutil.copyfile(path, folder / f"{name}.json")
+            digests[name] = digest_of(folder / f"{name}.json")
     dims = shapes.model_dims(gpt, sizes)
-    if vocab is not None:
-        digests["vocab"] = digest_of(folder / "vocab.json")
-    document = {**dims.to_dict(), "vocoder": asdict(vocoder), "digests": {k: d for k, d in digests.items() if d is not None}}
-    (folder / "dims.json").write_text(json.dumps(document, indent=1) + "\n")
-    for line in _summary(file.path, dims, gpt_part, hifigan_part, speaker_part, digests):
+    write_document(folder, dims, vocoder, digests, of_gpt)
+    for line in _summary(file.path, dims, parts, digests):
         tell(line)
     return dims
 
 
-def model_state(file: PthFile) -> dict[str, StoredTensor]:
-    """The weights of an open checkpoint under Coqui's present names: no `xtts.` prefix, no surplus groups, weight norm as
-    parametrizations. CoquiError: there are none.
+def read_sizes(files: CoquiFiles) -> ModelDims:
+    """The sizes of a model of Coqui's, no tensor read. CoquiError, PthError as of `import_model`."""
+    with coqui_folder.open_file(files.model) as file:
+        state = model_state(file)
+        gpt = _sizes_of(file.path)(shapes.gpt_dims, _below(GPT, state), _said_by(file, files))
+        sizes = None
+        if files.dvae is not None:
+            with coqui_folder.open_file(files.dvae) as dvae:
+                sizes = _sizes_of(dvae.path)(shapes.dvae_dims, _dvae_part(dvae))
+    if files.vocab is not None:
+        tokenizer = _tokenizer(gpt, files.vocab)
+        gpt = replace(gpt, start_text=tokenizer.start, stop_text=tokenizer.stop)
+    return shapes.model_dims(gpt, sizes)
+
+
+def model_state(file: CoquiFile) -> dict[str, Any]:
+    """The weights of an open checkpoint under Coqui's present names: no `xtts.` or `module.` prefix, no surplus groups, weight norm
+    as parametrizations. CoquiError: there are none, or they are of something else; says of what.
     """
-    tree = file.value
-    found = tree.get("model", tree) if isinstance(tree, dict) and not isinstance(tree, Opaque) else None
-    tensors = {k: t for k, t in (found or {}).items() if isinstance(k, str) and isinstance(t, StoredTensor)} if found is not None else {}
-    if not tensors:
-        keys = ", ".join(map(str, list(tree)[:_MOST_NAMED])) if isinstance(tree, dict) else type(tree).__name__
-        raise CoquiError(f"{file.path} holds no weights: expected a dict with the key 'model', has {keys}")
-    tensors = {k.removeprefix("xtts."): t for k, t in tensors.items()}
-    return {_modern(k): t for k, t in tensors.items() if not any(p.fullmatch(k) for p in _SURPLUS)}
+    tensors = {plain_key(k): t for k, t in tensors_in(file).items()}
+    kept = {_modern(k): t for k, t in tensors.items() if not any(p.fullmatch(k) for p in _SURPLUS)}
+    if "mel_head.weight" in kept or not any(k.startswith((GPT, HIFIGAN, SPEAKER)) for k in kept):
+        raise CoquiError(f"{file.path} {coqui_folder.what_else(tensors)}")
+    if any(k.startswith(GPT) for k in kept) and not any(k.startswith(f"{GPT}conditioning_perceiver.") for k in kept):
+        if kept.get(f"{GPT}mel_embedding.weight", np.zeros(0)).shape[:1] == (_V1_AUDIO_TOKENS,):
+            raise CoquiError(f"{file.path} is an XTTS v1 (8 192 audio codes, no perceiver); only v2 can be imported")
+    return kept
 
 
 def _modern(key: str) -> str:
@@ -155,24 +177,28 @@ def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     return {k[len(prefix) :]: t for k, t in state.items() if k.startswith(prefix)}
 
 
-def _said(tree: Any) -> dict[str, int]:
-    """What the configuration beside the weights says about sizes: plain dicts, or objects of Coqui's classes."""
-    wanted = {"gpt_layers", "gpt_n_heads", "gpt_start_text_token", "gpt_stop_text_token", "cond_groups", "perceiver_head_dim"}
-    said: dict[str, int] = {}
+def _said_by(file: CoquiFile, files: CoquiFiles) -> dict[str, int]:
+    """What the configuration says about sizes: config.json before the one beside the weights."""
+    inside = coqui_folder.said_sizes(file.value.get("config") if isinstance(file.value, dict) else None)
+    return {**inside, **(coqui_folder.said_sizes(coqui_folder.read_config(files.config)) if files.config else {})}
 
-    def look(value: Any, depth: int) -> None:
-        if isinstance(value, Opaque):
-            for part in (value.state, *value.args, dict(value)):
-                look(part, depth)
-        elif isinstance(value, dict) and depth:
-            for key, item in value.items():
-                if isinstance(key, str) and key in wanted and isinstance(item, int) and item >= 0:
-                    said.setdefault(key, item)
-                look(item, depth - 1)
 
-    if isinstance(tree, dict):
-        look(tree.get("config"), 6)
-    return said
+def _checked_sizes(path: Path, state: Mapping[str, Any], parts: Mapping[str, Mapping], said: dict[str, int]):
+    """(GptDims, VocoderDims) of a whole model. CoquiError: it is not whole."""
+    where = _sizes_of(path)
+    gpt, vocoder = where(shapes.gpt_dims, parts["model"], said), where(shapes.vocoder_dims, parts["hifigan"])
+    check_tensors(
+        path,
+        {
+            **{GPT + k: s for k, s in shapes.gpt_shapes(gpt).items()},
+            **{HIFIGAN + k: s for k, s in shapes.hifigan_shapes(vocoder).items()},
+            **{SPEAKER + k: s for k, s in shapes.speaker_encoder_shapes().items()},
+        },
+        {k: t for k, t in state.items() if k != "mel_stats"},
+    )
+    if vocoder.in_channels != gpt.width:
+        raise CoquiError(f"{path}: the vocoder takes latents of {vocoder.in_channels}, the GPT's are {gpt.width}")
+    return gpt, vocoder
 
 
 def _sizes_of(path: Path):
@@ -185,7 +211,7 @@ def _sizes_of(path: Path):
     return sizes
 
 
-def _check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]) -> None:
+def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]) -> None:
     """CoquiError naming at most 20 tensors in all that are missing, surplus or of another shape."""
     faults = [f"{k} is missing" for k in expected if k not in found]
     faults += [f"{k} is {found[k].shape}, needs {s}" for k, s in expected.items() if k in found and found[k].shape != s]
@@ -196,13 +222,11 @@ def _check(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[s
         raise CoquiError(f"{path} is not an XTTS v2 checkpoint of its own sizes, {len(faults)} tensors differ:\n  {listed}{more}")
 
 
-def _write(folder: Path, name: str, part: Mapping[str, StoredTensor]) -> str:
-    return write_safetensors(folder / f"{name}.safetensors", {k: _Loaded(part[k], k) for k in sorted(part)})
+def _write(folder: Path, name: str, part: Mapping[str, Any], source: Path) -> str:
+    return write_safetensors(folder / f"{name}.safetensors", {k: _Loaded(part[k], k, source) for k in sorted(part)})
 
 
-def _with_vocabulary(gpt: GptDims, vocab, folder: Path) -> GptDims:
-    if vocab is None:
-        return gpt
+def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.load(vocab)
     except (OSError, VocabularyError) as e:
@@ -212,113 +236,133 @@ def _with_vocabulary(gpt: GptDims, vocab, folder: Path) -> GptDims:
             f"{vocab} has {tokenizer.vocab_size} ids, the model has {gpt.num_text_tokens}: give the vocabulary that the model was trained "
             "with. A bigger one is named in text.vocab (or learnt with text.extend) when a run starts: the run adds the new rows"
         )
-    shutil.copyfile(vocab, folder / "vocab.json")
+    return tokenizer
+
+
+def _with_vocabulary(gpt: GptDims, vocab: Path | None, folder: Path) -> GptDims:
+    if vocab is None:
+        return gpt
+    tokenizer = _tokenizer(gpt, vocab)
     return GptDims(**{**asdict(gpt), "start_text": tokenizer.start, "stop_text": tokenizer.stop})
 
 
-def _import_mel_stats(path: Path, buffer: dict[str, StoredTensor], given, folder: Path) -> str:
-    if given is None:
-        if not buffer:
-            raise CoquiError(f"{path} holds no mel_stats: give the mel_stats.pth that belongs to the model with --mel-stats")
+def _import_mel_stats(path: Path, buffer: dict[str, Any], given: Path | None, folder: Path, others: bool) -> str:
+    if buffer and given is None:
         return _write_mel_stats(path, buffer["mel_stats"], folder)
-    with PthFile(given) as file:
+    if given is None:
+        raise CoquiError(f"{path} holds no mel_stats: give the mel_stats.pth that belongs to the model with --mel-stats")
+    with coqui_folder.open_file(given) as file:
         value = file.value
         if isinstance(value, dict) and len(value) == 1:
             value = next(iter(value.values()))
-        if not isinstance(value, StoredTensor):
+        if not coqui_folder.is_tensor(value):
             raise CoquiError(f"{given}: expected one tensor of {NUM_MELS} numbers, found a {type(value).__name__}")
         file.verify([value])
-        return _write_mel_stats(given, value, folder)
+        digest = _write_mel_stats(given, value, folder)
+        if buffer and not others and not np.array_equal(value.read().astype(np.float32), buffer["mel_stats"].read().astype(np.float32)):
+            raise CoquiError(f"{given} holds other statistics than {path} itself: they do not belong together; leave {given.name} out")
+        return digest
 
 
-def _write_mel_stats(path, tensor: StoredTensor, folder: Path) -> str:
+def _write_mel_stats(path, tensor: Any, folder: Path) -> str:
     if tensor.shape != (NUM_MELS,):
         raise CoquiError(f"{path}: mel_stats has the shape {tensor.shape}, expected ({NUM_MELS},): one number per mel channel")
     if not (np.abs(tensor.read()) > 0).all():
         raise CoquiError(f"{path}: mel_stats holds zeros, and mels are divided by it; give the file that belongs to the model")
-    return _write(folder, "mel_stats", {"mel_stats": tensor})
+    return _write(folder, "mel_stats", {"mel_stats": tensor}, Path(path))
 
 
-def _import_dvae(model: PthFile, given, gpt: GptDims, folder: Path):
+# -- the DVAE --------------------------------------------------------------------------------------------------------------------------
+
+
+def _import_dvae(model: CoquiFile, given: Path | None, gpt: GptDims, folder: Path):
     """(DvaeDims, digest) of dvae.pth, else of the DVAE within a trainer's file, else (None, None)."""
     if given is None:
-        part = _below("dvae.", {str(k).removeprefix("xtts."): t for k, t in model.value.get("model", model.value).items()})
+        part = _below("dvae.", {plain_key(k): t for k, t in tensors_in(model).items()})
         return _write_dvae(model, part, gpt, folder) if part else (None, None)
-    with PthFile(given) as file:
-        tree = file.value.get("model", file.value) if isinstance(file.value, dict) else {}
-        part = {str(k).removeprefix("dvae."): t for k, t in tree.items() if isinstance(t, StoredTensor)}
-        if not part:
-            raise CoquiError(f"{given} holds no weights of a DVAE")
-        return _write_dvae(file, part, gpt, folder)
+    with coqui_folder.open_file(given) as file:
+        return _write_dvae(file, _dvae_part(file), gpt, folder)
 
 
-def _write_dvae(file: PthFile, part: dict[str, StoredTensor], gpt: GptDims, folder: Path):
+def _dvae_part(file: CoquiFile) -> dict[str, Any]:
+    part = {plain_key(k).removeprefix("dvae."): t for k, t in tensors_in(file).items()}
+    if "codebook.embed" not in part:
+        raise CoquiError(f"{file.path} holds no weights of a DVAE")
+    return {k: t for k, t in part.items() if not _DVAE_SURPLUS.fullmatch(k)}
+
+
+def _write_dvae(file: CoquiFile, part: dict[str, Any], gpt: GptDims, folder: Path):
     part = {k: t for k, t in part.items() if not _DVAE_SURPLUS.fullmatch(k)}
     sizes = _sizes_of(file.path)(shapes.dvae_dims, part)
-    _check(file.path, shapes.dvae_shapes(sizes), part)
+    check_tensors(file.path, shapes.dvae_shapes(sizes), part)
     if sizes.num_codes != gpt.num_audio_tokens - 2:
         raise CoquiError(f"{file.path}: a DVAE of {sizes.num_codes} codes, the model speaks {gpt.num_audio_tokens - 2}: not a pair")
     if sizes.num_mels != gpt.num_mels:
         raise CoquiError(f"{file.path}: a DVAE of {sizes.num_mels} mel channels, the model has {gpt.num_mels}: not a pair")
     file.verify(list(part.values()))
-    return sizes, _write(folder, "dvae", part)
+    return sizes, _write(folder, "dvae", part, file.path)
 
 
-def _summary(path: Path, dims: ModelDims, gpt: Mapping, hifigan: Mapping, speaker: Mapping, digests: dict) -> Iterator[str]:
+def _dvae_of_gpt(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None:
+    """The digest of the DVAE that the GPT was trained with, where the model's file says so (an export of ours does) and it is not the
+    folder's own. CoquiError: the folder's own is another one, and that is not meant."""
+    config = model.value.get("config") if isinstance(model.value, dict) else None
+    said = config.get(TRAINED_WITH) if isinstance(config, dict) else None
+    path = folder / "dvae.safetensors"
+    if not isinstance(said, str) or not path.is_file():
+        return said if isinstance(said, str) else None
+    if contents_digest(path) == said or other_dvae:
+        return None
+    raise CoquiError(
+        f"the DVAE is not the one that {model.path} was trained with (their digests differ), and its codes would mean other sounds: give "
+        "the dvae.pth that came with the model, or --other-dvae if you mean it"
+    )
+
+
+def _check_same_dvae(there: Path, given: Path) -> None:
+    """CoquiError where two files hold different DVAEs: that of a model's folder is the one it was trained with."""
+    with coqui_folder.open_file(there) as a, coqui_folder.open_file(given) as b:
+        own, other = _dvae_part(a), _dvae_part(b)
+        same = own.keys() == other.keys() and all(
+            own[k].shape == other[k].shape and np.array_equal(own[k].read(), other[k].read()) for k in own
+        )
+    if not same:
+        raise CoquiError(
+            f"--dvae {given} is not the DVAE that lies beside the model ({there}), and its codes would mean other sounds: leave --dvae "
+            "out, or add --other-dvae if you mean it"
+        )
+
+
+# -- voices ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, folder: Path) -> str:
+    """speakers_xtts.pth: name → two tensors, the conditioning latents [1, L, C] and the embedding [1, E, 1]. Coqui goes by their order."""
+    latents, embedding = (1, gpt.num_latents, gpt.width), (1, vocoder.speaker_dim, 1)
+    with coqui_folder.open_file(path) as file:
+        tree, out = file.value if isinstance(file.value, dict) else {}, {}
+        for name, voice in tree.items():
+            pair = [t for t in voice.values() if coqui_folder.is_tensor(t)] if isinstance(voice, dict) else []
+            if len(pair) != 2:
+                raise CoquiError(f"{path} is no file of voices: {name!r} has {len(pair)} tensors, expected latents and embedding")
+            if pair[0].shape != latents or pair[1].shape != embedding:
+                raise CoquiError(
+                    f"{path}: the voice {name!r} has latents {pair[0].shape} and an embedding {pair[1].shape}, the model's are {latents} "
+                    f"and {embedding}: not of this model"
+                )
+            out |= {f"{LATENTS}{name}": pair[0], f"{EMBEDDING}{name}": pair[1]}
+        if not out:
+            raise CoquiError(f"{path} holds no voices")
+        file.verify(list(out.values()))
+        return _write(folder, "speakers", out, path)
+
+
+def _summary(path: Path, dims: ModelDims, parts: Mapping[str, Mapping], digests: dict) -> Iterator[str]:
     g = dims.gpt
-    numbers = [sum(int(np.prod(t.shape, dtype=np.int64)) for t in part.values()) for part in (gpt, hifigan, speaker)]
+    numbers = [sum(int(np.prod(t.shape, dtype=np.int64)) for t in part.values()) for part in parts.values()]
     yield f"{path}: GPT of {g.layers} layers x {g.width}, {g.heads} heads, {g.num_text_tokens} text and {g.num_audio_tokens} audio tokens"
-    yield f"  {len(gpt)} tensors, {numbers[0]:,} parameters; vocoder {numbers[1]:,}, speaker encoder {numbers[2]:,}"
+    yield f"  {len(parts['model'])} tensors, {numbers[0]:,} parameters; vocoder {numbers[1]:,}, speaker encoder {numbers[2]:,}"
     if digests.get("dvae") is None:
         yield "  no DVAE: training needs it (--dvae dvae.pth); synthesis does not"
     if digests.get("vocab") is None:
         yield "  no vocabulary: training and synthesis need it (--vocab vocab.json)"
-
-
-# -- export ----------------------------------------------------------------------------------------------------------------------------
-
-
-def export_model(weights: str | os.PathLike, out: str | os.PathLike, *, gpt: str | os.PathLike | None = None, vocab=None) -> int:
-    """Write `model.pth` as Coqui's `Xtts` loads it with strict=True, and vocab.json beside it; returns the number of tensors.
-
-    Args:
-        weights: the folder that the vocoder, the speaker encoder and the mel statistics come from, and the GPT too unless `gpt` is given.
-        gpt: a trained GPT stack (.safetensors, Coqui's names without `gpt.`). Its vocabulary may have grown.
-        vocab: the vocabulary that belongs to it; default: the folder's.
-
-    Raises:
-        CoquiError: files are missing or not what was imported, or the trained GPT is of other sizes than the folder's model.
-        OSError: the file cannot be written.
-    """
-    weights, out = Path(weights), Path(out)
-    dims = read_dims(weights).gpt
-    vocab = Path(vocab) if vocab is not None else weights / "vocab.json"
-    beside = out.parent / "vocab.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if vocab.is_file() and beside.is_file() and beside.read_bytes() != vocab.read_bytes():
-        raise CoquiError(
-            f"{beside} is another vocabulary than the model's ({vocab}), and Coqui reads the one beside the model; choose another --out"
-        )
-    own = saved_tensors(gpt if gpt is not None else verified(weights, "model"))
-    rows = own["text_embedding.weight"].shape[0] if "text_embedding.weight" in own else dims.num_text_tokens
-    dims = GptDims(**{**asdict(dims), "num_text_tokens": rows})
-    _check(Path(gpt or weights / "model.safetensors"), shapes.gpt_shapes(dims), own)
-    state = {GPT + k: own[k] for k in shapes.gpt_shapes(dims)}
-    for prefix, name in ((HIFIGAN, "hifigan"), (SPEAKER, "speaker_encoder")):
-        state |= {prefix + k: t for k, t in saved_tensors(verified(weights, name)).items()}
-    state |= saved_tensors(verified(weights, "mel_stats"))
-    said = {
-        "gpt_layers": dims.layers,
-        "gpt_n_model_channels": dims.width,
-        "gpt_n_heads": dims.heads,
-        "gpt_number_text_tokens": dims.num_text_tokens,
-        "gpt_start_text_token": dims.start_text,
-        "gpt_stop_text_token": dims.stop_text,
-        "gpt_num_audio_tokens": dims.num_audio_tokens,
-        "cond_groups": dims.cond_groups,
-        "perceiver_head_dim": dims.perceiver_head_dim,
-    }
-    pth.save(out, {"config": {"model": "xtts", "model_args": said}, "model": state})
-    if vocab.is_file() and not beside.is_file():
-        shutil.copyfile(vocab, beside)
-    return len(state)

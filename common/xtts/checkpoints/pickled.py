@@ -24,7 +24,7 @@ _STORAGE_OF = {
 }
 
 
-def describe_tensors(tree: Mapping[str, Any]) -> tuple[bytes, list]:
+def describe_tensors(tree: Any) -> tuple[bytes, list]:
     """The bytes of data.pkl, and the tensors in the order of their storages 0, 1, …
 
     A leaf with `shape` and `dtype` is a tensor with a storage of its own, contiguous. TypeError: a leaf of no known kind.

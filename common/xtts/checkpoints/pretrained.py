@@ -5,10 +5,13 @@
     speaker_encoder.safetensors  names below `hifigan_decoder.speaker_encoder.`
     dvae.safetensors             if there was a DVAE: names as in dvae.pth
     mel_stats.safetensors        one tensor `mel_stats` of 80 numbers
+    speakers.safetensors         if there were named voices: `latents/NAME` [1, L, C] and `embedding/NAME` [1, E, 1]
     vocab.json                   if given, byte for byte
+    config.json                  if given, byte for byte: Coqui's settings, which an export hands back
     dims.json                    sizes (`ModelDims`), the vocoder's sizes, a digest of each file
 
-`coqui.py` makes it.
+`coqui.py` makes it from Coqui's files; a run keeps one as RUN/pretrained (`common/run/beginning.py`), where vocoder and speaker encoder are
+missing if the run's model was trained from nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,12 @@ from common.xtts.checkpoints import shapes
 from common.xtts.dims import ModelDims
 
 NEW_ROWS_STD = 0.02
+VOCODER = ("hifigan", "speaker_encoder")
 # Tensors with a row per text token.
 GROWING = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 _SAFETENSORS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
+_BFLOAT16 = "BF16"  # NumPy has none: it is read as float32, which holds each of its values
+LATENTS, EMBEDDING = "latents/", "embedding/"
 
 
 class CoquiError(ValueError):
@@ -51,11 +57,22 @@ class SavedTensor:
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    bfloat16: bool = False  # in the file
 
     def read(self) -> np.ndarray:
         """The numbers."""
+        if self.bfloat16:
+            return self._read_bfloat16()
         with safe_open(self.path, "numpy") as file:
             return file.get_tensor(self.key)
+
+    def _read_bfloat16(self) -> np.ndarray:
+        with open(self.path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            begin, end = json.loads(file.read(length))[self.key]["data_offsets"]
+            file.seek(8 + length + begin)
+            halves = np.fromfile(file, "<u2", (end - begin) // 2)
+        return (halves.astype("<u4") << 16).view("<f4").reshape(self.shape)
 
 
 def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
@@ -65,7 +82,10 @@ def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
         with safe_open(path, "numpy") as file:
             for key in file.keys():
                 part = file.get_slice(key)
-                found[key] = SavedTensor(path, key, tuple(part.get_shape()), np.dtype(_SAFETENSORS[part.get_dtype()]))
+                stored, shape = part.get_dtype(), tuple(part.get_shape())
+                half = stored == _BFLOAT16
+                dtype = np.dtype("<f4" if half else _SAFETENSORS[stored])
+                found[key] = SavedTensor(path, key, shape, dtype, half)
     except (SafetensorError, OSError, KeyError) as e:
         raise CoquiError(f"cannot read {path}: {e}; `launch.py import-coqui` makes it") from e
     return found
@@ -104,9 +124,53 @@ def read_dims(folder: str | os.PathLike) -> ModelDims:
     return ModelDims.from_dict({k: v for k, v in _document(folder).items() if k in ("size", "audio", "dvae", "gpt")})
 
 
-def read_vocoder_dims(folder: str | os.PathLike) -> shapes.VocoderDims:
-    """The vocoder's sizes. CoquiError: not such a folder."""
-    return shapes.VocoderDims(**_document(folder)["vocoder"])
+def read_vocoder_dims(folder: str | os.PathLike) -> shapes.VocoderDims | None:
+    """The vocoder's sizes; None: there is none. CoquiError: not such a folder."""
+    vocoder = _document(folder)["vocoder"]
+    return None if vocoder is None else shapes.VocoderDims(**vocoder)
+
+
+def has_vocoder(folder: str | os.PathLike) -> bool:
+    """Whether the folder turns latents into sound: vocoder and speaker encoder are there."""
+    return all((Path(folder) / f"{name}.safetensors").is_file() for name in VOCODER)
+
+
+def dvae_of_gpt(folder: str | os.PathLike) -> str | None:
+    """`contents_digest` of the DVAE that the folder's GPT was trained with; None: not known. CoquiError: not such a folder."""
+    path = Path(folder) / "dvae.safetensors"
+    said = _document(folder).get("dvae_of_gpt")
+    return said or (contents_digest(path) if path.is_file() else None)
+
+
+def write_document(
+    folder: Path,
+    dims: ModelDims,
+    vocoder: shapes.VocoderDims | None,
+    digests: Mapping[str, str | None],
+    dvae: str | None = None,
+) -> None:
+    """Write dims.json. `dvae`: what `dvae_of_gpt` gives, where that is not the folder's own DVAE."""
+    document = {
+        **dims.to_dict(),
+        "vocoder": None if vocoder is None else asdict(vocoder),
+        "digests": {k: d for k, d in digests.items() if d is not None},
+    }
+    if dvae is not None:
+        document["dvae_of_gpt"] = dvae
+    (folder / "dims.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def voices(folder: str | os.PathLike) -> dict[str, tuple[SavedTensor, SavedTensor]]:
+    """Named voices of the folder: name → (latents [1, L, C], embedding [1, E, 1]). CoquiError: the file cannot be read."""
+    path = Path(folder) / "speakers.safetensors"
+    return voices_in(path) if path.is_file() else {}
+
+
+def voices_in(path: str | os.PathLike) -> dict[str, tuple[SavedTensor, SavedTensor]]:
+    """`voices` of a speakers.safetensors."""
+    found = saved_tensors(path)
+    names = sorted(k[len(LATENTS) :] for k in found if k.startswith(LATENTS))
+    return {n: (found[LATENTS + n], found[EMBEDDING + n]) for n in names if EMBEDDING + n in found}
 
 
 def _document(folder: str | os.PathLike) -> dict:
@@ -146,6 +210,15 @@ def digest_of(path: str | os.PathLike) -> str:
     with open(path, "rb") as f:
         while chunk := f.read(1 << 22):
             h.update(chunk)
+    return h.hexdigest()
+
+
+def contents_digest(path: str | os.PathLike) -> str:
+    """xxh3-128 of a safetensors file's names, dtypes, shapes and numbers: the same for equal tensors, whoever wrote them in what order."""
+    h = xxhash.xxh3_128()
+    for key, t in sorted(saved_tensors(path).items()):
+        h.update(f"{key} {t.dtype.str} {t.shape}\n".encode())
+        h.update(np.ascontiguousarray(t.read()).reshape(-1).view(np.uint8).data)
     return h.hexdigest()
 
 

@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -355,12 +355,12 @@ def _opaque(name: str) -> type[Opaque]:
 # -- writing ---------------------------------------------------------------------------------------------------------------------------
 
 
-def save(path: str | os.PathLike, tree: Mapping[str, Any]) -> None:
+def save(path: str | os.PathLike, tree: Any) -> None:
     """Write a checkpoint that `torch.load(path, weights_only=True)` reads. Equal trees give equal bytes.
 
     Args:
-        tree: dicts with str keys; leaves are str, int, float, bool, None, lists of these, arrays, or anything with `shape`, `dtype` and
-            `read() -> array` (a `StoredTensor`, or a tensor yet to be loaded): those are read one at a time, in order.
+        tree: a leaf, or dicts with str keys; leaves are str, int, float, bool, None, lists of these, arrays, or anything with
+            `shape`, `dtype` and `read() -> array` (a `StoredTensor`, or a tensor yet to be loaded): those are read one at a time, in order.
 
     Replaces an existing file at once or not at all. OSError as it comes: no room, no permission. TypeError: another kind of leaf.
     """

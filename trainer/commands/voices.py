@@ -1,0 +1,201 @@
+"""Named voices: those of a run's speakers and those that came with its weights.
+
+`python -m trainer.commands.voices JSON`, started by `launch.py export-coqui`, makes the speakers' for an export.
+
+A voice is what the model needs of a speaker: conditioning latents of up to 30 s of the speaker's clips, chunk by chunk and averaged, and
+the mean of the clips' speaker embeddings. The clip that is nearest to the mean goes along as the voice's recording.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.data.manifest import TRAIN, Manifest, Utterance
+from common.run.folder import RunFolder
+from common.system.lifecycle import Stop, run_main
+
+log = logging.getLogger(__name__)
+
+GOOD_SAMPLES = 3 * 22050  # a clip as long as this is a good reference
+TOTAL_SAMPLES = 30 * 22050
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array as `write_safetensors` takes it."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def read(self) -> np.ndarray:
+        return self.array
+
+
+def clips_of(manifest: Manifest, most: int) -> dict[str, list[Utterance]]:
+    """The clips that each voice is made of: speaker → training utterances, 30 s or a little more together, 3 s or more each where there
+    are such. At most `most` speakers, those with the most audio."""
+    columns = manifest.columns()
+    speakers = list(_totals(columns))[:most]
+    chosen = [manifest.utterances(_chosen(columns, speaker)) for speaker in speakers]
+    return {of_one[0].speaker: of_one for of_one in chosen}
+
+
+def clips_of_speaker(manifest: Manifest, name: str) -> list[Utterance]:
+    """As `clips_of`, of one speaker by name; [] where the corpus has none of this name."""
+    columns = manifest.columns()
+    named = (s for s in _totals(columns) if _name(manifest, columns, s) == name)
+    return next((manifest.utterances(_chosen(columns, s)) for s in named), [])
+
+
+def listed(run: RunFolder | None, weights: Path | None) -> dict[str, str]:
+    """Names of the voices there are, each with where it comes from. A speaker of the run hides a voice of the same name."""
+    voices = {name: "came with the weights" for name in came_with(weights)}
+    if run is not None:
+        columns = run.manifest.columns()
+        for speaker, samples in _totals(columns).items():
+            voices[_name(run.manifest, columns, speaker)] = f"speaker of the run, {samples / 22050 / 60:.1f} min"
+    return dict(sorted(voices.items()))
+
+
+def came_with(weights: Path | None) -> dict:
+    """The voices of a folder of weights; none without a folder."""
+    from common.xtts.checkpoints import pretrained
+
+    return {} if weights is None else pretrained.voices(weights)
+
+
+def no_such(name: str, voices: dict[str, str]) -> str:
+    """What to say where --voice names none of `voices`."""
+    near = difflib.get_close_matches(name, voices, 1, 0.6)
+    hint = f"did you mean {near[0]!r}?" if near else f"there {'are' if len(voices) != 1 else 'is'} {len(voices) or 'none'}"
+    return f"--voice {name}: no such voice; {hint} --list-voices lists them, and --reference takes any recording"
+
+
+def as_voice(latents, embedding):
+    """The `Voice` of tensors as `pretrained.voices` gives them."""
+    from common.xtts.synthesize import Voice
+
+    return Voice(latents.read(), embedding.read()[:, :, 0])
+
+
+def _totals(columns: dict[str, np.ndarray]) -> dict[int, int]:
+    """Samples of each speaker that is trained on, the most first."""
+    trained = columns["split"] == TRAIN
+    totals = np.bincount(columns["speaker"][trained], columns["num_samples"][trained]).astype(np.int64)
+    return {int(s): int(totals[s]) for s in np.argsort(-totals, kind="stable") if totals[s]}
+
+
+def _name(manifest: Manifest, columns: dict[str, np.ndarray], speaker: int) -> str:
+    return manifest.utterances([int(np.argmax(columns["speaker"] == speaker))])[0].speaker
+
+
+def _chosen(columns: dict[str, np.ndarray], speaker: int) -> list[int]:
+    ids = np.flatnonzero((columns["split"] == TRAIN) & (columns["speaker"] == speaker))
+    good = ids[columns["num_samples"][ids] >= GOOD_SAMPLES]
+    longest_first = ids[np.argsort(-columns["num_samples"][ids], kind="stable")]
+    return _until_full(good if len(good) else longest_first, columns["num_samples"], bool(len(good)))
+
+
+def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[int]:
+    """Of `ids` as many as 30 s take; spread over all of them, or the first."""
+    wanted = int(np.searchsorted(np.cumsum(num_samples[ids]), TOTAL_SAMPLES)) + 1
+    if not spread or wanted >= len(ids):
+        return ids[:wanted].tolist()
+    mean = float(num_samples[ids].mean())
+    return ids[np.linspace(0, len(ids) - 1, max(1, round(TOTAL_SAMPLES / mean)), dtype=int)].tolist()
+
+
+def main(stop: Stop) -> None:
+    """Make the voices, write speakers.safetensors and voices.json (name → recording)."""
+    job = json.loads(sys.argv[1])
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    from trainer.commands.speak import Sources, load
+
+    run, out = RunFolder(job["run"]), Path(job["out"])
+    wanted = clips_of(run.manifest, job["most"])
+    from common.gpu.device import prove_device
+
+    prove_device()
+    sources = Sources(
+        Path(job["gpt"]), None, run.path / "vocab.json", run.path / "mel_stats.safetensors", Path(job["weights"]), run.dims, run.cleaning
+    )
+    synthesizer = load(sources, jit=False)
+    tensors, recordings = {}, {}
+    for name, utterances in wanted.items():
+        if stop.is_set():
+            raise stop.error()
+        made = _voice(synthesizer, name, utterances)
+        if made is not None:
+            latents, embedding, recordings[name] = made
+            tensors |= latents | embedding
+    _write(out, tensors, recordings)
+    shown = ", ".join(list(recordings)[:10]) + (", …" if len(recordings) > 10 else "")
+    log.info("%d voice%s made%s", len(recordings), "s" * (len(recordings) != 1), shown and f": {shown}")
+
+
+def _voice(synthesizer, name: str, utterances: list[Utterance]):
+    """(latents, embedding, recording) of a speaker; None, with a warning, where no clip can be read any more."""
+    from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS
+    from common.xtts.clips import ReferenceClipError
+
+    rate, clips = synthesizer.dims.audio.sample_rate, _readable(synthesizer, name, utterances)
+    try:
+        voice = synthesizer.voice(list(clips.values()))
+    except ReferenceClipError as e:
+        log.warning("no voice %s: %s", name, e)
+        return None
+    if not (np.isfinite(voice.latents).all() and np.isfinite(voice.speaker).all()):
+        log.warning("no voice %s: these weights make no finite numbers of its clips", name)
+        return None
+    embedding = voice.speaker[:, :, np.newaxis].astype(np.float32)
+    recording = _nearest(clips, {path: synthesizer.vocoder.speaker([clip], rate) for path, clip in clips.items()}, voice.speaker)
+    return {f"{LATENTS}{name}": voice.latents.astype(np.float32)}, {f"{EMBEDDING}{name}": embedding}, recording
+
+
+def voice_of(synthesizer, name: str, utterances: list[Utterance]):
+    """The `Voice` of a speaker's clips. ReferenceClipError: none can be read any more."""
+    return synthesizer.voice(list(_readable(synthesizer, name, utterances).values()))
+
+
+def _readable(synthesizer, name: str, utterances: list[Utterance]) -> dict[str, np.ndarray]:
+    from common.xtts.clips import ReferenceClipError, load_clip
+
+    clips = {}
+    for u in utterances:
+        try:
+            clips[str(u.path)] = load_clip(u.path, synthesizer.dims.audio.sample_rate)
+        except ReferenceClipError as e:
+            log.warning("left out of the voice %s: %s", name, e)
+    return clips
+
+
+def _nearest(paths: Iterable[str], embeddings: dict[str, np.ndarray], mean: np.ndarray) -> str:
+    return max(paths, key=lambda p: float((embeddings[p] * mean).sum() / np.linalg.norm(embeddings[p])))
+
+
+def _write(out: Path, tensors: dict[str, np.ndarray], recordings: dict[str, str]) -> None:
+    from common.xtts.checkpoints.pretrained import write_safetensors
+
+    if tensors:
+        write_safetensors(out / "speakers.safetensors", {k: _Array(a) for k, a in tensors.items()})
+    (out / "voices.json").write_text(json.dumps(recordings, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_main(main)
