@@ -26,7 +26,7 @@ from producer.creation.prepare import prepare_run
 from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
 from tests.support.corpora import make_corpus, sine, write_wav
 from tests.trainer.test_exchange import voices
-from trainer.commands import speak
+from trainer.commands import make_voices, speak
 from trainer.commands import synthesize as synthesize_command
 from trainer.commands import voices as trainer_voices
 from trainer.commands.speak import of_run, of_weights, sampling
@@ -241,7 +241,7 @@ def test_a_voice_that_is_not_finite_is_left_out(tmp_path, caplog):
             return Voice(np.full((1, 8, 32), np.nan, np.float32), np.ones((1, 512), np.float32))
 
     utterance = argparse.Namespace(path=clip)
-    assert trainer_voices._voice(Broken(), "Ana", [utterance]) is None
+    assert make_voices._voice(Broken(), "Ana", [utterance]) is None
     assert "no voice Ana: these weights make no finite numbers" in caplog.text
 
 

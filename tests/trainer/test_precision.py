@@ -194,13 +194,15 @@ def test_out_of_memory_shows_before_step_1_with_advice(error):
 def test_other_errors_of_the_dry_step_are_not_called_memory():
     with pytest.raises(ZeroDivisionError):
         ahead.dry_step(a_stage(Full(ZeroDivisionError())), 0)
-    ahead.prepare(a_stage(types.SimpleNamespace(compiles=False)), Position(), Seen(), Stop())  # a step without one has nothing to prove
+    compiles_nothing = types.SimpleNamespace(compiles=False)
+    ahead.prepare(a_stage(compiles_nothing), Position(), Seen(), Stop())
 
 
 class Noting:
     """A step that notes what it is asked to compile. Two programs per function; "update" is shared by all buckets' training."""
 
-    dims, options, compiles = model_dims(SMALL), StepOptions(jit=True), True
+    compiles = True
+    dims, options = model_dims(SMALL), StepOptions(jit=True)
 
     def __init__(self, broken=()):
         self.broken, self.compiled, self.ran = broken, [], []

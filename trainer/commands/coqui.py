@@ -121,7 +121,7 @@ def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, dev
     env = {k: v for k, v in {**os.environ, **environment}.items() if v is not None}
     job = {"run": str(run.path), "gpt": str(parts.gpt), "weights": str(parts.weights), "most": most, "out": str(aside)}
     tell(f"making voices of the run's speakers on {chosen}")
-    command = [sys.executable, "-m", "trainer.commands.voices", json.dumps(job)]
+    command = [sys.executable, "-m", "trainer.commands.make_voices", json.dumps(job)]
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=_VOICES_LIMIT_S)
     except subprocess.TimeoutExpired as e:

@@ -1,7 +1,5 @@
 """Named voices: those of a run's speakers and those that came with its weights.
 
-`python -m trainer.commands.voices JSON`, started by `launch.py export-coqui`, makes the speakers' for an export.
-
 A voice is what the model needs of a speaker: conditioning latents of up to 30 s of the speaker's clips, chunk by chunk and averaged, and
 the mean of the clips' speaker embeddings. The clip that is nearest to the mean goes along as the voice's recording.
 """
@@ -9,41 +7,18 @@ the mean of the clips' speaker embeddings. The clip that is nearest to the mean 
 from __future__ import annotations
 
 import difflib
-import json
 import logging
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from common.data.manifest import TRAIN, Manifest, Utterance
 from common.run.folder import RunFolder
-from common.system.lifecycle import Stop, run_main
 
 log = logging.getLogger(__name__)
 
 GOOD_SAMPLES = 3 * 22050  # a clip as long as this is a good reference
 TOTAL_SAMPLES = 30 * 22050
-
-
-@dataclass(frozen=True)
-class _Array:
-    """An array as `write_safetensors` takes it."""
-
-    array: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    def read(self) -> np.ndarray:
-        return self.array
 
 
 def clips_of(manifest: Manifest, most: int) -> dict[str, list[Utterance]]:
@@ -120,60 +95,12 @@ def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[
     return ids[np.linspace(0, len(ids) - 1, max(1, round(TOTAL_SAMPLES / mean)), dtype=int)].tolist()
 
 
-def main(stop: Stop) -> None:
-    """Make the voices, write speakers.safetensors and voices.json (name → recording)."""
-    job = json.loads(sys.argv[1])
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
-    log.setLevel(logging.INFO)
-    from trainer.commands.speak import Sources, load
-
-    run, out = RunFolder(job["run"]), Path(job["out"])
-    wanted = clips_of(run.manifest, job["most"])
-    from common.gpu.device import prove_device
-
-    prove_device()
-    sources = Sources(
-        Path(job["gpt"]), None, run.path / "vocab.json", run.path / "mel_stats.safetensors", Path(job["weights"]), run.dims, run.cleaning
-    )
-    synthesizer = load(sources, jit=False)
-    tensors, recordings = {}, {}
-    for name, utterances in wanted.items():
-        if stop.is_set():
-            raise stop.error()
-        made = _voice(synthesizer, name, utterances)
-        if made is not None:
-            latents, embedding, recordings[name] = made
-            tensors |= latents | embedding
-    _write(out, tensors, recordings)
-    shown = ", ".join(list(recordings)[:10]) + (", …" if len(recordings) > 10 else "")
-    log.info("%d voice%s made%s", len(recordings), "s" * (len(recordings) != 1), shown and f": {shown}")
-
-
-def _voice(synthesizer, name: str, utterances: list[Utterance]):
-    """(latents, embedding, recording) of a speaker; None, with a warning, where no clip can be read any more."""
-    from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS
-    from common.xtts.clips import ReferenceClipError
-
-    rate, clips = synthesizer.dims.audio.sample_rate, _readable(synthesizer, name, utterances)
-    try:
-        voice = synthesizer.voice(list(clips.values()))
-    except ReferenceClipError as e:
-        log.warning("no voice %s: %s", name, e)
-        return None
-    if not (np.isfinite(voice.latents).all() and np.isfinite(voice.speaker).all()):
-        log.warning("no voice %s: these weights make no finite numbers of its clips", name)
-        return None
-    embedding = voice.speaker[:, :, np.newaxis].astype(np.float32)
-    recording = _nearest(clips, {path: synthesizer.vocoder.speaker([clip], rate) for path, clip in clips.items()}, voice.speaker)
-    return {f"{LATENTS}{name}": voice.latents.astype(np.float32)}, {f"{EMBEDDING}{name}": embedding}, recording
-
-
 def voice_of(synthesizer, name: str, utterances: list[Utterance]):
     """The `Voice` of a speaker's clips. ReferenceClipError: none can be read any more."""
-    return synthesizer.voice(list(_readable(synthesizer, name, utterances).values()))
+    return synthesizer.voice(list(readable(synthesizer, name, utterances).values()))
 
 
-def _readable(synthesizer, name: str, utterances: list[Utterance]) -> dict[str, np.ndarray]:
+def readable(synthesizer, name: str, utterances: list[Utterance]) -> dict[str, np.ndarray]:
     from common.xtts.clips import ReferenceClipError, load_clip
 
     clips = {}
@@ -183,19 +110,3 @@ def _readable(synthesizer, name: str, utterances: list[Utterance]) -> dict[str, 
         except ReferenceClipError as e:
             log.warning("left out of the voice %s: %s", name, e)
     return clips
-
-
-def _nearest(paths: Iterable[str], embeddings: dict[str, np.ndarray], mean: np.ndarray) -> str:
-    return max(paths, key=lambda p: float((embeddings[p] * mean).sum() / np.linalg.norm(embeddings[p])))
-
-
-def _write(out: Path, tensors: dict[str, np.ndarray], recordings: dict[str, str]) -> None:
-    from common.xtts.checkpoints.pretrained import write_safetensors
-
-    if tensors:
-        write_safetensors(out / "speakers.safetensors", {k: _Array(a) for k, a in tensors.items()})
-    (out / "voices.json").write_text(json.dumps(recordings, ensure_ascii=False), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    run_main(main)
