@@ -15,6 +15,7 @@ from common.errors import Hopeless
 from common.lease_client import LeaseClient
 from common.lifecycle import Stop
 from common.local_channel import LocalHub
+from common.messages import Offer
 from common.status import StatusFile
 from producer.absence import why_away
 from producer.arithmetic import ArithmeticMaker
@@ -130,7 +131,7 @@ class Channel:
         self._ends.append((thread, client, pool))
 
     def open(self, schedule):
-        self.server.open(1, {"stage": "gpt", "feature_hash": self.run.feature_hash("gpt")}, schedule)
+        self.server.open(1, Offer("gpt", self.run.feature_hash("gpt")), schedule)
 
     def close(self):
         self.done.set()
@@ -258,6 +259,6 @@ def test_reasons_of_a_whole_batch_fit_into_its_header(tmp_path, channel):
     c = channel(run)
     c.produce("p0", make=Wordy, roots=())
     c.open([("train", 0)])
-    bad = c.server.next(30.0).meta["bad"]
+    bad = c.server.next(30.0).notes.bad
     assert [u for u, _ in bad] == list(range(256))
     assert all(reason.startswith(f"{u} گ") for u, reason in bad)

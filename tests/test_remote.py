@@ -15,6 +15,7 @@ from test_serve import open_stage, take_all, wait_for
 from common import bundle, config, status
 from common.channel import LeaseServer
 from common.keys import KeyPair, run_keys
+from common.messages import Offer
 from common.run import RunFolder
 from producer.prepare import prepare_run
 from tests.arithmetic_runs import arithmetic_run, assert_exact, settings
@@ -95,7 +96,7 @@ def test_a_run_begun_anew_refuses_the_bundle_of_the_old_one(tmp_path):
     run, keys = bundled(tmp_path)
     server = LeaseServer(run.config.transport.bind, cb.RUN, 4, keys=keys)
     try:
-        server.open(1, {"stage": "dvae", "feature_hash": run.feature_hash("dvae")}, [("train", 0)])
+        server.open(1, Offer("dvae", run.feature_hash("dvae")), [("train", 0)])
         p = produce(tmp_path / "f", server.endpoint, tmp_path / "corpus")
         text, _ = p.communicate(timeout=cb.LATER_S)
     finally:
@@ -134,8 +135,8 @@ def test_real_features_from_the_copied_corpus_until_stage_2_needs_the_dvae(tmp_p
         p = produce(tmp_path / "f", server.endpoint, moved)
         sent = take_all(server)
         assert [(plan, g) for plan, g, *_ in sent] == [("train", 0), ("eval", 0)]
-        assert all(meta["bad"] == [] and np.abs(arrays["mel"].astype(np.float32)).max() > 0.1 for _, _, arrays, meta in sent)
-        server.open(2, {"stage": "gpt", "feature_hash": "0" * 32}, [("train", 0)])
+        assert all(notes.bad == () and np.abs(arrays["mel"].astype(np.float32)).max() > 0.1 for _, _, arrays, notes in sent)
+        server.open(2, Offer("gpt", "0" * 32), [("train", 0)])
         text, _ = p.communicate(timeout=cb.LATER_S)
     finally:
         server.close(stop_producers=False)

@@ -56,7 +56,7 @@ def test_launch_and_what_it_imports_never_load_tensorflow():
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_files_stay_short(path):
-    assert len((ROOT / path).read_text().splitlines()) <= 400
+    assert len((ROOT / path).read_text().splitlines()) <= 450
 
 
 def functions(path: Path):

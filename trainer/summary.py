@@ -18,7 +18,7 @@ from rich.table import Table
 from common.durable import write_atomically
 from common.pictures import Curve, Level, Panel, Png, curves_picture
 from common.run import RunFolder
-from trainer import ledger
+from trainer import differing, ledger
 
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
 TITLES = {"dvae": "stage 1, DVAE", "gpt": "stage 2, GPT", "arithmetic": "arithmetic"}
@@ -93,6 +93,7 @@ def summarise(run: RunFolder, unigram_nats: float | None = None, retraces: Mappi
             **_speed(history),
             **_learning(history, kind),
             "quarantined": _num_lines(run.stage_folder(stage) / "quarantine.jsonl"),
+            "differing": len(differing.read(run.stage_folder(stage))),
             "retraces": None if retraces is None else retraces.get(stage),
         }
         if kind == "dvae":
@@ -166,7 +167,7 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
 
 def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
-    return [
+    rows = [
         ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
         ("utterances/s, last half", _number(figures["utterances_per_s"])),
         ("ms/step, median of the last half", _number(figures["step_ms"])),
@@ -174,6 +175,9 @@ def _ran(figures: dict) -> list[tuple[str, str]]:
         ("quarantined utterances", str(figures["quarantined"])),
         ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
     ]
+    if figures.get("differing"):
+        rows.append(("batches made twice, with different bytes", str(figures["differing"])))
+    return rows
 
 
 def _number(value: float | None) -> str:
