@@ -140,7 +140,7 @@ def live(count: int, seed: int, over: str) -> dict:
         folder = Path(name)
         make_corpus(folder / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
         more = {"transport__bind": f"tcp://127.0.0.1:{free_port()}"} if over == "tcp" else {}
-        steps = max(300, count // 40)
+        steps = max(300, count // 12)
         more |= {"train__max_steps": steps, "train__save_every": 200, "train__eval_every": 500, "train__log_every": 200}
         tree = settings(folder / "run", folder / "corpus", producers__count=2, producers__lease_ttl_s=2.0, dvae__max_steps=30, **more)
         driver = Driver.create(folder, tree, step_ms=3, make_ms=1)
@@ -159,6 +159,7 @@ def watch(driver: Driver, run: RunFolder, count: int, seed: int) -> dict:
     thread.start()
     while thread.is_alive():
         thread.join(1.0)
+        assert driver.pid("trainer") == pid, driver.story(f"the trainer has gone with {attack.left} messages left")
         memory.append(round(rss_mb(pid), 1))
     took, last = time.monotonic() - began, driver.step()
     still = driver.launchers[-1].poll() is None and driver.pid("trainer") == pid

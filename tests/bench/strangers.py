@@ -45,15 +45,12 @@ class Strangers:
 
     def keep_up(self) -> int:
         """Open those that are closed; how many were still open."""
-        alive = 0
-        for i, end in enumerate(self.ends):
-            if end is not None and not _is_closed(end):
-                alive += 1
-                continue
-            if end is not None:
-                end.close()
+        closed = [i for i, end in enumerate(self.ends) if end is None or _is_closed(end)]
+        for i in closed:
+            if self.ends[i] is not None:
+                self.ends[i].close()
             self.ends[i] = self._open(self.says[i])
-        return alive
+        return len(self.ends) - len(closed)
 
     def _open(self, says: bytes) -> socket.socket | None:
         try:
