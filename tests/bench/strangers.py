@@ -137,7 +137,8 @@ def main() -> int:
             port = free.getsockname()[1]
         # 3 batches of 8 ms a step: at most 40 steps/s.
         steps = int(42 * (2 * CALM_S + args.seconds))
-        more = {"train__max_steps": steps, "train__save_every": 200, "train__eval_every": 500, "transport__bind": f"tcp://127.0.0.1:{port}"}
+        more = {"train__max_steps": steps, "train__epochs": 100_000, "train__save_every": 200, "train__eval_every": 500}
+        more["transport__bind"] = f"tcp://127.0.0.1:{port}"
         tree = settings(folder / "run", folder / "corpus", producers__count=2, dvae__max_steps=3, **more)
         driver = Driver.create(folder, tree, step_ms=8, make_ms=1)
         try:
