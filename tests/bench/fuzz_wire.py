@@ -140,7 +140,7 @@ def live(count: int, seed: int, over: str) -> dict:
         folder = Path(name)
         make_corpus(folder / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
         more = {"transport__bind": f"tcp://127.0.0.1:{free_port()}"} if over == "tcp" else {}
-        steps = max(300, count // 12)
+        steps = max(300, count // 5)
         more |= {"train__max_steps": steps, "train__epochs": 100_000}
         more |= {"train__save_every": 200, "train__eval_every": 500, "train__log_every": 200}
         tree = settings(folder / "run", folder / "corpus", producers__count=2, producers__lease_ttl_s=2.0, dvae__max_steps=30, **more)
