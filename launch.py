@@ -20,18 +20,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from common import asked, claims, flags, gpu, status
-from common.config import Config
-from common.console import Console
-from common.cores import cores
-from common.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
-from common.gpu import Device, Devices
-from common.lock import holder
-from common.process import ProcessSpec, Program
-from common.supervise import Supervisor
-from common.xla_env import cache_folder, xla_env
-from producer import remote
-from trainer import sampler, synthesize_command
+from common.gpu import choose
+from common.gpu.choose import Device, Devices
+from common.gpu.xla_env import cache_folder, xla_env
+from common.launcher import flags, ownership, remote, resolve
+from common.launcher.child import ProcessSpec, Program
+from common.launcher.console import Console
+from common.launcher.supervise import Supervisor
+from common.run.settings import Config
+from common.system import status
+from common.system.cores import cores
+from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
+from common.system.lock import holder
+from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
 
@@ -57,7 +58,7 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
     )
     on = devices.producers
     producers = (producer_spec(f"producer-{i}", run_dir, on[i % len(on)]) for i in range(config.producers.count))
-    speaks = sampler.specs(config, run_dir, devices.sampler, environment(devices.sampler, cache_folder(run_dir, "sampler")))
+    speaks = sampler_specs(config, run_dir, devices.sampler)
     return Program(run_dir, (trainer, *producers, *speaks))
 
 
@@ -73,10 +74,28 @@ def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
     )
 
 
+def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[ProcessSpec, ...]:
+    """The process that makes samples while the run trains; none where the settings ask for no samples before the run's end."""
+    if not config.sample_every:
+        return ()
+    return (
+        ProcessSpec(
+            name="sampler",
+            role="sampler",
+            argv=(sys.executable, "-m", "trainer.previews.sampler", "--run", str(run_dir)),
+            env=environment(device, cache_folder(run_dir, "sampler")),
+            device=str(device),
+            log=run_dir / "logs" / "sampler.log",
+            optional=True,
+            leave_s=60.0,  # at the run's end, to finish what it is at
+        ),
+    )
+
+
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
     """A child's environment: its one device, XLA's settings for it, and this project importable whatever the working directory holds."""
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    return {**gpu.child_env(device, os.environ), **xla_env(os.environ, device, xla_cache), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {**choose.child_env(device, os.environ), **xla_env(os.environ, device, xla_cache), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 # -- commands -------------------------------------------------------------------------------------------------------------------
@@ -84,9 +103,9 @@ def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str 
 
 def train(config: Config, out: TextIO | None = None) -> int:
     """Create or resume the run and see it through. Returns the exit code; BadInput before any process starts."""
-    devices = gpu.choose_gpus(config, gpu.list_gpus(), os.environ)
-    with claims.own_run(config.run_dir):
-        claims.check_bind(config.transport.bind)
+    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
+    with ownership.own_run(config.run_dir):
+        ownership.check_bind(config.transport.bind)
         run = _prepare(config, devices, out)
         program = make_program(run.config, config.run_dir, devices)
         return _supervise(program, devices.notes, out)
@@ -97,16 +116,16 @@ def train_command(args: argparse.Namespace) -> int:
     for answer in flags.answers(args):
         tell(answer)
     if not args.config:
-        tell(f"settings of {asked.settings_file(args)} (--config names others)")
-    return train(asked.config_of(args))
+        tell(f"settings of {resolve.settings_file(args)} (--config names others)")
+    return train(resolve.config_of(args))
 
 
 def trainer_command(args: argparse.Namespace) -> int:
     """Start a run's trainer alone, while its producers stay up."""
-    config, changed = asked.existing_run(args)
-    devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
-    claims.make_room(config.run_dir, args.replace, tell)
-    claims.check_bind(config.transport.bind)
+    config, changed = resolve.existing_run(args)
+    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
+    ownership.make_room(config.run_dir, args.replace, tell)
+    ownership.check_bind(config.transport.bind)
     if changed:
         _prepare(config, devices)
     program = make_program(config, config.run_dir, devices)
@@ -118,12 +137,12 @@ def trainer_command(args: argparse.Namespace) -> int:
 def producer_command(args: argparse.Namespace) -> int:
     """Add one more producer to a run, at any time; with --bundle on another host."""
     far = remote.open_bundle(args)
-    config, changed = (far.config, ()) if far else asked.existing_run(args)
+    config, changed = (far.config, ()) if far else resolve.existing_run(args)
     if changed:
         raise BadInput(f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}")
-    name, number, held = claims.extra_name(config.run_dir, *([far.prefix] if far else []))
+    name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
-        device = gpu.choose_one(config, args.gpu, number, gpu.list_gpus(), os.environ)
+        device = choose.choose_one(config, args.gpu, number, choose.list_gpus(), os.environ)
         spec = producer_spec(name, config.run_dir.resolve(), device)
         if far:
             far.wait_for_trainer(tell)
@@ -135,18 +154,18 @@ def producer_command(args: argparse.Namespace) -> int:
 
 def bundle_command(args: argparse.Namespace) -> int:
     """Write the file that producers on other hosts need (transport.bind=tcp://...)."""
-    return remote.write_bundle(asked.run_dir_of(args), args.out, tell)
+    return remote.write_bundle(resolve.run_dir_of(args), args.out, tell)
 
 
 def scan_command(args: argparse.Namespace) -> int:
     """Say which recordings are usable, and why the others are not."""
     from rich.console import Console as RichConsole
 
-    from producer.corpus import read_rows
-    from producer.prepare import make_vocabulary
-    from producer.scan import scan
+    from producer.corpus.rows import read_rows
+    from producer.corpus.scan import scan
+    from producer.creation.prepare import make_vocabulary
 
-    config = asked.config_of(args)
+    config = resolve.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
         tokenizer = make_vocabulary(config, rows, None, lambda text: None)
@@ -157,7 +176,7 @@ def scan_command(args: argparse.Namespace) -> int:
     else:
         report.print(RichConsole())
         if not args.config:
-            tell(f"with the settings of {asked.settings_file(args)} (--config names others)")
+            tell(f"with the settings of {resolve.settings_file(args)} (--config names others)")
     if args.strict:
         report.require_all()
     return OK
@@ -165,33 +184,33 @@ def scan_command(args: argparse.Namespace) -> int:
 
 def check_command(args: argparse.Namespace) -> int:
     """Check this machine: driver, versions, each GPU, and three real steps."""
-    from common import check
+    from common.launcher import check
 
-    return check.run(asked.config_of(args), train, tell)
+    return check.run(resolve.config_of(args), train, tell)
 
 
 def profile_command(args: argparse.Namespace) -> int:
     """Measure where the time of a step and of a batch goes, on your own data; the run itself is left as it is."""
-    from trainer import profile_report
+    from trainer.commands import profile
 
     out = sys.stderr if args.json else None
-    exists = (asked.config_of(args).run_dir / "identity.json").is_file()
-    config, changed = asked.existing_run(args) if exists else (asked.config_of(args), None)
-    devices = gpu.choose_gpus(config, gpu.without_use(gpu.list_gpus()), os.environ)
+    exists = (resolve.config_of(args).run_dir / "identity.json").is_file()
+    config, changed = resolve.existing_run(args) if exists else (resolve.config_of(args), None)
+    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
 
     def supervise(run) -> int:
         program = make_program(run.config, run.path, devices)
         with Console(program, out) as view:
             return Supervisor(program, view).run()
 
-    return profile_report.run(config, changed, args.steps, lambda c: _prepare(c, devices, out), supervise, as_json=args.json)
+    return profile.run(config, changed, args.steps, lambda c: _prepare(c, devices, out), supervise, as_json=args.json)
 
 
 def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
     from rich.console import Console as RichConsole
 
-    run_dir = asked.run_dir_of(args)
+    run_dir = resolve.run_dir_of(args)
     if not status.read_all(run_dir):
         raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
     RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(status.table(run_dir))
@@ -200,22 +219,22 @@ def status_command(args: argparse.Namespace) -> int:
 
 def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
-    claims.stop_run(asked.run_dir_of(args), tell)
+    ownership.stop_run(resolve.run_dir_of(args), tell)
     return OK
 
 
 def import_command(args: argparse.Namespace) -> int:
     """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
-    from trainer import coqui_files
+    from trainer.commands import coqui
 
-    return coqui_files.import_files(args, tell)
+    return coqui.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
     """Write a model.pth that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
-    from trainer import coqui_files
+    from trainer.commands import coqui
 
-    return coqui_files.export_file(args, tell)
+    return coqui.export_file(args, tell)
 
 
 def synthesize(args: argparse.Namespace) -> int:
@@ -295,7 +314,7 @@ def tell(text: str, out: TextIO | None = None) -> None:
 
 
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
-    from producer.prepare import prepare_run
+    from producer.creation.prepare import prepare_run
 
     return prepare_run(config, on_cpu=devices.trainer.kind == "cpu", cores=cores(), out=lambda text: tell(text, out))
 
@@ -321,7 +340,7 @@ def _show_summary(run_dir: Path, out: TextIO | None) -> str:
     if path.is_file():
         from rich.console import Console as RichConsole
 
-        from trainer import summary
+        from trainer.report import summary
 
         view = RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False)
         figures = json.loads(path.read_text())

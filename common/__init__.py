@@ -1,0 +1,1 @@
+"""What launcher, producers and trainer share; it imports neither `producer` nor `trainer`."""

@@ -9,20 +9,20 @@ import os
 import time
 from pathlib import Path
 
-from common import logs
-from common.address import ChannelError, Endpoint
-from common.config import Config
-from common.cores import cores
-from common.errors import BadInput, Stopped
-from common.keys import KeyFileError, KeyPair
-from common.lease_client import LeaseClient
-from common.lifecycle import Stop, run_main
-from common.manifest import Manifest
-from common.run import RunFolder
-from common.status import StatusFile
-from producer.arithmetic import ArithmeticMaker
-from producer.decode import DecodePool
-from producer.maker import Maker
+from common.data.manifest import Manifest
+from common.run.folder import RunFolder
+from common.run.settings import Config
+from common.system import logs
+from common.system.cores import cores
+from common.system.errors import BadInput, Stopped
+from common.system.lifecycle import Stop, run_main
+from common.system.status import StatusFile
+from common.transport.address import ChannelError, Endpoint
+from common.transport.client import LeaseClient
+from common.transport.keys import KeyFileError, KeyPair
+from producer.batches.arithmetic import ArithmeticMaker
+from producer.batches.decode import DecodePool
+from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line; the device comes by the environment (common/gpu.py)."""
+    """The command line; the device comes by the environment (common/gpu/choose.py)."""
     p = argparse.ArgumentParser(prog="python -m producer", description=__doc__)
     p.add_argument("--run", type=Path, required=True, help="the run folder")
     p.add_argument("--name", default=f"producer-{os.getpid()}", help="in logs, status and ledger")
@@ -76,8 +76,8 @@ def main(stop: Stop) -> None:
 
 def open_device(config: Config) -> str:
     """Take and prove the device the environment gives; its label. TensorFlow is imported here."""
-    from common.device import prove_device
-    from producer.featurize import configure_tensorflow
+    from common.gpu.device import prove_device
+    from producer.batches.features import configure_tensorflow
 
     info = prove_device(intra_threads=config.threads.producer_intra, inter_threads=config.threads.producer_inter)
     configure_tensorflow(config)
@@ -88,11 +88,13 @@ def make_stage(run: RunFolder, stage: str) -> Maker:
     """The maker of a stage's batches. BadInput: no such stage, or its inputs are missing."""
     if run.arithmetic:
         return ArithmeticMaker(run, stage)
-    from producer.featurize import MAKERS
+    from producer.batches.dvae import DvaeMaker
+    from producer.batches.gpt import GptMaker
 
-    if stage not in MAKERS:
-        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(MAKERS)}; both must be of one version")
-    return MAKERS[stage](run)
+    makers = {"gpt": GptMaker, "dvae": DvaeMaker}
+    if stage not in makers:
+        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(makers)}; both must be of one version")
+    return makers[stage](run)
 
 
 def endpoint_of(run: RunFolder, connect: str | None):

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import BadInput
-from common.lease_client import Lease, LeaseClient, Refused, Stop, Welcome
-from common.messages import MAX_REASON, Notes, printable
-from common.plan import PlannedBatch
-from common.stopwatch import Stopwatch
-from producer.absence import why_away
-from producer.decode import DecodeError, DecodePool
-from producer.maker import BatchError, Clip, Made, Maker, Work, without
+from common.data.plan import PlannedBatch
+from common.system.errors import BadInput
+from common.system.stopwatch import Stopwatch
+from common.transport.client import Lease, LeaseClient, Refused, Stop, Welcome
+from common.transport.messages import MAX_REASON, Notes, printable
+from producer.batches.absence import why_away
+from producer.batches.decode import DecodeError, DecodePool
+from producer.batches.maker import BatchError, Clip, Made, Maker, Work, without
 
 log = logging.getLogger(__name__)
 

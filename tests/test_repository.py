@@ -9,45 +9,141 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from common.config import Config
+from common.run.settings import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("common", "producer", "trainer", "launch", "tests")
 FILES = sorted(p.relative_to(ROOT) for d in ("common", "producer", "trainer") for p in (ROOT / d).rglob("*.py")) + [Path("launch.py")]
 
 
-def imports(path: Path) -> set[str]:
-    """Dotted names of our modules that a file imports, at its top or inside functions."""
+# Folder → what its files may import besides each other: folders, or single files. From the top floor to the lowest: a folder
+# is named below those that may import it, so no arrow goes up and none goes round. Only an arrow to a single file may go up.
+SYSTEM = ("common/system",)
+DATA = ("common/data", *SYSTEM)
+RUN = ("common/run", *DATA)
+NETWORKS = ("common/xtts", "common/xtts/checkpoints", "common/xtts/text")
+DIMS = "common/xtts/dims.py"
+ARROWS = {
+    "launch.py": (
+        *("trainer/commands", "trainer/report", "producer/creation", "producer/corpus"),
+        *("common/launcher", "common/run", "common/gpu", "common/system"),
+    ),
+    "producer": ("producer/batches", "common/gpu", "common/transport", *RUN),
+    "producer/creation": ("producer/corpus", "producer/batches", *RUN, *NETWORKS),
+    "producer/corpus": ("producer/corpus/readers", "producer/batches", "common/xtts/text", *RUN),
+    "producer/corpus/readers": ("producer/corpus/demo.py", *SYSTEM),  # the demo is a format: it makes its corpus first
+    "producer/batches": ("common/xtts", *RUN),
+    "trainer/commands": (
+        *("trainer", "trainer/previews", "trainer/report", "trainer/history"),
+        *("common/gpu", *RUN, *NETWORKS),
+    ),
+    "trainer": (
+        *("trainer/previews", "trainer/report", "trainer/step", "trainer/history"),
+        *("common/gpu", "common/transport", *RUN, *NETWORKS),
+    ),
+    "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
+    "trainer/report": ("trainer/history", "common/gpu", "common/run", "common/system"),
+    "trainer/step": ("common/gpu", "common/xtts", *RUN),
+    "trainer/history": RUN,
+    "common/launcher": ("common/run", "common/gpu", "common/transport", *DATA),
+    "common/run": ("common/transport", DIMS, *DATA),
+    "common/gpu": SYSTEM,
+    "common/data": (DIMS, *SYSTEM),
+    "common/transport": SYSTEM,
+    "common/system": (),
+    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text"),
+    "common/xtts/checkpoints": ("common/xtts/text", DIMS),
+    "common/xtts/text": (),
+    "common": (),
+}
+
+
+def folder(path: Path) -> str:
+    """The folder of a file as ARROWS names it; launch.py stands for itself."""
+    return str(path.parent) if path.parent.parts else str(path)
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a dotted name of ours; None: it is no module."""
+    stem = Path(*name.split("."))
+    found = (f for f in (stem.with_suffix(".py"), stem / "__init__.py") if (ROOT / f).is_file())
+    return next(found, None) if stem.parts[0] in OURS else None
+
+
+def imports(path: Path) -> set[Path]:
+    """Our files that a file imports, at its top or inside functions."""
     found = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {file_of(a.name) for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative import"
-            found.add(node.module)
-            found |= {f"{node.module}.{a.name}" for a in node.names}
-    return {name for name in found if name.split(".")[0] in OURS}
+            found |= {file_of(f"{node.module}.{a.name}") or file_of(node.module) for a in node.names}
+    return found - {None}
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_import_rule(path):
-    names = imports(path)
-    assert not any(n.startswith("tests") for n in names)
-    part = path.parts[0]
-    if path.parts[:2] == ("common", "xtts"):
-        assert all(n.startswith("common.xtts") or n == "common" for n in names), names
-    elif part == "common":
-        allowed = {"common.xtts", "common.xtts.dims"}
-        assert all(n in allowed or n.startswith("common.xtts.dims.") or not n.startswith("common.xtts") for n in names), names
-        assert all(n.split(".")[0] == "common" for n in names), names
-    elif part == "producer":
-        assert not any(n.startswith(("trainer", "launch")) for n in names), names
-    elif part == "trainer":
-        assert not any(n.startswith(("producer", "launch")) for n in names), names
+    """Arrows as in the table. launch.py is imported by nothing, tests are imported by tests alone."""
+    of, allowed = folder(path), ARROWS[folder(path)]
+    not_allowed = [str(f) for f in imports(path) if folder(f) not in (of, *allowed) and str(f) not in allowed]
+    assert not not_allowed, f"{of} may import {', '.join(allowed) or 'nothing of ours'}"
+
+
+def test_no_arrow_goes_up():
+    floors = list(ARROWS)
+    up = [(a, b) for a in floors for b in ARROWS[a] if not b.endswith(".py") and floors.index(b) <= floors.index(a)]
+    assert not up
+    to_single_files = {(a, b) for a in floors for b in ARROWS[a] if b.endswith(".py")}
+    assert to_single_files == {
+        ("common/run", DIMS),
+        ("common/data", DIMS),
+        ("common/xtts/checkpoints", DIMS),
+        ("producer/corpus/readers", "producer/corpus/demo.py"),
+    }
+
+
+def cycles(graph: dict[Path, set[Path]]) -> list[list[str]]:
+    """Groups of files that import each other, directly or through others."""
+    reach = {p: set(graph[p]) for p in graph}
+    for via in graph:
+        for p in graph:
+            if via in reach[p]:
+                reach[p] |= reach[via]
+    return sorted({tuple(sorted(str(q) for q in graph if q in reach[p] and p in reach[q])) for p in graph if p in reach[p]})
+
+
+def test_no_files_import_each_other():
+    a, b, c = Path("a"), Path("b"), Path("c")
+    assert cycles({a: {b}, b: {c}, c: {b}}) == [("b", "c")]
+    assert not cycles({path: imports(path) & set(FILES) for path in FILES})
+
+
+def test_every_folder_says_in_one_sentence_what_lives_there():
+    tests = {str(p.parent.relative_to(ROOT)) for p in (ROOT / "tests").rglob("*.py")}
+    assert {folder(p) for p in FILES} == set(ARROWS), "ARROWS names the folders that there are"
+    for name in sorted({*ARROWS, *tests} - {"launch.py"}):
+        doc = ast.get_docstring(ast.parse((ROOT / name / "__init__.py").read_text())) or ""
+        assert re.fullmatch(r"[A-Z][^\n]*[^.]\.", doc), f"{name}: {doc!r}"
+        assert ". " not in doc, f"{name}: {doc!r}"
+
+
+def test_tests_share_through_support_alone():
+    """No test file imports another; each lies where pytest looks for it."""
+    files = [p.relative_to(ROOT) for p in (ROOT / "tests").rglob("*.py")]
+    for path in files:
+        others = [str(f) for f in imports(path) if f.name.startswith("test_")]
+        assert not others, f"{path} imports {others}; what tests share lies in tests/support"
+    options = (ROOT / "pyproject.toml").read_text()
+    looked_at = re.findall(r'"([^"]+)"', re.search(r"^testpaths = \[(.*)\]$", options, re.M)[1])
+    for path in files:
+        if path.name.startswith("test_"):
+            assert str(path.parent) in looked_at or str(path) in looked_at, f"{path}: pytest does not look there"
 
 
 def test_launch_and_what_it_imports_never_load_tensorflow():
-    modules = "launch, producer.prepare, producer.scan, common.run, common.supervise, common.console, trainer.loop, trainer.feed"
+    modules = "launch, producer.creation.prepare, producer.corpus.scan, common.run.folder, common.launcher.supervise, "
+    modules += "common.launcher.console, trainer.loop, trainer.feed"
     code = f"import sys, {modules}; bad = [m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras', 'librosa', 'numba')]"
     code += "; print(bad); sys.exit(bool(bad))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -56,7 +152,7 @@ def test_launch_and_what_it_imports_never_load_tensorflow():
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_files_stay_short(path):
-    assert len((ROOT / path).read_text().splitlines()) <= 450
+    assert len((ROOT / path).read_text().splitlines()) <= 400
 
 
 def functions(path: Path):
@@ -88,7 +184,7 @@ LOCAL_NAMES = {"Config": {"c"}, "Source": {"source"}, "Train": {"part"}, "DvaeSt
 def attributes(path: Path):
     """(x, y) for every `x.y` and `….x.y` that is read in a file; in class Config, `self` is the config."""
     tree = ast.parse((ROOT / path).read_text())
-    own = path == Path("common/config.py")
+    own = path == Path("common/run/settings.py")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Attribute, ast.Name)):
             of = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
@@ -123,8 +219,14 @@ def test_pictures_of_machines_stay_out():
 
 
 def test_the_readme_lists_every_module():
-    lines = {line.split()[0] for line in (ROOT / "README.md").read_text().splitlines() if re.match(r"^ {6}\S+\.py\s", line)}
-    folders = ("common", "common/xtts", "producer", "producer/readers", "trainer", "tests/bench")
-    modules = {p.name for folder in folders for p in (ROOT / folder).glob("*.py")} - {"__init__.py"}
-    assert modules <= lines, f"not in README, Files: {sorted(modules - lines)}"
-    assert lines <= modules | {"launch.py", "__init__.py"}, f"gone: {sorted(lines - modules)}"
+    listed, folder = set(), ""
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if m := re.match(r"^ {4}(\S+/)$", line):
+            folder = m[1]
+        elif m := re.match(r"^ {6}(\S+\.py)\s", line):
+            listed.add(folder + m[1])
+    inits = {name for name in listed if name.endswith("/__init__.py")}
+    modules = {str(p) for p in FILES if p.name != "__init__.py"} - {"launch.py"}
+    modules |= {str(p.relative_to(ROOT)) for p in (ROOT / "tests/bench").glob("*.py") if p.name != "__init__.py"}
+    assert modules <= listed, f"not in README, Files: {sorted(modules - listed)}"
+    assert listed - inits <= modules, f"gone: {sorted(listed - inits - modules)}"

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import logs
-from common.address import ChannelError, Endpoint, ipc_address
-from common.channel import LeaseServer
-from common.doorkeeper import raise_file_limit
-from common.errors import BadInput
-from common.keys import KeyFileError, run_keys
-from common.lease_records import Rules
-from common.lifecycle import Stop, run_main
-from common.lock import lock
-from common.run import RunFolder
-from common.status import StatusFile
+from common.run.folder import RunFolder
+from common.system import logs
+from common.system.errors import BadInput
+from common.system.lifecycle import Stop, run_main
+from common.system.lock import lock
+from common.system.status import StatusFile
+from common.transport.address import ChannelError, Endpoint, ipc_address
+from common.transport.doorkeeper import raise_file_limit
+from common.transport.keys import KeyFileError, run_keys
+from common.transport.lease_records import Rules
+from common.transport.server import LeaseServer
 from trainer import profile, stages
 from trainer.finale import finish
 from trainer.session import train_stage
@@ -72,7 +72,7 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
     """Threads, memory and determinism before TensorFlow does any work; prove the device with real operations."""
     if run.arithmetic:
         return
-    from common.device import prove_device
+    from common.gpu.device import prove_device
 
     t = run.config.threads
     status.update(phase="opening the device")

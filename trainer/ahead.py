@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from common.cores import cores
-from common.errors import Hopeless, is_out_of_memory
-from trainer.observe import Observer
+from common.system.cores import cores
+from common.system.errors import Hopeless, is_out_of_memory
+from trainer.report.observe import Observer
 
 if TYPE_CHECKING:
     from trainer.stages import Stage
@@ -27,7 +27,7 @@ def prepare(stage: Stage, observer: Observer, should_stop: Callable[[], bool] = 
     """`dry_step`; then, where XLA compiles, every function that the stage will need. Nothing where the step has no dry run."""
     if not hasattr(stage.step, "dry_run"):
         return
-    from trainer.snapshot import ROOM  # TensorFlow, as such a step has
+    from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     first = dry_step(stage, observer)
     if stage.step.options.jit:

@@ -10,7 +10,7 @@ import json
 import logging
 from pathlib import Path
 
-from common.errors import Hopeless
+from common.system.errors import Hopeless
 
 FILE = "differing.jsonl"  # in the stage's folder, a line per batch
 

@@ -1,7 +1,7 @@
 """From the channel to the device, ahead of the step: receive in order, hold the batch to its spec, set aside clips that failed, transfer.
 
 Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of two). On a GPU the loop gets batch k
-only once the copy of k + 1 has been issued, if that is at hand: see `trainer.upload`.
+only once the copy of k + 1 has been issued, if that is at hand: see `trainer.step.upload`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.batch import check_batch
-from common.channel import BatchFailed, NoData
-from common.channel import Stopped as ChannelStopped
-from common.errors import Hopeless, RunError, Stopped
-from common.messages import Notes
-from common.plan import PlannedBatch
-from common.stopwatch import Stopwatch
+from common.data.batch import check_batch
+from common.data.plan import PlannedBatch
+from common.system.errors import Hopeless, RunError, Stopped
+from common.system.stopwatch import Stopwatch
+from common.transport.messages import Notes
+from common.transport.server import BatchFailed, NoData
+from common.transport.server import Stopped as ChannelStopped
 from trainer.differing import Differing
-from trainer.watch import FedRecord, Watch
+from trainer.report.watch import FedRecord, Watch
 
 if TYPE_CHECKING:
-    from trainer.upload import Upload
+    from trainer.step.upload import Upload
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class FedBatch:
 
 
 class HostCopy:
-    """In place of `trainer.upload.Upload` where there is no device: NumPy arrays, copied once."""
+    """In place of `trainer.step.upload.Upload` where there is no device: NumPy arrays, copied once."""
 
     waits_for_steps = False
 
@@ -65,7 +65,7 @@ class HostCopy:
 
 
 class Ahead:
-    """Says whether the feed's next copy is about to be issued: a step issued before it would be waited for by it (`trainer.upload`)."""
+    """Says whether the feed's next copy is about to be issued: a step issued before it would be waited for by it (see step/upload.py)."""
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -120,7 +120,7 @@ class Quarantine:
             )
 
     def of(self, planned: PlannedBatch) -> list[int]:
-        """The batch's utterances, conditioning clips' included, that it has to be made without (`producer.maker.without`)."""
+        """The batch's utterances, conditioning clips' included, that it has to be made without (`producer.batches.maker.without`)."""
         known = self._by_id
         if not known:
             return []
@@ -150,7 +150,7 @@ class Feed:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
         plan_of: (plan, g) → PlannedBatch.
         spec_of: PlannedBatch → the arrays' dtypes and shapes.
-        upload: puts a batch where the step wants it (`trainer.upload.Upload`, `HostCopy`); must copy, since the frames are dropped.
+        upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`); must copy, since the frames are dropped.
         data_timeout_s: how long to wait for one batch before giving up.
         inspect: sees every accepted batch as it arrived, before the transfer.
         watch: told of every training batch that is taken.

@@ -9,11 +9,11 @@ import time
 import numpy as np
 from safetensors.numpy import load_file
 
-from common.board import Board
-from common.durable import write_atomically
-from common.plan import PlannedBatch
-from common.run import RunFolder
-from common.status import StatusFile
+from common.data.plan import PlannedBatch
+from common.run.folder import RunFolder
+from common.system.files import write_atomically
+from common.system.status import StatusFile
+from trainer.report.tensorboard import Board
 from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class TargetCounter:
 
     def __call__(self, planned: PlannedBatch, arrays: dict) -> None:
         """Take a batch; called by the feed for every batch of every plan."""
-        from trainer.summary import count_targets
+        from trainer.report.summary import count_targets
 
         if planned.plan == "eval" and planned.g in self._left:
             self._left.discard(planned.g)
@@ -38,7 +38,7 @@ class TargetCounter:
     @property
     def entropy_nats(self) -> float | None:
         """None until every batch was seen."""
-        from trainer.summary import unigram_entropy
+        from trainer.report.summary import unigram_entropy
 
         return None if self._left or not self._counts.any() else unigram_entropy(self._counts)
 
@@ -51,7 +51,7 @@ def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
 
 def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: StatusFile) -> None:
     """Speak the samples with the final weights, then write curves.png and summary.json."""
-    from trainer import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
+    from trainer.report import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
 
     if stage.kind == "gpt" and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
@@ -68,7 +68,7 @@ def finish(run: RunFolder, stage: Stage, retraces: dict[str, int], status: Statu
 def _speak(run: RunFolder, stage: Stage) -> None:
     from common.xtts import weights
     from common.xtts.dvae import Dvae
-    from trainer.samples import maker_of
+    from trainer.previews.samples import maker_of
 
     began = time.perf_counter()
     dvae = Dvae(run.dims.dvae)

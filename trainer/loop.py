@@ -19,19 +19,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.durable import write_atomically
-from common.errors import BadInput, Hopeless, Replaced, RunError, Stopped
-from trainer import ledger
-from trainer.checkpoint import Checkpoints
+from common.system.errors import BadInput, Hopeless, Replaced, RunError, Stopped
+from common.system.files import write_atomically
 from trainer.differing import BytesDiffer
 from trainer.feed import Feed, Quarantine
-from trainer.ledger import Ledger
-from trainer.observe import Observer
-from trainer.saver import Saver
-from trainer.schedule import Position, Schedule
+from trainer.history import ledger
+from trainer.history.checkpoint import Checkpoints
+from trainer.history.ledger import Ledger
+from trainer.history.saver import Saver
+from trainer.history.schedule import Position, Schedule
+from trainer.report.observe import Observer
 
 if TYPE_CHECKING:
-    from trainer.step import Scalars, Step
+    from trainer.step.gpt import Scalars, Step
 
 log = logging.getLogger(__name__)
 

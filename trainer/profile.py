@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from common.durable import write_atomically
-from common.run import RunFolder
+from common.run.folder import RunFolder
+from common.system.files import write_atomically
 from trainer import stages
-from trainer.clock import ClockedStep
-from trainer.verdict import OWN_PARTS, Measured, verdict
-from trainer.watch import FedRecord, Watch, spare
+from trainer.report.clock import ClockedStep
+from trainer.report.verdict import OWN_PARTS, Measured, verdict
+from trainer.report.watch import FedRecord, Watch, spare
 
 log = logging.getLogger(__name__)
 

@@ -7,27 +7,27 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.channel import BatchFailed, LeaseServer, NoData
-from common.channel import Stopped as ChannelStopped
-from common.cores import cores
-from common.gpu_use import GpuUse, uuid_of
-from common.lifecycle import Stop
-from common.messages import Offer, Ready
-from common.run import RunFolder, most_set_aside
-from common.status import StatusFile, read_all
+from common.run.folder import RunFolder, most_set_aside
+from common.system.cores import cores
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile, read_all
+from common.transport.messages import Offer, Ready
+from common.transport.server import BatchFailed, LeaseServer, NoData
+from common.transport.server import Stopped as ChannelStopped
 from trainer import ahead, profile, stages
-from trainer.clock import Clock
 from trainer.differing import Differing
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
-from trainer.ledger import Ledger
+from trainer.history.ledger import Ledger
+from trainer.history.schedule import Position, Schedule
 from trainer.loop import Loop, restore
-from trainer.observe import Observer
 from trainer.profile import Profiler
-from trainer.schedule import Position, Schedule
+from trainer.report.clock import Clock
+from trainer.report.gpu_use import GpuUse, uuid_of
+from trainer.report.observe import Observer
+from trainer.report.verdict import Settings
+from trainer.report.watch import RECENT_STEPS, Watch
 from trainer.stages import Stage
-from trainer.verdict import Settings
-from trainer.watch import RECENT_STEPS, Watch
 
 log = logging.getLogger(__name__)
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from common.batch import batch_spec
-from common.config import Optim
-from common.durable import fsync
-from common.errors import BadInput
-from common.run import RunFolder
+from common.data.batch import batch_spec
+from common.run.folder import RunFolder
+from common.run.settings import Optim
+from common.system.errors import BadInput
+from common.system.files import fsync
 from trainer.feed import HostCopy
+from trainer.history.schedule import Schedule, schedule_of
 from trainer.loop import StageFiles
-from trainer.schedule import Schedule
 
 if TYPE_CHECKING:
-    from trainer.upload import Upload
+    from trainer.step.upload import Upload
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +45,6 @@ class Stage:
     upload: Upload | HostCopy
 
 
-def schedule_of(run: RunFolder, stage: str) -> Schedule:
-    """A stage's schedule from the run's settings."""
-    c, train, evaluation = run.config, run.plan(stage, "train"), run.plan(stage, "eval")
-    part = c.dvae if stage == "dvae" else c.train
-    pauses = {"eval_every": part.eval_every, "save_every": part.save_every, "eval_at_epoch_end": part.eval_at_epoch_end}
-    if stage == "dvae":
-        return Schedule(train, evaluation, 1, c.dvae.max_steps, **pauses)
-    total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
-    if c.train.max_steps is not None:
-        total = min(total, c.train.max_steps)
-    return Schedule(
-        train, evaluation, c.train.accumulate, total, **pauses, eval_batches=c.train.eval_batches, mean_of_means=c.train.mean_of_means
-    )
-
-
 def files_of(run: RunFolder, stage: str) -> StageFiles:
     """Where a stage keeps its history."""
     folder = run.stage_folder(stage)
@@ -71,7 +56,7 @@ def build(run: RunFolder, stage: str) -> Stage:
     schedule = schedule_of(run, stage)
     kind = run.kind(stage)
     if kind == "arithmetic":
-        from trainer.arithmetic import ArithmeticStep
+        from trainer.step.arithmetic import ArithmeticStep
 
         step, upload = ArithmeticStep(), HostCopy()
     else:
@@ -99,7 +84,8 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
     folder = run.config.model.weights
     if stage.name != "gpt" or folder is None or run.arithmetic:
         return
-    from common.xtts import pretrained, weights
+    from common.xtts import weights
+    from common.xtts.checkpoints import pretrained
 
     try:
         path = pretrained.verified(folder, "model")
@@ -115,7 +101,7 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
 
 
 def _options(optim: Optim, schedule: Schedule, **more):
-    from trainer.step import StepOptions
+    from trainer.step.gpt import StepOptions
 
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
@@ -138,18 +124,18 @@ def _networks(run: RunFolder, stage: str, schedule: Schedule):
     import tensorflow as tf
 
     from common.xtts.weights import num_parameters
-    from trainer.precision import allow_tf32, choose
-    from trainer.upload import Upload
+    from trainer.step.precision import allow_tf32, choose
+    from trainer.step.upload import Upload
 
     c = run.config
     common = {"mel_dtype": c.transport.mel_dtype, "jit": bool(c.jit), "init_seed": c.seed if c.model.weights is None else None}
     allow_tf32(c)
     if stage == "dvae":
-        from trainer.dvae_step import DvaeStep
+        from trainer.step.dvae import DvaeStep
 
         step = DvaeStep(run.dims, _options(c.dvae.optim, schedule, **common), schedule.train.buckets)
     else:
-        from trainer.step import GptStep
+        from trainer.step.gpt import GptStep
 
         precision = choose(c)
         own = {"text_loss_weight": c.train.text_loss_weight, "decay_latents": c.train.decay_latents, "coqui_init": c.model.coqui_init}

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 _MODULE_VERSION = 9  # of the XlaCallModule op's calling convention
-_TOLERANCE = 0.03  # of the gradients' norms, against the plain implementation in bfloat16
 
 
 def fused_attention(q_BTHD: tf.Tensor, k_BSHD: tf.Tensor, v_BSHD: tf.Tensor, causal: bool) -> tf.Tensor:
@@ -46,48 +45,6 @@ def fits(q: tf.Tensor, k: tf.Tensor) -> bool:
     """Whether the fused kernel can take these operands: bfloat16, static shapes, a head width that cuDNN knows."""
     static = q.shape.is_fully_defined() and k.shape.is_fully_defined()
     return static and q.dtype == tf.bfloat16 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
-
-
-def why_not() -> str | None:
-    """Try the fused kernel on this process's device, forward and backward, causal and not, against plain attention.
-
-    None if it may be used, else the reason in one line.
-    """
-    if not tf.config.list_logical_devices("GPU"):
-        return "no GPU"
-    try:
-        worst = max(_error(causal) for causal in (True, False))
-    except (tf.errors.OpError, NotImplementedError) as e:
-        return f"cuDNN's fused attention does not run here: {str(e).splitlines()[0][:200]}"
-    return None if worst <= _TOLERANCE else f"cuDNN's fused attention is off by {worst:.1%} here"
-
-
-def _error(causal: bool) -> float:
-    """Largest relative error of the output and the three gradients, on 2 x 67 positions and 2 heads of width 64; infinite if any is not
-    finite, also where scores are a thousand times as large.
-    """
-    from common.xtts.attention import attention, causal_attention
-
-    def gradients(attend, *qkv):
-        with tf.GradientTape() as tape:
-            tape.watch(qkv)
-            out = attend(*qkv)
-            loss = tf.reduce_sum(tf.cast(out, tf.float32) * tf.sin(tf.range(64.0)))
-        return [tf.cast(x, tf.float32) for x in (out, *tape.gradient(loss, qkv))]
-
-    @tf.function(jit_compile=True, autograph=False)
-    def errors(seed):
-        qkv = [tf.cast(x, tf.bfloat16) for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], seed))]
-        plain = gradients(causal_attention if causal else attention, *qkv)
-        attend = functools.partial(fused_attention, causal=causal)
-        fused = gradients(attend, *qkv)
-        large = gradients(attend, qkv[0] * 32, qkv[1] * 32, qkv[2])
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in large])
-        errors = tf.stack([tf.norm(f - p) / tf.norm(p) for f, p in zip(fused, plain, strict=True)])
-        return tf.where(finite, errors, float("inf"))
-
-    worst = float(tf.reduce_max(errors(tf.constant([1, 2]))))
-    return worst if worst == worst else float("inf")
 
 
 def _bhtd(dims) -> list[int]:

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from common.xtts import pretrained, weights
+from common.xtts import weights
 from common.xtts.audio import CondMel, resample
+from common.xtts.checkpoints import pretrained
 from common.xtts.clips import MIN_SECONDS, ReferenceClipError
 from common.xtts.dims import AudioDims, ModelDims
 from common.xtts.dvae import Dvae
@@ -27,8 +28,8 @@ from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, interpolate
 from common.xtts.sampling import Generated, Sampler, SamplingOptions
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
-from common.xtts.split import Piece, pieces
-from common.xtts.tokenizer import Tokenizer
+from common.xtts.text.split import Piece, pieces
+from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.vocode import MIN_FRAMES, griffin_lim
 
 log = logging.getLogger(__name__)

@@ -101,8 +101,8 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
 
 def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
     """Run a piece on its cards."""
-    from common.gpu import Device
-    from common.xla_env import xla_env
+    from common.gpu.choose import Device
+    from common.gpu.xla_env import xla_env
 
     visible = ",".join(real[i] for i in piece.on) if real else "-1"
     env = {
@@ -168,7 +168,7 @@ def main() -> int:
     q.add_argument("--cards", type=int, help="use so many of them")
     q.add_argument("--tiny", action="store_true")
     args = q.parse_args()
-    from common.gpu import list_gpus
+    from common.gpu.choose import list_gpus
 
     args.out = args.out.resolve()
     args.data = str(Path(args.data).resolve())

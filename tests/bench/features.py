@@ -63,7 +63,7 @@ def fastest(works: dict[str, Callable[[], object]], repeats: int, clock: Callabl
 
 def loaders() -> dict[str, Callable[[Path], object]]:
     """Path → samples at 22 050 Hz, by library; those that are not installed are left out."""
-    from producer.decode import decode
+    from producer.batches.decode import decode
 
     found: dict[str, Callable] = {"ours": decode}
     with contextlib.suppress(ImportError):
@@ -275,7 +275,7 @@ def main() -> int:
 
 def _has_gpu() -> bool:
     sys.path.insert(0, str(ROOT))
-    from common.gpu import list_gpus
+    from common.gpu.choose import list_gpus
 
     return bool(list_gpus().gpus)
 

@@ -31,16 +31,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import channel_bench as cb  # noqa: E402
 
-from common.address import Endpoint  # noqa: E402
-from common.channel import LeaseServer  # noqa: E402
-from common.keys import run_keys  # noqa: E402
-from common.lease_client import LeaseClient  # noqa: E402
-from common.lease_records import Rules  # noqa: E402
-from common.run import RunFolder  # noqa: E402
-from tests.arithmetic_runs import assert_exact, settings  # noqa: E402
-from tests.chaos import Driver  # noqa: E402
-from tests.corpora import make_corpus  # noqa: E402
-from tests.hostile import Forger, FrameHub, FrameLink, Hostile, until  # noqa: E402
+from common.run.folder import RunFolder  # noqa: E402
+from common.transport.address import Endpoint  # noqa: E402
+from common.transport.client import LeaseClient  # noqa: E402
+from common.transport.keys import run_keys  # noqa: E402
+from common.transport.lease_records import Rules  # noqa: E402
+from common.transport.server import LeaseServer  # noqa: E402
+from tests.support.arithmetic_runs import assert_exact, settings  # noqa: E402
+from tests.support.chaos import Driver  # noqa: E402
+from tests.support.corpora import make_corpus  # noqa: E402
+from tests.support.hostile import Forger, FrameHub, FrameLink, Hostile, until  # noqa: E402
 
 MB = 1 << 20
 FLAT_MB = 30.0

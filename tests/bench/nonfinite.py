@@ -43,7 +43,8 @@ WAYS: dict[str, dict] = {
 
 def skipped_batches(run, steps: int) -> list:
     """The planned batches of the last `steps` steps that the ledger says were skipped; of the last ones, if none was."""
-    from trainer import ledger, stages
+    from trainer import stages
+    from trainer.history import ledger
 
     lines = ledger.fold(ledger.read(stages.files_of(run, "gpt").ledger))
     chosen = ([line for line in lines if line.get("skipped")] or lines)[-steps:]
@@ -53,8 +54,8 @@ def skipped_batches(run, steps: int) -> list:
 
 def made_again(run, planned: list) -> list[dict[str, np.ndarray]]:
     """The batches' arrays, as a producer makes them."""
-    from producer.decode import DecodeError, decode
-    from producer.featurize import GptMaker
+    from producer.batches.decode import DecodeError, decode
+    from producer.batches.gpt import GptMaker
 
     def samples(clip):
         try:
@@ -75,7 +76,7 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
     import tensorflow as tf
 
     from common.xtts import kernels
-    from trainer.step import GptStep
+    from trainer.step.gpt import GptStep
 
     options = stage.step.options
     changed = {k: v for k, v in way.items() if k != "compute_dtype"}
@@ -118,16 +119,16 @@ def main() -> int:
     names = [n.strip() for n in args.kernels.split("|")]
     if unknown := [n for n in names if n not in WAYS]:
         p.error(f"no way {', '.join(map(repr, unknown))}; there are: {' | '.join(WAYS)}")
-    from common.device import prove_device
-    from common.run import RunFolder
+    from common.gpu.device import prove_device
+    from common.run.folder import RunFolder
 
     run = RunFolder(args.run)
     threads = run.config.threads
     prove_device(intra_threads=threads.trainer_intra, inter_threads=threads.trainer_inter)
-    from producer.featurize import configure_tensorflow
+    from producer.batches.features import configure_tensorflow
     from trainer import stages
-    from trainer.checkpoint import Checkpoints
-    from trainer.precision import allow_tf32
+    from trainer.history.checkpoint import Checkpoints
+    from trainer.step.precision import allow_tf32
 
     planned = skipped_batches(run, args.steps)
     configure_tensorflow(run.config)

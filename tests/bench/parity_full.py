@@ -124,9 +124,10 @@ def compare(work: Path) -> None:
     from gpt_cases import pack
     from safetensors.numpy import load_file
 
-    from common.xtts import pretrained, pth, weights
+    from common.xtts import weights
+    from common.xtts.checkpoints import pretrained, pth
     from common.xtts.gpt import Gpt
-    from trainer.step import GptStep, StepOptions
+    from trainer.step.gpt import GptStep, StepOptions
 
     dims = pretrained.read_dims(work / "pretrained")
     model = Gpt(dims.gpt)

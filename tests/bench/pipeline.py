@@ -35,8 +35,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from corpora import sentence, write_metadata, write_wav
 
-from common import config as config_module
-from common import gpu
+from common.gpu import choose
+from common.run import settings as config_module
 from launch import cores, environment
 
 SAMPLE_RATE = 22050
@@ -107,15 +107,16 @@ def row_of(document: dict, rows_per_batch: float) -> dict:
 
 def inside(run_dir: Path, steps: int, service: bool) -> dict:
     """The tf.data rows: decode, features and step in this process."""
-    from common.device import prove_device
-    from common.run import RunFolder
+    from common.gpu.device import prove_device
+    from common.run.folder import RunFolder
 
     run = RunFolder(run_dir)
     t = run.config.threads
     prove_device(intra_threads=t.trainer_intra, inter_threads=t.trainer_inter)
     import tensorflow as tf
 
-    from producer.featurize import GptMaker, configure_tensorflow
+    from producer.batches.features import configure_tensorflow
+    from producer.batches.gpt import GptMaker
     from trainer import profile as profiling
     from trainer import stages
 
@@ -154,7 +155,7 @@ def inside(run_dir: Path, steps: int, service: bool) -> dict:
 
 def decoded_or_error(clip):
     """Samples of a clip, or its error."""
-    from producer.decode import DecodeError, decode
+    from producer.batches.decode import DecodeError, decode
 
     try:
         return decode(clip.utterance.path, clip.start, clip.num_samples)
@@ -197,8 +198,9 @@ def run_inside(run: Path, steps: int, kind: str, device) -> dict:
 
 def fill(run_dir: Path) -> None:
     """A DVAE for the run, and the codes of its clips in the cache that profiles of it share."""
-    from common.run import RunFolder
-    from producer.featurize import GptMaker, configure_tensorflow
+    from common.run.folder import RunFolder
+    from producer.batches.features import configure_tensorflow
+    from producer.batches.gpt import GptMaker
     from trainer import profile as profiling
 
     run = RunFolder(run_dir)
@@ -240,15 +242,15 @@ def table(results: dict, title: str) -> Table:
 
 def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     """Every row that was asked for, and the title."""
-    from producer.prepare import prepare_run
+    from producer.creation.prepare import prepare_run
 
     data = Path(args.data) if args.data else make_corpus(folder / "corpus", args.make, args.rate)
-    on_cpu = not gpu.list_gpus().gpus
+    on_cpu = not choose.list_gpus().gpus
     overrides = [f"run={json.dumps(str(folder / 'run'))}", f"data.train={json.dumps(str(data))}", f"model.size={args.size}"]
     overrides += [f"batching.batch_size={args.batch_size}", f"batching.buckets={args.buckets}", *args.settings]
     overrides += ["data_gpu=cpu", "model_gpu=cpu"] if on_cpu else []
     config = config_module.load(ROOT / "configs" / "ljspeech.yaml", overrides)
-    devices = gpu.choose_gpus(config, gpu.list_gpus(), os.environ)
+    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
     run = prepare_run(config, on_cpu=on_cpu, cores=cores(), out=lambda text: print(text, file=sys.stderr))  # noqa: T201
     plan = run.plan("gpt", "train")
     rows_per_batch = plan.num_utterances / plan.batches_per_epoch

@@ -40,10 +40,10 @@ WAYS = {
 
 def prepared(args: argparse.Namespace, folder: Path) -> int:
     """A run folder of the corpus and every batch of its first epoch, as files in `folder`. Returns how many batches."""
-    from common import config as config_module
-    from common.run import RunFolder
+    from common.run import settings as config_module
+    from common.run.folder import RunFolder
     from launch import cores
-    from producer.prepare import prepare_run
+    from producer.creation.prepare import prepare_run
 
     settings = [f"run={json.dumps(str(folder / 'run'))}", f"data.train={json.dumps(args.data)}", f"model.size={args.size}", "devices=auto"]
     settings += [f"batching.batch_size={args.batch_size}", "batching.buckets=1", "data.eval_fraction=0.04"]
@@ -67,7 +67,7 @@ def codebook_from(run) -> None:
     from common.xtts.audio import DvaeMel
     from common.xtts.dvae import Dvae
     from common.xtts.weights import state_dict
-    from producer.decode import decode
+    from producer.batches.decode import decode
     from trainer import stages
 
     dvae, mel, manifest = Dvae(run.dims.dvae), DvaeMel(run.mel_stats, run.dims.audio), run.manifest
@@ -86,9 +86,9 @@ def trained(args: argparse.Namespace) -> dict:
     """Losses of one way."""
     import tensorflow as tf
 
-    from common.run import RunFolder
+    from common.run.folder import RunFolder
     from common.xtts.kernels import Kernels
-    from trainer.step import GptStep, StepOptions
+    from trainer.step.gpt import GptStep, StepOptions
 
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
@@ -195,8 +195,8 @@ def main() -> int:
 
 
 def _run(command: list[str], env: dict) -> subprocess.CompletedProcess:
-    from common.gpu import Device
-    from common.xla_env import xla_env
+    from common.gpu.choose import Device
+    from common.gpu.xla_env import xla_env
 
     cuda = {} if "CUDA_VISIBLE_DEVICES" in env else xla_env(os.environ, Device("gpu"))
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **cuda, **env}, capture_output=True, text=True)

@@ -23,9 +23,9 @@ from rich.console import Console
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common import status  # noqa: E402
+from common.system import status  # noqa: E402
 from tests.bench.two_gpus import launch_command, parser  # noqa: E402
-from trainer import ledger  # noqa: E402
+from trainer.history import ledger  # noqa: E402
 
 START_S = 900.0  # until the step at which the trainer is killed, and from there to the end
 

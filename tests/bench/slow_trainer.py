@@ -26,10 +26,10 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common import status  # noqa: E402
-from common.batch import ROW_BYTES  # noqa: E402
-from tests.arithmetic_runs import settings  # noqa: E402
-from tests.corpora import make_corpus  # noqa: E402
+from common.data.batch import ROW_BYTES  # noqa: E402
+from common.system import status  # noqa: E402
+from tests.support.arithmetic_runs import settings  # noqa: E402
+from tests.support.corpora import make_corpus  # noqa: E402
 
 ROWS = 32
 

@@ -105,9 +105,9 @@ def _checkpoints(run: Path) -> dict[int, Path]:
 def _trained(run: Path) -> bool:
     if not (run / "config.yaml").is_file():
         return False
-    from common import config
+    from common.run import settings
 
-    last = config.load(run / "config.yaml").train.max_steps
+    last = settings.load(run / "config.yaml").train.max_steps
     return last is not None and last in _checkpoints(run)
 
 
@@ -174,14 +174,14 @@ def _model(args: argparse.Namespace):
     """(synthesizer, reference clip, lines by set): the voice is a whole training clip, as most rows' is with `batching.prompt: speaker`."""
     from safetensors.numpy import load_file
 
-    from common.manifest import EVAL
-    from common.run import RunFolder
+    from common.data.manifest import EVAL
+    from common.run.folder import RunFolder
     from common.xtts import weights
     from common.xtts.clips import load_clip
     from common.xtts.dvae import Dvae
     from common.xtts.gpt import Gpt
     from common.xtts.synthesize import ReferenceOptions, Synthesizer
-    from common.xtts.tokenizer import Tokenizer
+    from common.xtts.text.tokenizer import Tokenizer
 
     _set_up_tensorflow()
     run = RunFolder(args.work / "run")
@@ -255,7 +255,7 @@ def vocode(args: argparse.Namespace) -> None:
 
 
 def _pictures(work: Path, spoken, sets: list[str], texts: list[str]) -> None:
-    from common.pictures import MelRow, mel_picture
+    from trainer.report.pictures import MelRow, mel_picture
 
     titles = {"true": "recording", "codes": "through the codes"}
     shown = [*sets[:2], *sets[-1:]] if len(sets) > 2 else sets

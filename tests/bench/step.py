@@ -27,8 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.gpu import Device
-from common.xla_env import xla_env
+from common.gpu.choose import Device
+from common.gpu.xla_env import xla_env
 from tests.bench.owned import dies_with_me
 from tests.bench.step_rows import ROWS
 
@@ -204,7 +204,7 @@ def _dims(job: dict, options: dict):
 
 
 def _bucket(job: dict, options: dict, dims):
-    from common.buckets import Bucket
+    from common.data.buckets import Bucket
 
     return Bucket(job["batch"], options.get("positions", POSITIONS) - dims.gpt.num_latents, TEXT_TOKENS + 1, CODES)
 
@@ -240,7 +240,7 @@ def build(job: dict, options: dict):
     import tensorflow as tf
 
     from common.xtts.kernels import Kernels
-    from trainer.step import GptStep, StepOptions
+    from trainer.step.gpt import GptStep, StepOptions
 
     tf.config.experimental.enable_tensor_float_32_execution(options["precision"] != "fp32")
     dims = _dims(job, options)
@@ -267,7 +267,7 @@ def build(job: dict, options: dict):
 
 
 def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
-    from trainer.upload import Upload
+    from trainer.step.upload import Upload
 
     blocks, size = [], max(1, job["steps"] // 5)
     # On the device before the clock runs, as the feed brings them: a seed from the host would wait for the step before.

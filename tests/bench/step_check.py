@@ -16,7 +16,7 @@ def check(layers: int, size: str, both: bool) -> int:
     """Print both comparisons; 0 if every tensor of the first is within LIMIT."""
     import tensorflow as tf
 
-    from common.xtts.fused_attention import why_not
+    from common.xtts.attention_check import why_not
     from tests.bench.step import ROWS, build
 
     for gpu in tf.config.list_physical_devices("GPU"):

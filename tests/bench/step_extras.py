@@ -13,8 +13,8 @@ import tensorflow as tf
 
 def saved(step, once) -> dict:
     """What a checkpoint in the background costs, and whether it holds the moment: weights sampled on the device at that moment."""
-    from trainer.checkpoint import Checkpoints
-    from trainer.saver import Saver
+    from trainer.history.checkpoint import Checkpoints
+    from trainer.history.saver import Saver
 
     folder = Path(tempfile.mkdtemp(prefix="xtts-bench-save-"))
     try:

@@ -23,11 +23,11 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from common.doorkeeper import raise_file_limit  # noqa: E402
-from common.run import RunFolder  # noqa: E402
-from tests.arithmetic_runs import assert_exact, settings  # noqa: E402
-from tests.chaos import Driver  # noqa: E402
-from tests.corpora import make_corpus  # noqa: E402
+from common.run.folder import RunFolder  # noqa: E402
+from common.transport.doorkeeper import raise_file_limit  # noqa: E402
+from tests.support.arithmetic_runs import assert_exact, settings  # noqa: E402
+from tests.support.chaos import Driver  # noqa: E402
+from tests.support.corpora import make_corpus  # noqa: E402
 
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" * 32
 MB = 1 << 20

@@ -31,11 +31,11 @@ import zmq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from common import wire
-from common.channel import LeaseServer
-from common.keys import run_keys
-from common.lease_client import Endpoint, Lease, LeaseClient, Stop, Welcome
-from common.messages import Data, Notes, Offer
+from common.transport import wire
+from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
+from common.transport.keys import run_keys
+from common.transport.messages import Data, Notes, Offer
+from common.transport.server import LeaseServer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

@@ -25,7 +25,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common import status  # noqa: E402
+from common.system import status  # noqa: E402
 
 
 def holdings(cards: list) -> dict[int, dict[int, float]]:

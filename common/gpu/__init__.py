@@ -1,0 +1,1 @@
+"""GPUs: chosen and pinned by the parent through NVML, proved by the child with a real operation."""

@@ -1,0 +1,135 @@
+"""Processes as the supervisor holds them: how one is described, started, watched and killed; and one adopted from elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.system import status
+from common.system.errors import RunError
+from common.system.lifecycle import PARENT_FD, SUPERVISOR
+from common.system.lock import Holder, identity, is_alive
+
+LEAVE_S = 10.0
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of a program. `env` is added to the launcher's own; a value of None removes a variable."""
+
+    name: str
+    role: str
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    device: str = ""  # in words, for the start-up lines
+    main: bool = False  # its end with 0 is the program's
+    restarts: int = 3
+    by_steps: bool = False  # restarts are forgotten when its status shows a higher step, else after ten minutes of work
+    grace_s: float = 5.0  # between SIGTERM and SIGKILL
+    save_s: float = 0.0  # instead of grace_s while its status says "saving"
+    leave_s: float = LEAVE_S  # once the main process is done
+    optional: bool = False  # without it the program goes on: its failures are told, nothing more
+    lock: Path | None = None  # held by this process; another holder is adopted instead of raced
+
+
+@dataclass(frozen=True)
+class Program:
+    """Every process of a run, in the order they start."""
+
+    run_dir: Path
+    processes: tuple[ProcessSpec, ...]
+
+    def describe(self) -> list[str]:
+        """One line per process: name, device, command."""
+        return [f"{p.name:<12} {p.device or '-':<60} {' '.join(p.argv)}" for p in self.processes]
+
+
+class Running:
+    """A child started by exec in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
+
+    def __init__(self, spec: ProcessSpec, parent_fd: int, attempt: int):
+        self.spec = spec
+        env = {**os.environ, **spec.env, PARENT_FD: str(parent_fd), SUPERVISOR: "{}:{}".format(*identity())}
+        env = {k: v for k, v in env.items() if v is not None}
+        try:
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(spec.log, "ab") as out:
+                out.write(_header(spec, attempt).encode())
+                out.flush()
+                self.offset = out.tell()  # where this start's lines begin
+                # Not from another thread than the main one: PR_SET_PDEATHSIG means the thread's death.
+                self._popen = subprocess.Popen(
+                    spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
+                    pass_fds=(parent_fd,), start_new_session=True,
+                )  # fmt: skip
+        except OSError as e:
+            raise RunError(f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.argv[0]})") from e
+        self.pid = self._popen.pid
+
+    def poll(self) -> int | None:
+        """Exit code; −n: killed by signal n; None: running."""
+        return self._popen.poll()
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM; SIGCONT, because a stopped process takes no other signal than SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.send_signal(signal.SIGTERM)
+            self._popen.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to the process and whatever it started."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+class Adopted:
+    """A process started by somebody else, watched by pid and creation time; its exit code comes from its status file."""
+
+    offset = 0
+
+    def __init__(self, spec: ProcessSpec, by: Holder, run_dir: Path):
+        self.spec = spec
+        self.pid = by.pid
+        self._create_time = by.create_time
+        self._run_dir = run_dir
+
+    def poll(self) -> int | None:
+        """As `Running.poll`; −9 when the process left no exit code behind."""
+        if is_alive(self.pid, self._create_time):
+            return None
+        s = status.read(self._run_dir, self.spec.name)
+        return s.exit_code if s is not None and s.pid == self.pid and s.exit_code is not None else -int(signal.SIGKILL)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM and SIGCONT."""
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, sig: signal.Signals) -> None:
+        if is_alive(self.pid, self._create_time):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, sig)
+
+
+def _header(spec: ProcessSpec, attempt: int) -> str:
+    shown = {name: spec.env[name] for name in ("CUDA_VISIBLE_DEVICES", "XLA_FLAGS") if spec.env.get(name) is not None}
+    env = "".join(f" {name}={shlex.quote(value)}" for name, value in shown.items())
+    return f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start {attempt} of {spec.name}:{env} {' '.join(spec.argv)}\n"
+
+
+def explain(code: int) -> str:
+    """An exit in words: "killed by signal 9", "exited with 2"."""
+    return f"killed by signal {-code}" if code < 0 else f"exited with {code}"

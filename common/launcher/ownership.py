@@ -1,0 +1,145 @@
+"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), a name for each added producer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from common.run.bundle import refuse_unpacked
+from common.system import lock
+from common.system.errors import BadInput, RunError
+from common.system.lock import Lock
+from common.transport.address import ChannelError, check_address, explain_bind
+
+REPLACE_WAIT_S = 60.0
+STOP_WAIT_S = 45.0
+
+
+@contextlib.contextmanager
+def own_run(run_dir: Path) -> Iterator[None]:
+    """Be the run's launcher while inside. A folder made for a run that could not be created is removed again.
+
+    Raises:
+        BadInput: another launcher or trainer works there; the message names it. Or the folder was made from a bundle.
+    """
+    refuse_unpacked(run_dir)
+    stop_it = f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its own with run=…"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…") from e
+    held = lock.lock(run_dir / "launch.lock", "launch.py", stop_it)
+    try:
+        if (by := _not_leaving(run_dir)) is not None:
+            raise BadInput(f"{run_dir} is in use by {by}; {stop_it}")
+        yield
+    finally:
+        is_run = (run_dir / "identity.json").exists()
+        held.release(unlink=not is_run)
+        if not is_run:
+            with contextlib.suppress(OSError):  # not empty: it was the user's
+                run_dir.rmdir()
+
+
+def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None:
+    """Before a trainer is started by itself: nobody holds RUN/lock when this returns.
+
+    Args:
+        replace: ask a running trainer to save and leave.
+
+    Raises:
+        BadInput: a trainer runs and `replace` is False.
+        RunError: it did not leave within 60 s.
+    """
+    by = _not_leaving(run_dir)
+    if by is None:
+        return
+    if not replace:
+        raise BadInput(f"{run_dir} is in use by {by}; --replace lets it save and takes over")
+    # The lock's holder has its signal handlers installed: it took the lock after that.
+    tell(f"asking {by} to save and leave")
+    try:
+        os.kill(by.pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        pass
+    except PermissionError as e:
+        raise BadInput(f"{by} belongs to another user") from e
+    if (still := lock.wait_free(run_dir / "lock", REPLACE_WAIT_S)) is not None:
+        raise RunError(f"{still} has not left after {REPLACE_WAIT_S:.0f} s; it is still the run's trainer, nothing was started")
+
+
+def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
+    """Ask the run's launcher, else its trainer, to leave, and wait until it has.
+
+    Raises:
+        BadInput: nothing runs there on this machine.
+        RunError: it did not leave within 45 s.
+    """
+    by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
+    if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
+        raise BadInput(f"nothing runs in {run_dir} on this machine; --run names the run folder")
+    tell(f"asking {by} to stop")
+    os.kill(by.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while lock.is_alive(by.pid, by.create_time):
+        if time.monotonic() > deadline:
+            raise RunError(f"{by} has not left after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
+        time.sleep(0.1)
+    tell("it has left")
+
+
+def _not_leaving(run_dir: Path) -> lock.Holder | None:
+    """The holder of RUN/lock, unless it leaves within 12 s because its supervisor is dead."""
+    by = lock.holder(run_dir / "lock")
+    return lock.wait_free(run_dir / "lock", lock.ORPHAN_WAIT_S) if by is not None and by.leaving else by
+
+
+def check_bind(address: str) -> None:
+    """Whether the trainer will be able to listen at `transport.bind`, found before it loads TensorFlow.
+
+    Raises:
+        BadInput: not an address, an address of another host, or a port in use (the message names the process).
+    """
+    if address == "ipc":
+        return
+    try:
+        check_address(address, curve=True)
+    except ChannelError as e:
+        raise BadInput(f"transport.bind: {e}") from e
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or port == "*":
+        return
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:  # ZeroMQ also takes the name of a network interface
+        return
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+        try:
+            probe.bind(where)
+            probe.listen(1)
+        except OSError as e:
+            raise BadInput(f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}") from e
+
+
+def extra_name(run_dir: Path, prefix: str = "producer-extra") -> tuple[str, int, Lock]:
+    """(name, number, lock that keeps it) for one more producer: PREFIX-0, …
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+    (run_dir / "status").mkdir(exist_ok=True)
+    number = 0
+    while True:
+        path = run_dir / "status" / f"{prefix}-{number}.lock"
+        if lock.holder(path) is None:
+            with contextlib.suppress(BadInput):
+                return path.stem, number, lock.lock(path, path.stem)
+        if not os.access(path.parent, os.W_OK):
+            raise BadInput(f"{path.parent} cannot be written")
+        number += 1

@@ -1,0 +1,301 @@
+"""The parent's side: start every process of a program, watch, restart, adopt, stop.
+
+Policy
+- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s to leave; an optional one (that of
+  the samples) sees it in the trainer's status and may end what it is at, for `leave_s`
+- a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its status): exit 1
+- a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10 minutes of work
+- exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the trainer's ends the program
+  with 1, a producer's only if no other is left
+- exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when it dies; a program of the
+  trainer alone (no lock to watch) ends with 0
+- an optional process is restarted like a producer; whatever ends it for good, the others go on
+- Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at once
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from common.launcher.child import Adopted, ProcessSpec, Program, Running, explain
+from common.system import lock, status
+from common.system.errors import BAD_INPUT, FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED
+from common.system.lifecycle import REPLACE_S
+
+TICK_S = 0.1
+BACKOFF_S = 1.0  # doubled at each restart
+FORGET_S = 600.0
+DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
+
+
+class View(Protocol):
+    """What the supervisor tells a user through (`common.launcher.console`)."""
+
+    def say(self, text: str) -> None:
+        """A line."""
+
+    def tick(self) -> None:
+        """Called ten times a second."""
+
+    def stopping(self) -> None:
+        """From now on, few lines."""
+
+    def failure(self, spec: ProcessSpec, offset: int) -> None:
+        """A process ended badly: show the end of its log from byte `offset` unless its error was shown already."""
+
+
+class Child:
+    """One process through its restarts."""
+
+    def __init__(self, spec: ProcessSpec):
+        self.spec = spec
+        self.process: Running | Adopted | None = None
+        self.starts = 0
+        self.failures = 0
+        self.best = ((0, 0), (0, 0))
+        self.started_at = 0.0
+        self.restart_at: float | None = None
+        self.adopt_until: float | None = None
+        self.last: int | None = None  # the last exit code
+        self.asked_at: float | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Running, or about to."""
+        return self.process is not None or self.restart_at is not None or self.adopt_until is not None
+
+    def forget(self) -> None:
+        """No restart, no adoption."""
+        self.restart_at = self.adopt_until = None
+
+
+class Supervisor:
+    """Runs a program. Signal handlers are installed while `run` is active; call it from the main thread."""
+
+    def __init__(self, program: Program, view: View, clock: Callable[[], float] = time.monotonic):
+        self._program = program
+        self._view = view
+        self._clock = clock
+        self._children = [Child(p) for p in program.processes]
+        self._signals: list[tuple[signal.Signals, float]] = []
+        self._stop_code: int | None = None
+        self._interrupted_at: float | None = None
+        self._done_at: float | None = None
+        self._parent_fd = -1
+
+    def run(self) -> int:
+        """Until the program ends. Returns launch.py's exit code; every process is gone then."""
+        # The write end stays here, never inherited: it closes when this process dies, however it dies.
+        self._parent_fd, write_fd = os.pipe()
+        try:
+            with self._handlers():
+                for child in self._children:
+                    self._start(child)
+                while (code := self._step()) is None:
+                    self._view.tick()
+                    time.sleep(TICK_S)
+                self._view.tick()
+                return code
+        finally:
+            self._kill_all()
+            os.close(write_fd)
+            os.close(self._parent_fd)
+
+    def _step(self) -> int | None:
+        self._handle_signals()
+        for child in self._children:
+            if child.process is not None and (code := child.process.poll()) is not None:
+                self._ended(child, code)
+        for child in self._children:
+            self._revive(child)
+        if self._done_at is not None or self._stop_code is not None:
+            self._enforce_deadlines()
+            if not any(c.is_pending for c in self._children):
+                return OK if self._stop_code is None else self._stop_code
+        elif not any(c.is_pending for c in self._children):
+            return FAILED
+        return None
+
+    # -- signals ------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _handlers(self) -> Iterator[None]:
+        signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+            signals.remove(signal.SIGHUP)
+        before = {s: signal.signal(s, lambda n, _: self._signals.append((signal.Signals(n), self._clock()))) for s in signals}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            sig, at = self._signals.pop(0)
+            if sig == signal.SIGINT and self._interrupted_at is not None:
+                if at - self._interrupted_at > DOUBLE_S:
+                    self._view.say("second Ctrl-C: killing every process now")
+                    self._stop_code = INTERRUPTED
+                    self._kill_all()
+            elif sig == signal.SIGINT:
+                self._interrupted_at = at
+                self._stop("Ctrl-C", INTERRUPTED)
+            else:
+                self._stop(sig.name, TERMINATED)
+
+    def _stop(self, reason: str, code: int) -> None:
+        """Ask everybody to leave. A later reason does not change the exit code."""
+        if self._stop_code is not None or (self._done_at is not None and code != INTERRUPTED and code != TERMINATED):
+            return
+        self._stop_code = OK if self._done_at is not None else code
+        self._view.stopping()
+        saves = any(c.spec.save_s and c.process for c in self._children)
+        self._view.say(f"{reason}: stopping" + ("; the trainer saves first (Ctrl-C again: at once)" if saves else ""))
+        for child in self._children:
+            child.forget()
+            self._ask(child)
+
+    def _ask(self, child: Child) -> None:
+        if child.process is not None and child.asked_at is None:
+            child.asked_at = self._clock()
+            child.process.ask_to_leave()
+
+    def _enforce_deadlines(self) -> None:
+        now = self._clock()
+        for child in self._children:
+            if self._done_at is not None and now - self._done_at > child.spec.leave_s:
+                self._ask(child)
+            if child.process is None or child.asked_at is None:
+                continue
+            limit = child.spec.grace_s
+            if child.spec.save_s and now - child.asked_at > limit and self._phase(child) == status.SAVING:
+                limit = child.spec.save_s
+            if now - child.asked_at > limit:
+                self._view.say(f"{child.spec.name} did not leave within {limit:.0f} s: killed")
+                child.process.kill()
+                child.asked_at = now  # a process in the kernel's hands may take a while to go
+
+    def _phase(self, child: Child) -> str:
+        s = status.read(self._program.run_dir, child.spec.name)
+        return s.phase if s is not None and s.pid == child.process.pid else ""
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            child.forget()
+            if child.process is not None:
+                child.process.kill()
+        deadline = time.monotonic() + 5
+        for child in self._children:
+            while child.process is not None and child.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    # -- starts and ends ----------------------------------------------------------------------------------------------------
+
+    def _start(self, child: Child) -> None:
+        """Start the process, or adopt the holder of its lock if there is one already."""
+        child.restart_at = None
+        if child.starts and self._adopt(child):
+            return
+        child.starts += 1
+        child.process = Running(child.spec, self._parent_fd, child.starts)
+        child.started_at = self._clock()
+        child.asked_at = None
+
+    def _adopt(self, child: Child) -> bool:
+        by = lock.holder(child.spec.lock) if child.spec.lock is not None else None
+        if by is None or by.leaving:
+            return False
+        child.adopt_until = None
+        child.process = Adopted(child.spec, by, self._program.run_dir)
+        child.started_at = self._clock()
+        child.asked_at = None
+        self._view.say(f"{child.spec.name}: pid {by.pid} has taken over; watching it")
+        return True
+
+    def _revive(self, child: Child) -> None:
+        now = self._clock()
+        if child.restart_at is not None and now >= child.restart_at:
+            self._start(child)
+        elif child.adopt_until is not None and not self._adopt(child) and now > child.adopt_until:
+            self._view.say(f"{child.spec.name}: nobody took over; starting it again")
+            child.adopt_until = None
+            self._start(child)
+
+    def _ended(self, child: Child, code: int) -> None:
+        process, child.process, child.last = child.process, None, code
+        if self._stop_code is not None or self._done_at is not None:
+            if child.spec.main and code in (FAILED, BAD_INPUT, HOPELESS) and self._stop_code is not None:
+                self._view.failure(child.spec, process.offset)
+                self._stop_code = FAILED
+            return
+        if child.spec.main and code == OK:
+            self._done_at = self._clock()
+        elif code == REPLACED and child.spec.lock is None:
+            self._view.say(f"{child.spec.name} saved and left for another one, which is not watched from here")
+            self._done_at = self._clock()
+            for other in self._children:  # nobody tells them: the run goes on
+                self._ask(other)
+        elif child.spec.lock is not None and self._left_to_another(child, code):
+            child.adopt_until = self._clock() + REPLACE_S
+        elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
+            if code != OK or not self._main_is_done():
+                self._view.say(f"{child.spec.name} was told to leave ({explain(code)}); not restarted")
+        else:
+            self._view.failure(child.spec, process.offset)
+            self._failed(child, code, process.pid)
+
+    def _main_is_done(self) -> bool:
+        """Whether the main process has told the others that all is done; it may take a moment longer itself."""
+        reports = (status.read(self._program.run_dir, c.spec.name) for c in self._children if c.spec.main)
+        return any(s is not None and s.phase in (status.DONE, status.LEFT) for s in reports)
+
+    def _left_to_another(self, child: Child, code: int) -> bool:
+        """Replaced, or beaten to the lock by a trainer started elsewhere."""
+        if code == REPLACED:
+            self._view.say(f"{child.spec.name} saved and left for another one")
+            return True
+        return code == BAD_INPUT and lock.holder(child.spec.lock) is not None
+
+    def _failed(self, child: Child, code: int, pid: int) -> None:
+        """Restart, give the process up, or end the program."""
+        what = f"{child.spec.name} {explain(code)}"
+        if code == BAD_INPUT:
+            return self._give_up(child, what, BAD_INPUT)
+        if code == HOPELESS:
+            return self._give_up(child, f"{what}: a restart would not help", FAILED)
+        if self._came_further(child, pid):
+            child.failures = 0
+        if child.failures >= child.spec.restarts:
+            again = f" after {child.failures} restarts" + (" without progress" if child.spec.by_steps else "") if child.failures else ""
+            return self._give_up(child, what + again, code if code in (INTERRUPTED, TERMINATED) else FAILED)
+        child.failures += 1
+        delay = BACKOFF_S * 2 ** (child.failures - 1)
+        child.restart_at = self._clock() + delay
+        self._view.say(f"{what}; restart {child.failures} of {child.spec.restarts} in {delay:.0f} s")
+        return None
+
+    def _came_further(self, child: Child, pid: int) -> bool:
+        if not child.spec.by_steps:
+            return self._clock() - child.started_at > FORGET_S
+        s = status.read(self._program.run_dir, child.spec.name)
+        if s is None or s.pid != pid:  # it died before its first report
+            return False
+        best = (max(child.best[0], s.progress[0]), max(child.best[1], s.progress[1]))
+        further, child.best = best != child.best, best
+        return further
+
+    def _give_up(self, child: Child, what: str, code: int) -> None:
+        if child.spec.optional:
+            self._view.say(f"{what}; going on without it; see {child.spec.log}")
+            return
+        others = [c for c in self._children if c is not child and c.spec.role == child.spec.role and c.is_pending]
+        if child.spec.main or code == BAD_INPUT or not others:
+            self._stop(f"{what}; see {child.spec.log}", code)
+        else:
+            self._view.say(f"{what}; going on with {', '.join(c.spec.name for c in others)}; see {child.spec.log}")

@@ -1,0 +1,166 @@
+"""Settings as text: YAML and `key=value` overrides, read strictly, and how a fault in them is told."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from common.system.errors import BadInput
+
+
+class NoSection(BadInput):
+    """An override runs through a value that is no section."""
+
+
+def as_yaml(value: str | list[str]) -> str:
+    """YAML that means these texts: JSON, but for characters beyond 16 bits, which YAML does not write as two surrogates."""
+    pair = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
+    return pair.sub(lambda m: f"\\U{ord(json.loads(chr(34) + m.group() + chr(34))):08x}", json.dumps(value))
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """The plain values of a YAML text. Merge keys (`<<`) are as in YAML: the keys beside them win.
+
+    Raises:
+        BadInput: a key is given twice in one mapping, of which YAML would keep the last alone.
+        yaml.YAMLError, ValueError: it is not YAML.
+    """
+    loader = yaml.SafeLoader(text)
+    loader.name = where  # in YAML's own messages
+    try:
+        node = loader.get_single_node()
+        twice = [] if node is None else list(_twice(node, (), set()))
+        if twice:
+            raise BadInput("\n".join(f"{where}: {line}" for line in twice))
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _twice(node: yaml.Node, path: tuple[str, ...], seen: set[int]):
+    """What to say of the keys that mappings in `node` repeat. Before construction, which adds merged keys to the nodes."""
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield from _twice(value, (*path, str(i)), seen)
+    elif isinstance(node, yaml.MappingNode):
+        first: dict[tuple[str, str], yaml.Node] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            merge = key.tag == "tag:yaml.org,2002:merge"
+            name = path if merge else (*path, key.value)
+            earlier = key if merge else first.setdefault((key.tag, key.value), key)
+            if earlier is not key:
+                a, b = earlier.start_mark.line + 1, key.start_mark.line + 1
+                what = "put all its keys under one" if isinstance(value, yaml.MappingNode) else "keep one"
+                yield f"'{'.'.join(name)}' is given twice, on {f'lines {a} and {b}' if a != b else f'line {a}'}; {what}"
+            yield from _twice(value, name, seen)
+
+
+def set_override(tree: dict, override: str) -> str:
+    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what they mean in a file.
+
+    Returns:
+        The key from which on the tree is the override's own: `a.b`, or `a` where there was none.
+
+    Raises:
+        BadInput: the text has no `=`, or its value is not YAML.
+        NoSection: the path runs through a value that is no section.
+    """
+    key, eq, text = override.partition("=")
+    if not eq or not key or key.startswith("-"):
+        raise BadInput(f"'{override}' is neither a flag nor key=value; --help lists the flags, configs/ shows the keys")
+    try:
+        value = read_yaml(text, override)
+    except (yaml.YAMLError, ValueError) as e:
+        raise BadInput(f"{override}: the value is not YAML: {e}") from e
+    *parents, last = key.split(".")
+    own = key
+    for i, p in enumerate(parents):
+        path, section = ".".join(parents[: i + 1]), tree.get(p)
+        if section is None:
+            section, own = {}, min(own, path, key=len)
+        if not isinstance(section, dict):
+            raise NoSection(f"{override}: '{path}' is not a section, its value is {section!r}; set '{path}' itself")
+        tree[p] = dict(section)  # a copy: keys of a file may share it (&anchor, *alias)
+        tree = tree[p]
+    tree[last] = value
+    return own
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str, by: dict[str, str]) -> str:
+    """A line for each fault in the settings of `model`, with the nearest known name.
+
+    `by` holds the keys that were set elsewhere than in `where`, and by what.
+    """
+    lines = []
+    for e in error.errors():
+        loc = e["loc"]
+        key = _dotted(loc)
+        at = next((by[k] for k in (_dotted(loc[:n]) for n in range(len(loc), 0, -1)) if k in by), where)
+        section = _section(model, loc) if e["type"] == "model_type" else None
+        if e["type"] == "extra_forbidden":
+            lines.append(f"{at}: unknown key '{key}'{_nearest(model, loc)}")
+        elif section:
+            hint = f"its keys are {_keys(section)}{_example(section, key, e['input'])}"
+            lines.append(f"{at}: {key} is a section: {hint} (got {e['input']!r})")
+        else:
+            lines.append(f"{at}: {key}: {e['msg']} (got {e['input']!r})")
+    return "\n".join(lines)
+
+
+def _dotted(loc: tuple) -> str:
+    return ".".join(str(part) for part in loc)
+
+
+def _section(model: type[BaseModel], loc: tuple) -> type[BaseModel] | None:
+    """The section that `loc` names; None where it names none."""
+    found: type[BaseModel] | None = model
+    for part in (p for p in loc if not isinstance(p, int)):  # an int is a place in a list
+        f = found.model_fields.get(part) if found else None
+        kinds = (f.annotation, *getattr(f.annotation, "__args__", ())) if f else ()
+        found = next((a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)), None)
+    return found
+
+
+def _nearest(model: type[BaseModel], loc: tuple) -> str:
+    """ "; did you mean 'a.x'?" for the last name of `loc`, or the names that exist there."""
+    section = _section(model, loc[:-1])
+    if section is None:
+        return ""
+    names, last = list(section.model_fields), str(loc[-1])
+    if "." in last and last.split(".")[0] in names:  # as on the command line
+        nested = ": {".join(last.split(".")) + ": …" + "}" * last.count(".")
+        return f"; keys with dots are for the command line: write {nested}"
+    near = difflib.get_close_matches(last, names, 1, 0.5)
+    return f"; did you mean '{_dotted((*loc[:-1], near[0]))}'?" if near else f"; known here: {', '.join(names)}"
+
+
+def _keys(section: type[BaseModel], most: int = 8) -> str:
+    names = list(section.model_fields)
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _example(section: type[BaseModel], key: str, value: Any) -> str:
+    """ "; for example a.b=value": the first key that takes the value that was given for all, else the first with a plain default."""
+    plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    for candidate, text in ((value, f"{value}"), ([value], f"[{value}]")) if plain else ():
+        for name in section.model_fields:
+            try:
+                section.model_validate({name: candidate})
+            except ValidationError:
+                continue
+            return f"; for example {key}.{name}={text}"
+    fields = section.model_fields.items()
+    if any(f.is_required() for _, f in fields):  # no default makes a section of these
+        return ""
+    defaults = [(name, f.default) for name, f in fields if isinstance(f.default, (str, int, float)) and not isinstance(f.default, bool)]
+    return f"; for example {key}.{defaults[0][0]}={defaults[0][1]}" if defaults else ""

@@ -1,0 +1,230 @@
+"""The child's side of a process: when to stop, how long there is, and which exit code says why.
+
+A role's entry is `run_main(main)`; `main(stop)` returns when the work is done or soon after `stop` is set. Import TensorFlow
+inside `main`, so that signals and the parent's death are already watched while it loads.
+
+    SIGTERM, SIGINT, SIGHUP   stop; a trainer saves first          exit 143, 130, 143
+    SIGUSR1                   another trainer asks for the place    exit 4 after saving
+    the supervisor died       leave without saving, within 10 s     exit 143
+
+A thread, not a Python signal handler, does the noticing: a handler only runs between two byte codes of the main thread, which
+may sit in a compilation for a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import faulthandler
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from common.system.errors import FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED, Replaced, RunError, Stopped, is_out_of_memory
+
+PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
+SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
+
+# The supervisor kills after 5 s (nothing to save), 10 s, or 30 s while the status says "saving"; a child leaves just before.
+GRACE_S = 4.5
+SAVER_GRACE_S = 9.5
+SAVE_S = 29.5
+ORPHAN_S = 8.0
+REPLACE_S = 58.0
+
+_PR_SET_PDEATHSIG = 1
+_STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
+
+log = logging.getLogger("lifecycle")
+
+
+class Stop(threading.Event):
+    """Set when the process must leave. `cause`: "stop", "replace" (save, then exit 4) or "orphan" (do not save)."""
+
+    def __init__(self, saves: bool = False):
+        super().__init__()
+        self.cause = ""
+        self.reason = ""
+        self.exit_code = TERMINATED
+        self._saves = saves
+        self._saving = 0
+        self._since = 0.0
+        self._hooks: list[Callable[[int], None]] = []
+
+    @property
+    def orphaned(self) -> bool:
+        """The supervisor is gone: leave without saving."""
+        return self.cause == "orphan"
+
+    @property
+    def replaced(self) -> bool:
+        """Another trainer waits for the lock."""
+        return self.cause == "replace"
+
+    def request(self, cause: str, reason: str, exit_code: int) -> None:
+        """Ask the process to leave; only an orphan's request overrides an earlier one."""
+        if self.is_set() and (cause != "orphan" or self.orphaned):
+            return
+        self.cause, self.reason, self.exit_code = cause, reason, exit_code
+        self._since = time.monotonic()
+        self.set()
+
+    def error(self) -> RunError:
+        """The exception that carries this stop to the process's edge."""
+        return Replaced(f"left for another trainer ({self.reason})") if self.replaced else Stopped(f"stopped by {self.reason or 'request'}")
+
+    def check(self) -> None:
+        """Raise `error()` if the stop is set."""
+        if self.is_set():
+            raise self.error()
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """While inside, the deadline is that of a save. The caller's status must say "saving", or the supervisor kills."""
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the process is forced out; None: no stop yet."""
+        if not self.is_set() or not self._since:
+            return None
+        if self.orphaned:
+            limit = ORPHAN_S
+        elif self.replaced:
+            limit = REPLACE_S
+        elif self._saves:
+            limit = SAVE_S if self._saving else SAVER_GRACE_S
+        else:
+            limit = GRACE_S
+        return self._since + limit - time.monotonic()
+
+    def at_exit(self, hook: Callable[[int], None]) -> None:
+        """`hook(exit_code)` runs last, in order; not when the process is killed or forced out."""
+        self._hooks.append(hook)
+
+    def run_hooks(self, code: int) -> None:
+        """Run what `at_exit` was given."""
+        while self._hooks:
+            self._hooks.pop(0)(code)
+
+
+def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoReturn:
+    """Run a role and end the process with the exit code its outcome stands for (`common.system.errors`).
+
+    Ends by `os._exit`: TensorFlow's and CUDA's destructors have hung and crashed at exit, and whatever a role must close it has
+    closed when `main` returns. `saves`: the role has something to save, so it gets the longer deadlines.
+    """
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT, all_threads=True)  # kill -QUIT: every thread's stack into the log
+    stop = Stop(saves)
+    watch(stop)
+    code = _outcome(main, stop)
+    stop.run_hooks(code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _outcome(main: Callable[[Stop], int | None], stop: Stop) -> int:
+    try:
+        code = main(stop)
+        return code if code is not None else (stop.exit_code if stop.is_set() and stop.cause else OK)
+    except Replaced as e:
+        log.info("%s", e)
+        return REPLACED
+    except Stopped as e:
+        log.info("%s", e)
+        return stop.exit_code
+    except RunError as e:
+        log.error("%s", e)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else (OK if e.code is None else FAILED)
+    except Exception as e:  # noqa: BLE001 - the process's edge
+        log.error("%s: %s", type(e).__name__, e, exc_info=True)
+        return HOPELESS if _is_hopeless(e) else FAILED
+
+
+def _is_hopeless(e: Exception) -> bool:
+    """Out of memory, or a folder that cannot be written: a restart ends the same way."""
+    if isinstance(e, OSError):
+        return e.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    return is_out_of_memory(e)
+
+
+def watch(stop: Stop) -> None:
+    """Start the thread that turns signals and the supervisor's death into `stop`. Call from the main thread."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    for sig in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, lambda *_: None)  # the wakeup fd only hears of signals that have a Python handler
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    parent_fd = _parent_fd()
+    threading.Thread(target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True).start()
+
+
+def _parent_fd() -> int | None:
+    """The supervisor's pipe, and as a second sign SIGUSR2 from the kernel when it dies (a leaked pipe end would hide the first)."""
+    text = os.environ.pop(PARENT_FD, "")
+    if not text:
+        return None
+    fd = int(text)
+    os.set_inheritable(fd, False)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0)
+    return fd
+
+
+def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
+    fds = [signal_fd] + ([parent_fd] if parent_fd is not None else [])
+    while True:
+        remaining = stop.remaining_s()
+        if remaining is not None and remaining <= 0:
+            _force(stop)
+        # 0.25 s, not the whole remainder: the deadline moves when a save begins or ends.
+        ready, _, _ = select.select(fds, [], [], None if remaining is None else min(remaining, 0.25))
+        if parent_fd in ready:
+            fds.remove(parent_fd)
+            _orphan(stop)
+        if signal_fd in ready:
+            for number in os.read(signal_fd, 64):
+                _on_signal(stop, signal.Signals(number))
+
+
+def _on_signal(stop: Stop, sig: signal.Signals) -> None:
+    if sig == signal.SIGUSR1:
+        stop.request("replace", "SIGUSR1", REPLACED)
+    elif sig == signal.SIGUSR2:
+        _orphan(stop)
+    elif sig in _STOP_SIGNALS:
+        if sig == signal.SIGINT and stop.is_set() and time.monotonic() - stop._since > 0.5:
+            os._exit(INTERRUPTED)  # a second Ctrl-C
+        stop.request("stop", sig.name, _STOP_SIGNALS[sig])
+
+
+def _orphan(stop: Stop) -> None:
+    if not stop.orphaned:
+        log.warning("the supervisor died; leaving without saving")
+    stop.request("orphan", "the supervisor's death", TERMINATED)
+
+
+def _force(stop: Stop) -> NoReturn:
+    log.warning("not where it can stop (compiling, waiting for a device?) at the deadline after %s: forced out, stacks follow", stop.reason)
+    with contextlib.suppress(OSError, ValueError):
+        faulthandler.dump_traceback(all_threads=True)
+        sys.stderr.flush()
+    os._exit(FAILED if stop.replaced else stop.exit_code)

@@ -1,0 +1,170 @@
+"""What each process is doing: RUN/status/<process>.json, replaced atomically by the process, read by the supervisor and users."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from common.system.lock import identity, is_alive
+
+SAVING = "saving"  # the phase in which the supervisor waits up to 30 s at a stop
+DONE = "done"  # nothing left to do but to say so
+LEFT = "left"
+
+log = logging.getLogger("status")
+
+
+@dataclass(frozen=True)
+class Status:
+    """One process. `step` counts from 1 within `stage` (1, 2, …), the sampler's is a checkpoint's; `eta_s` is the time to the stage's
+    `max_steps`."""
+
+    name: str
+    role: str
+    pid: int = 0
+    create_time: float = 0.0
+    device: str = ""
+    phase: str = "starting"
+    stage: int = 0
+    stage_name: str = ""
+    epoch: int = 0
+    step: int = 0
+    max_steps: int | None = None
+    saved_step: int = 0
+    loss: float | None = None
+    utterances_per_s: float | None = None
+    batches: int = 0  # a producer's: made so far
+    wait_percent: float | None = None  # of the step time, waiting for data
+    ready: int | None = None  # batches waiting
+    window: int | None = None  # W, the most batches in existence
+    target: int | None = None  # how many the trainer asks for now
+    eta_s: float | None = None
+    message: str = ""
+    exit_code: int | None = None
+    time: float = 0.0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that wrote this still runs."""
+        return self.exit_code is None and self.pid > 0 and is_alive(self.pid, self.create_time)
+
+    @property
+    def buffer(self) -> str:
+        """ "3/4 of 8": batches that wait, how many may exist now, and at most."""
+        now = f"{self.ready or 0}/{self.target or self.window}"
+        return now if self.target in (None, self.window) else f"{now} of {self.window}"
+
+    @property
+    def progress(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """((stage, step), (stage, saved step)): a larger value of either means that the run came further."""
+        return (self.stage, self.step), (self.stage, self.saved_step)
+
+
+class StatusFile:
+    """This process's status. Thread-safe; a disk that cannot be written is reported once and does not stop the work."""
+
+    def __init__(self, run_dir: str | os.PathLike, name: str, role: str, min_interval_s: float = 0.5):
+        pid, create_time = identity()
+        self._path = status_path(run_dir, name)
+        self._status = Status(name, role, pid, create_time)
+        self._min_interval_s = min_interval_s
+        self._written = 0.0
+        self._warned = False
+        self._lock = threading.Lock()
+        self.update(phase="starting")
+
+    @property
+    def value(self) -> Status:
+        """What was last reported."""
+        return self._status
+
+    def update(self, **changes) -> None:
+        """Change fields; written at once when phase, stage, message or saved_step change, else at most twice a second.
+
+        Raises:
+            TypeError: no such field.
+        """
+        with self._lock:
+            new = dataclasses.replace(self._status, **changes)
+            urgent = any(getattr(new, f) != getattr(self._status, f) for f in ("phase", "stage", "message", "saved_step", "exit_code"))
+            self._status = dataclasses.replace(new, time=time.time())
+            if urgent or time.monotonic() - self._written >= self._min_interval_s:
+                self._write()
+
+    def finish(self, exit_code: int) -> None:
+        """The last word; give it to `Stop.at_exit`. A successor of the same name that already reports is not overwritten."""
+        now = read(self._path.parent.parent, self._status.name)
+        if now is not None and now.pid != self._status.pid and now.alive:
+            return
+        self.update(phase=LEFT, exit_code=exit_code)
+
+    def _write(self) -> None:
+        tmp = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            tmp.write_text(json.dumps(dataclasses.asdict(self._status)), encoding="utf-8")
+            os.replace(tmp, self._path)
+        except OSError as e:
+            if not self._warned:
+                log.warning("cannot write %s: %s; `launch.py status` will be stale", self._path, e.strerror)
+            self._warned = True
+        self._written = time.monotonic()
+
+
+def status_path(run_dir: str | os.PathLike, name: str) -> Path:
+    """RUN/status/<name>.json."""
+    return Path(run_dir) / "status" / f"{name}.json"
+
+
+def read(run_dir: str | os.PathLike, name: str) -> Status | None:
+    """A process's last report; None: none, or not readable."""
+    try:
+        d = json.loads(status_path(run_dir, name).read_text(encoding="utf-8"))
+        known = {f.name for f in dataclasses.fields(Status)}
+        return Status(**{k: v for k, v in d.items() if k in known})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def read_all(run_dir: str | os.PathLike) -> list[Status]:
+    """Every process that reported, the trainer first."""
+    names = sorted(p.stem for p in (Path(run_dir) / "status").glob("*.json"))
+    found = [s for s in (read(run_dir, n) for n in names) if s is not None]
+    return sorted(found, key=lambda s: (s.role != "trainer", s.name))
+
+
+def table(run_dir: str | os.PathLike) -> Table:
+    """`launch.py status`: one row per process."""
+    t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
+    for column in ("process", "pid", "device", "doing", "step", "loss", "utt/s", "data wait", "buffer", "age"):
+        t.add_column(column, no_wrap=column != "device", overflow="fold")
+    for s in read_all(run_dir):
+        doing = s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
+        steps = f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "") if s.role == "trainer" else f"{s.batches} batches"
+        if s.role == "sampler":  # the checkpoint that it speaks, or spoke last
+            steps = f"step {s.step}" if s.step else ""
+        t.add_row(
+            s.name,
+            str(s.pid),
+            s.device or "-",
+            doing,
+            steps.strip(),
+            _number(s.loss, ".3f"),
+            _number(s.utterances_per_s, ".1f"),
+            _number(s.wait_percent, ".0f", " %"),
+            s.buffer if s.window else "-",
+            f"{max(0.0, time.time() - s.time):.0f} s",
+        )
+    return t
+
+
+def _number(value: float | None, spec: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{spec}}{unit}"

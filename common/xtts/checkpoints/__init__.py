@@ -1,0 +1,1 @@
+"""Coqui's checkpoint files in and out, without PyTorch."""

@@ -1,0 +1,172 @@
+"""The folder of imported weights, everywhere called `pretrained/`: reading it, and fitting its GPT to a bigger vocabulary. NumPy alone.
+
+    model.safetensors            the GPT stack, Coqui's names without `gpt.`
+    hifigan.safetensors          the vocoder, names below `hifigan_decoder.waveform_decoder.`, weight norm as Coqui stores it
+    speaker_encoder.safetensors  names below `hifigan_decoder.speaker_encoder.`
+    dvae.safetensors             if there was a DVAE: names as in dvae.pth
+    mel_stats.safetensors        one tensor `mel_stats` of 80 numbers
+    vocab.json                   if given, byte for byte
+    dims.json                    sizes (`ModelDims`), the vocoder's sizes, a digest of each file
+
+`coqui.py` makes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError, safe_open
+
+from common.xtts.checkpoints import shapes
+from common.xtts.dims import ModelDims
+
+NEW_ROWS_STD = 0.02
+# Tensors with a row per text token.
+GROWING = ("text_embedding.weight", "text_head.weight", "text_head.bias")
+_SAFETENSORS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
+
+
+class CoquiError(ValueError):
+    """Files that are no XTTS v2, do not belong together, or are incomplete; says what, where and what to do."""
+
+
+# -- reading and writing safetensors ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor of a safetensors file, read when asked for."""
+
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def read(self) -> np.ndarray:
+        """The numbers."""
+        with safe_open(self.path, "numpy") as file:
+            return file.get_tensor(self.key)
+
+
+def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
+    """The tensors of a safetensors file by name, none of them read. CoquiError: it is not there or not whole."""
+    path, found = Path(path), {}
+    try:
+        with safe_open(path, "numpy") as file:
+            for key in file.keys():
+                part = file.get_slice(key)
+                found[key] = SavedTensor(path, key, tuple(part.get_shape()), np.dtype(_SAFETENSORS[part.get_dtype()]))
+    except (SafetensorError, OSError, KeyError) as e:
+        raise CoquiError(f"cannot read {path}: {e}; `launch.py import-coqui` makes it") from e
+    return found
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> str:
+    """Write tensors (anything with shape, dtype and read) one at a time; returns the file's xxh3-128. Equal tensors, equal bytes."""
+    header, at = {}, 0
+    names = {np.dtype(d): name for name, d in _SAFETENSORS.items()}
+    for key, t in tensors.items():
+        size = int(np.prod(t.shape, dtype=np.int64)) * t.dtype.itemsize
+        header[key] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = xxhash.xxh3_128()
+    with open(path, "wb") as file:
+        for data in itertools.chain((struct.pack("<Q", len(text)), text), _bytes_of(tensors.values())):
+            file.write(data)
+            digest.update(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _bytes_of(tensors) -> Iterator[memoryview]:
+    for t in tensors:
+        yield np.ascontiguousarray(t.read()).reshape(-1).view(np.uint8).data
+
+
+# -- the folder ------------------------------------------------------------------------------------------------------------------------
+
+
+def read_dims(folder: str | os.PathLike) -> ModelDims:
+    """The sizes of an imported model. CoquiError: not such a folder."""
+    return ModelDims.from_dict({k: v for k, v in _document(folder).items() if k in ("size", "audio", "dvae", "gpt")})
+
+
+def read_vocoder_dims(folder: str | os.PathLike) -> shapes.VocoderDims:
+    """The vocoder's sizes. CoquiError: not such a folder."""
+    return shapes.VocoderDims(**_document(folder)["vocoder"])
+
+
+def _document(folder: str | os.PathLike) -> dict:
+    path = Path(folder) / "dims.json"
+    try:
+        document = json.loads(path.read_text())
+        ModelDims.from_dict({k: document[k] for k in ("size", "audio", "dvae", "gpt")})
+    except OSError as e:
+        raise CoquiError(
+            f"{folder} is not a folder of imported weights ({path.name}: {e.strerror}); `launch.py import-coqui` makes one"
+        ) from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise CoquiError(f"{path} is damaged ({e}); run `launch.py import-coqui` again") from e
+    return document
+
+
+def file_digests(folder: str | os.PathLike) -> dict[str, str]:
+    """xxh3-128 of each file as it was written: "model", "hifigan", … CoquiError: not such a folder."""
+    return dict(_document(folder)["digests"])
+
+
+def verified(folder: str | os.PathLike, name: str) -> Path:
+    """A file of the folder after comparing its bytes with its digest. CoquiError: it is not what was imported."""
+    path = Path(folder) / f"{name}.safetensors"
+    try:
+        same = digest_of(path) == file_digests(folder).get(name)
+    except OSError as e:
+        raise CoquiError(f"cannot read {path}: {e.strerror}; run `launch.py import-coqui` again") from e
+    if not same:
+        raise CoquiError(f"{path} is not the file that was imported (its digest differs); run `launch.py import-coqui` again")
+    return path
+
+
+def digest_of(path: str | os.PathLike) -> str:
+    """xxh3-128 of a file's bytes."""
+    h = xxhash.xxh3_128()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 22):
+            h.update(chunk)
+    return h.hexdigest()
+
+
+# -- growing ---------------------------------------------------------------------------------------------------------------------------
+
+
+def grow(state: Mapping[str, np.ndarray], num_text_tokens: int, seed: int) -> dict[str, np.ndarray]:
+    """The same GPT weights for a bigger vocabulary: old rows unchanged, new ones N(0, 0.02), biases 0; a pure function of the seed.
+
+    CoquiError: the vocabulary is smaller than the model's.
+    """
+    grown = dict(state)
+    for key in GROWING:
+        old = state[key]
+        missing = num_text_tokens - len(old)
+        if missing < 0:
+            raise CoquiError(
+                f"the vocabulary has {num_text_tokens} ids, fewer than the {len(old)} rows of {key}: it belongs to another model"
+            )
+        new = np.zeros((missing, *old.shape[1:]), np.float32)
+        if old.ndim > 1:
+            new = np.random.default_rng([seed, zlib.crc32(key.encode())]).normal(0.0, NEW_ROWS_STD, new.shape).astype(np.float32)
+        grown[key] = np.concatenate([old, new])
+    return grown

@@ -1,0 +1,1 @@
+"""From a planned batch to its arrays: decoding, features, codes and rows."""

@@ -1,0 +1,80 @@
+"""Whether clips that cannot be read are bad, or the place where they lie is away for a while: a disk that is not mounted, a server that
+does not answer, a process out of file handles. A bad clip is set aside for the rest of the run; nothing of a place that is away may be.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from producer.batches.decode import CLOSED, DecodeError
+
+_NEIGHBOURS = 64  # files of a folder that are tried before it counts as one in which nothing can be read
+
+
+def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Iterable[str] = ()) -> str | None:
+    """What to wait for, in words; None: the files themselves are at fault.
+
+    A folder in which nothing reads any more is away, unless recordings in other folders of the same root still read: then it was deleted.
+
+    Args:
+        errors: of the clips of one batch that did not decode.
+        roots: the corpus' folders.
+        good: recordings that were read not long ago, of several folders.
+    """
+    if not errors:
+        return None
+    roots = list(roots)
+    for root in roots:
+        if not os.path.isdir(root):
+            return f"the data folder {root} is not there"
+    failed, folders = {e.path for e in errors}, set()
+    for e in errors:
+        why = _why_closed(e.path)
+        if why is None:
+            if e.kind == CLOSED:
+                return f"{e.path} could not be opened, and now it can be"
+            continue
+        folder = os.path.dirname(e.path)
+        if folder not in folders and not _something_reads(folder, failed) and not _others_read(folder, roots, good):
+            return f"nothing in the folder {folder} can be read ({e.path}: {why})"
+        folders.add(folder)
+    return None
+
+
+def _why_closed(path: str) -> str | None:
+    try:
+        with open(path, "rb") as f:
+            f.read(1)
+    except OSError as e:
+        return e.strerror or str(e)
+    return None
+
+
+def _others_read(folder: str, roots: list[str], good: Iterable[str]) -> bool:
+    """Whether one of `good` can be read that lies elsewhere below the folder's root."""
+    root = max((r for r in roots if _below(folder, r)), key=len, default="")
+    others = (path for path in good if os.path.dirname(path) != folder and _below(path, root))
+    return any(_why_closed(path) is None for path in others)
+
+
+def _below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
+
+
+def _something_reads(folder: str, failed: set[str]) -> bool:
+    """Whether a file of a folder that is none of `failed` can be read."""
+    tried = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.path in failed or not entry.is_file():
+                    continue
+                if _why_closed(entry.path) is None:
+                    return True
+                tried += 1
+                if tried == _NEIGHBOURS:
+                    return False
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,323 @@
+"""Sources → manifest: which rows can be trained on, and why the others cannot.
+
+Metadata is read first (`producer/corpus/rows.py`), then the headers of the audio files in threads, and the texts are cleaned and tokenised
+meanwhile. Files that an earlier manifest knows by path, size and mtime are not opened again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from common.data.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
+from common.run.settings import Config
+from common.system.cores import cores
+from common.system.errors import BadInput
+from common.xtts.text.clean import has_words
+from common.xtts.text.errors import LanguageNotInVocabulary, TextError
+from common.xtts.text.tokenizer import Tokenizer, describe_characters
+from producer.batches.decode import SAMPLE_RATE
+from producer.corpus.findings import FEW_CLIPS, Findings
+from producer.corpus.headers import AudioFacts, probe
+from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
+from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
+
+DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
+_SHOWN_REJECTS = 10
+_CHUNK = 64  # rows per task: a header takes 0.05 ms, a task's bookkeeping as much
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """What a scan made: the manifest's path and its summary."""
+
+    path: Path
+    report: Report
+
+    @property
+    def kept(self) -> int:
+        """Utterances in the manifest."""
+        return self.report.kept
+
+    @property
+    def rejected(self) -> int:
+        """Rows left out."""
+        return self.report.rejected
+
+    def write_rejects(self, path: Path) -> None:
+        """Every reject with file, line, id, kind and reason, tab-separated."""
+        write_rejects(self.report.rejects, path)
+
+
+class _Rejected(Exception):
+    def __init__(self, reason: str, kind: str):
+        super().__init__(reason)
+        self.reason, self.kind = reason, kind
+
+
+@dataclass(frozen=True)
+class _Limits:
+    min_samples: int
+    max_samples: int
+    max_tokens: int
+
+    @classmethod
+    def of(cls, config: Config) -> _Limits:
+        """BadInput: the settings allow more than the model has positions for."""
+        data, gpt, audio = config.data, config.dims.gpt, config.dims.audio
+        limits = cls(round(data.min_audio_s * SAMPLE_RATE), round(data.max_audio_s * SAMPLE_RATE), data.max_text_tokens)
+        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code - (config.batching.code_phases - 1) * audio.hop_samples
+        if limits.max_tokens > gpt.max_text_tokens:
+            raise BadInput(f"data.max_text_tokens={limits.max_tokens}, but the model has positions for {gpt.max_text_tokens}")
+        if limits.max_samples > longest:
+            raise BadInput(f"data.max_audio_s={data.max_audio_s}, but the model has positions for {longest / SAMPLE_RATE:.1f} s")
+        return limits
+
+    def check_audio(self, num_samples: int) -> None:
+        for sign, limit, wrong, kind in (
+            ("<", self.min_samples, num_samples < self.min_samples, "audio shorter than {:.4g} s (data.min_audio_s)"),
+            (">", self.max_samples, num_samples > self.max_samples, "audio longer than {:.4g} s (data.max_audio_s)"),
+        ):
+            if wrong:
+                seconds = f"{num_samples / SAMPLE_RATE:.2f} s {sign} {limit / SAMPLE_RATE:.2f} s"
+                raise _Rejected(f"{seconds} ({num_samples} {sign} {limit} samples)", kind.format(limit / SAMPLE_RATE))
+
+
+def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int]:
+    """Indices of the evaluation set: min(most, max(1, int(fraction · N))), drawn with seed 0, no speaker losing the last utterance.
+
+    Source: coqui-tts, load_tts_samples. Fewer where the speakers have too little; none where `fraction` is 0.
+    """
+    speakers = np.asarray(list(speakers), np.int64)
+    if fraction == 0 or not len(speakers):
+        return []
+    wanted = min(most, max(1, int(fraction * len(speakers))))
+    left = np.bincount(speakers)
+    chosen = []
+    for i in np.random.RandomState(0).permutation(len(speakers)):
+        if len(chosen) == wanted:
+            break
+        if left[speakers[i]] > 1:
+            left[speakers[i]] -= 1
+            chosen.append(int(i))
+    return sorted(chosen)
+
+
+@contextmanager
+def _bar(total: int, show: bool) -> Iterator[Progress]:
+    columns = (TextColumn("scan"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not (show and sys.stderr.isatty()), transient=True) as bar:
+        bar.add_task("scan", total=total)
+        yield bar
+
+
+def _facts(rows: list[CorpusRow], threads: int, deep: bool, previous: Manifest | None) -> Iterator[AudioFacts | None]:
+    """Facts of each row's file, in order."""
+
+    def work(chunk: list[CorpusRow]) -> list[AudioFacts | None]:
+        return [probe(r.row.candidates, deep, previous) for r in chunk]
+
+    with ThreadPoolExecutor(threads, "scan") as pool:
+        for found in pool.map(work, (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))):
+            yield from found
+
+
+class _Scan:
+    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter, has_val: bool):
+        self.has_val = has_val
+        self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
+        self.findings = Findings()
+        self.tally: Counter[str] = Counter()
+        self.first_rejects: list[Reject] = []  # for an error, which leaves no manifest to look into
+        self.num_missing = self.num_default_language = 0
+        self.kept = Counter({TRAIN: 0, EVAL: 0})
+        self.train_ids: list[int] = []
+        self.train_speakers: list[int] = []
+        self._speakers: dict[str, int] = {}
+
+    def reject(self, reject: Reject) -> None:
+        """Record a line that is left out."""
+        self.tally[reject.kind] += 1
+        if len(self.first_rejects) < _SHOWN_REJECTS:
+            self.first_rejects.append(reject)
+        self.writer.add_reject(reject)
+
+    def judge(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
+        """Keep a row or reject it."""
+        try:
+            self._check(entry, facts)
+        except _Rejected as e:
+            rejected = Reject(entry.row.file, entry.row.line, entry.row.id, e.reason, e.kind)
+            if facts is None:
+                self.num_missing += 1
+            self.reject(rejected)
+
+    def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
+        if facts is None:
+            raise _Rejected(missing_reason(entry.row.candidates), MISSING)
+        self.writer.add_file(facts.path, facts.size, facts.mtime_ns, facts.remembered())
+        if facts.error:
+            raise _Rejected(facts.error, facts.kind)
+        self.limits.check_audio(facts.num_samples)
+        clean, tokens = self._tokenise(entry)
+        number = self.writer.add_utterance(
+            source=entry.source,
+            path=facts.path,
+            name=entry.row.id,
+            text=entry.row.text,
+            clean=clean,
+            tokens=tokens,
+            language=entry.language,
+            speaker=entry.speaker,
+            num_samples=facts.num_samples,
+            source_rate=facts.rate,
+            source_frames=facts.frames,
+            size=facts.size,
+            split=entry.split,
+        )
+        self.kept[entry.split] += 1
+        self.num_default_language += entry.by_default
+        if entry.split == TRAIN:
+            self.train_ids.append(number)
+            self.train_speakers.append(self._speakers.setdefault(entry.speaker, len(self._speakers)))
+        self.findings.look_at(entry, facts)
+
+    def _tokenise(self, entry: CorpusRow) -> tuple[str, list[int]]:
+        try:
+            clean = self.tokenizer.clean(entry.row.text, entry.language)
+        except TextError as e:
+            raise _Rejected(str(e), "text cannot be read out") from e
+        if not has_words(clean):
+            raise _Rejected(f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text", "empty text")
+        tokens = self.tokenizer.encode_clean(clean, entry.language)
+        if self.tokenizer.unk in tokens or self.tokenizer.stop in tokens:
+            unknown = self.tokenizer.unknown_in_clean(clean)
+            self.findings.unknown_characters.update(unknown)
+            raise _Rejected(f"not in the vocabulary: {describe_characters(unknown)}", "unknown characters")
+        if len(tokens) > self.limits.max_tokens:
+            raise _Rejected(f"{len(tokens)} text tokens > {self.limits.max_tokens}", f"text >{self.limits.max_tokens} tokens")
+        return clean, tokens
+
+    def check_usable(self) -> None:
+        """BadInput: most files missing, or nothing usable."""
+        total = len(self.rows.entries)
+        where = ", ".join(map(str, self.rows.roots))
+        reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.most_common())
+        if total == 0:
+            raise BadInput(f"no rows in the metadata ({where})")
+        if 2 * self.num_missing > total:
+            raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
+        if not self.kept[TRAIN] + self.kept[EVAL]:
+            raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
+        for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
+            if not self.kept[split] and (split == TRAIN or self.has_val):
+                raise self._unusable(f"nothing in {name} is usable: {reasons}")
+
+    def _unusable(self, message: str) -> BadInput:
+        more = self.tally.total() - len(self.first_rejects)
+        kinds = [r.kind for r in self.first_rejects]  # the first of each in full: no rejects.tsv will say the rest
+        lines = [reject_line(r, full=kinds.index(r.kind) == i) for i, r in enumerate(self.first_rejects)]
+        lines += [f"… and {more} more"] if more else []
+        return BadInput("\n  ".join([message, *lines]))
+
+    def finish(self, config: Config) -> None:
+        """Split, and store what the report says besides the rows."""
+        meta = {
+            "warnings": self.rows.warnings + self.split(config) + self.findings.messages(),
+            "unknown_characters": dict(self.findings.unknown_characters.most_common()),
+            "num_default_language": self.num_default_language,
+            "default_language": config.data.language,
+            "strip_arabic_diacritics": config.text.strip_arabic_diacritics,
+            "tokenizer": self.tokenizer.digest,
+        }
+        for key, value in meta.items():
+            self.writer.set_meta(key, value)
+
+    def split(self, config: Config) -> list[str]:
+        """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
+        warnings = []
+        if not self.has_val:
+            chosen = choose_eval(self.train_speakers, config.data.eval_fraction, config.data.eval_max)
+            self.writer.set_split((self.train_ids[i] for i in chosen), EVAL)
+            self.kept = Counter({TRAIN: self.kept[TRAIN] - len(chosen), EVAL: len(chosen)})
+        if self.kept[EVAL] == 0:
+            warnings.append("no evaluation set (data.eval_fraction is 0, or every speaker has a single clip)")
+        elif self.kept[EVAL] < 5:
+            warnings.append(f"the evaluation set is small ({self.kept[EVAL]}): its loss says little")
+        if self.kept[TRAIN] < FEW_CLIPS:
+            warnings.append(f"little to train on: {self.kept[TRAIN]} clips")
+        return warnings
+
+
+def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
+    for language in rows.languages:
+        try:
+            tokenizer.require_language(language)
+        except LanguageNotInVocabulary as e:
+            first = next(x for x in rows.entries if isinstance(x, CorpusRow) and x.language == language)
+            raise BadInput(f"{e} (first at {first.row.file}:{first.row.line}; set data.language or text.vocab)") from e
+
+
+def scan(
+    config: Config,
+    manifest_path: Path,
+    tokenizer: Tokenizer,
+    *,
+    rows: CorpusRows | None = None,
+    progress: bool = True,
+    previous: Manifest | None = None,
+    deep: bool | None = None,
+    out: Callable[[str], None] | None = None,
+) -> ScanResult:
+    """Scan the configured sources into a new manifest; ids count from 0 in the order of the metadata.
+
+    Args:
+        config: `data`, `model` (how many positions there are) are read.
+        manifest_path: where the manifest appears, once complete.
+        tokenizer: its `clean` and `encode_clean` make the tokens.
+        rows: what `read_rows` gave; None reads them here.
+        progress: a bar on stderr where that is a terminal.
+        previous: an earlier manifest (of the same path, too); files it knows unchanged are not opened.
+        deep: look at every sample for NaN, silence, damage and clipping; None: for corpora of up to 2000 rows. Else `decode` finds
+            them during training.
+        out: receives the report line by line.
+
+    Raises:
+        BadInput: no usable row, more than half of the files missing, a language that the vocabulary lacks, or limits beyond the model's
+            positions. No manifest is written then.
+    """
+    limits = _Limits.of(config)
+    rows = read_rows(config) if rows is None else rows
+    _check_languages(rows, tokenizer)
+    candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
+    deep = len(candidates) <= DEEP_FILES if deep is None else deep
+    threads = config.data.scan_threads or cores()
+    with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
+        for root in rows.roots:
+            writer.add_source(root)
+        job = _Scan(rows, limits, tokenizer, writer, bool(config.data.val))
+        facts = _facts(candidates, threads, deep, previous)
+        for i, entry in enumerate(rows.entries):
+            if isinstance(entry, Reject):
+                job.reject(entry)
+            else:
+                job.judge(entry, next(facts))
+            if i % _CHUNK == 0:
+                bar.update(bar.task_ids[0], completed=i)
+        job.check_usable()
+        job.finish(config)
+        writer.set_meta("deep", deep)
+    with Manifest.open(manifest_path) as manifest:
+        report = Report.of(manifest)
+    for line in report.lines() if out else ():
+        out(line)
+    return ScanResult(Path(manifest_path), report)

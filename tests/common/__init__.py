@@ -1,0 +1,1 @@
+"""Tests of `common`, in one process but for a few children that a test compares with itself."""

@@ -1,0 +1,361 @@
+"""Synthesis: references, splitting, the way from text to sound with and without a vocoder, and streaming."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import soundfile
+import tensorflow as tf
+
+from common.xtts.audio import CondMel
+from common.xtts.clips import ReferenceClipError, load_clip
+from common.xtts.dims import AudioDims, DvaeDims, ModelDims
+from common.xtts.dvae import Dvae
+from common.xtts.gpt import Gpt
+from common.xtts.hifigan import Hifigan, HifiganDims
+from common.xtts.sampling import Generated, SamplingOptions, log_likelihood
+from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
+from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
+from common.xtts.text.split import split_text
+from common.xtts.text.tokenizer import Tokenizer
+from tests.support.corpora import sine
+from tests.support.gpt_cases import MICRO
+
+RATE = 22050
+STATS = np.linspace(2.0, 6.0, 80).astype(np.float32)
+# At most 40 codes; the text table takes texts beyond it only in pieces.
+GPT = dataclasses.replace(MICRO, max_audio_tokens=43, max_text_tokens=30)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([("the small red house by the river", "en"), ("das kleine rote haus am fluss", "de")], 48, ["en", "de"])
+
+
+@pytest.fixture(scope="module")
+def parts(tokenizer):
+    """dims, GPT, DVAE: random weights that draw many codes and never STOP."""
+    base = ModelDims("test", AudioDims(cond_max_samples=RATE), DvaeDims(num_codes=16, codebook_dim=8, hidden=8, num_resblocks=1), GPT)
+    dims = base.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
+    gpt, dvae = Gpt(dims.gpt, seed=1), Dvae(dims.dvae)
+    rng = np.random.default_rng(2)
+    for t in gpt.tensors():
+        t.variable.assign_add(0.3 * rng.standard_normal(t.variable.shape))
+    bias = gpt.mel_head.bias.numpy()
+    bias[-2:] = -30.0
+    gpt.mel_head.bias.assign(bias)
+    dvae.initialise(3)
+    return dims, gpt, dvae
+
+
+@pytest.fixture(scope="module")
+def synthesizer(parts, tokenizer):
+    dims, gpt, dvae = parts
+    return Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions.as_trained(dims.audio))
+
+
+@pytest.fixture(scope="module")
+def with_vocoder(parts, tokenizer):
+    dims, gpt, _ = parts
+    hifigan = Hifigan(HifiganDims(in_channels=GPT.width, speaker_dim=6, channels=32))
+    hifigan.initialise(4)
+    encoder = SpeakerEncoder(SpeakerEncoderDims(layers=(1, 1, 1, 1), filters=(4, 4, 8, 8), bottleneck=4, embedding=6, reduction=2))
+    encoder.initialise(5)
+    return Synthesizer(dims, gpt, None, STATS, tokenizer, Vocoder(hifigan, encoder))
+
+
+def clip(seconds, seed=0):
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE))).astype(np.float32)
+
+
+def style(parts, *clips):
+    dims, gpt, _ = parts
+    mel = CondMel(STATS, dims.audio)
+    return [gpt.style_latents(mel(tf.constant(c[np.newaxis]))).numpy() for c in clips]
+
+
+# -- references ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_latents_are_the_mean_over_chunks_of_all_clips(parts, tokenizer):
+    """Two clips end to end: chunks of 1 s, the first across the seam, the last 0.4 s one kept, as 0.33 s is the least."""
+    dims, gpt, dvae = parts
+    synthesizer = Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions(chunk_s=1.0))
+    a, b = clip(0.9), clip(1.5, seed=1)
+    whole = np.concatenate([a, b])
+    expected = np.mean(style(parts, whole[:RATE], whole[RATE : 2 * RATE], whole[2 * RATE :]), axis=0)
+    np.testing.assert_allclose(synthesizer.voice([a, b]).latents, expected, atol=1e-5)
+    short = synthesizer.voice([whole[: round(2.3 * RATE)]]).latents  # 0.3 s left over: passed over
+    np.testing.assert_allclose(short, np.mean(style(parts, whole[:RATE], whole[RATE : 2 * RATE]), axis=0), atol=1e-5)
+
+
+def test_references_of_runs_trained_here_are_padded_like_conditioning_clips(parts, synthesizer):
+    padded = np.concatenate([clip(0.6), np.zeros(RATE - round(0.6 * RATE), np.float32)])
+    voice = synthesizer.voice([clip(0.6)])
+    np.testing.assert_allclose(voice.latents, style(parts, padded)[0], atol=1e-5)
+    assert voice.speaker is None
+
+
+def test_no_more_than_so_many_seconds_are_used(parts, tokenizer):
+    dims, gpt, dvae = parts
+    synthesizer = Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions(clip_s=1.0, total_s=1.5, chunk_s=1.0))
+    a, b = clip(3.0), clip(3.0, seed=1)
+    expected = np.mean(style(parts, a[:RATE], b[: RATE // 2]), axis=0)
+    np.testing.assert_allclose(synthesizer.voice([a, b]).latents, expected, atol=1e-5)
+
+
+def test_a_reference_that_is_too_short(synthesizer):
+    with pytest.raises(ReferenceClipError, match=r"0.20 s long; at least 0.33 s"):
+        synthesizer.voice([clip(0.2)])
+    with pytest.raises(ReferenceClipError, match="0.00 s"):
+        synthesizer.voice([])
+
+
+def test_speaker_embedding_is_the_mean_of_the_clips(with_vocoder):
+    a, b, both = (with_vocoder.voice(c).speaker for c in ([clip(1.0)], [clip(1.2, 1)], [clip(1.0), clip(1.2, 1)]))
+    assert both.shape == (1, 6)
+    np.testing.assert_allclose(both, (a + b) / 2, atol=1e-6)
+
+
+def test_clips_are_read_as_the_model_wants_them(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.stack([sine(48000, rate=48000), np.zeros(48000)], 1), 48000)
+    wav = load_clip(path)
+    assert (wav.dtype, len(wav)) == (np.float32, RATE)
+    assert np.abs(np.fft.rfft(wav)).argmax() == 440
+    assert abs(np.abs(wav).max() - 0.25) < 0.01  # the mean of the channels
+    soundfile.write(path, 4.0 * sine(RATE, amplitude=1.0), RATE, subtype="FLOAT")
+    assert np.abs(load_clip(path)).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [(np.zeros(100), "silent"), (np.zeros(0), "no samples"), (np.array([0.1, np.nan]), "not finite"), (None, "cannot be read")],
+)
+def test_unusable_reference_files(tmp_path, samples, message):
+    path = tmp_path / "a.wav"
+    if samples is not None:
+        soundfile.write(path, samples, RATE, subtype="FLOAT")
+    with pytest.raises(ReferenceClipError, match=rf"a\.wav.*{message}"):
+        load_clip(path)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "limit", "expected"),
+    [
+        ("One. Two!", "en", 100, ["One. Two!"]),
+        ("One two. Three four? Five six.", "en", 22, ["One two. Three four?", "Five six."]),
+        ("He met Dr. Smith. They left.", "en", 18, ["He met Dr. Smith.", "They left."]),
+        ("She said “go.” He went.", "en", 15, ["She said “go.”", "He went."]),
+        ("version 2.5 is here now", "en", 15, ["version 2.5 is", "here now"]),
+        ("red, green, blue; white", "en", 12, ["red, green,", "blue; white"]),
+        ("alpha beta gamma", "en", 6, ["alpha", "beta", "gamma"]),
+        ("abcdefghij", "en", 4, ["abcd", "efgh", "ij"]),
+        ("سلام دنیا؟ خوبم. ممنون", "fa", 16, ["سلام دنیا؟ خوبم.", "ممنون"]),
+        ("你好。再见！", "zh", 3, ["你好。", "再见！"]),
+        ("   ", "en", 10, []),
+    ],
+)
+def test_texts_are_cut_where_a_speaker_would(text, language, limit, expected):
+    assert split_text(text, language, limit) == expected
+
+
+def test_cutting_loses_nothing_and_keeps_the_limit():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        text = "".join(rng.choice(list("abc .,!? 。"), 120))
+        limit = int(rng.integers(1, 40))
+        pieces = split_text(text, "en", limit)
+        assert "".join("".join(pieces).split()) == "".join(text.split())
+        assert all(0 < len(p) <= limit for p in pieces)
+
+
+def test_pieces_fit_the_models_text_positions(synthesizer):
+    text = "the small red house by the river and a small river by the red house"
+    pieces = synthesizer.pieces(text, "en")
+    assert len(pieces) > 1
+    assert all(len(p.ids) < GPT.max_text_tokens for p in pieces)
+    assert " ".join(p.text for p in pieces) == text
+    with pytest.raises(ValueError, match="nothing to say"):
+        synthesizer.pieces(" ", "en")
+
+
+@pytest.mark.parametrize("text", ["😀", "…", "?! 😀 --", '"'])
+def test_a_text_without_words_is_not_spoken(synthesizer, text):
+    voice = synthesizer.voice([clip(1.0)])
+    for say in (synthesizer.pieces, lambda *a: synthesizer.speak(*a, voice), lambda *a: synthesizer.stream(*a, voice)):
+        with pytest.raises(ValueError, match="no words in the text .*: nothing to say"):
+            say(text, "en")
+
+
+@pytest.mark.parametrize("text", ["€", "5", "😀 red"])
+def test_what_is_read_out_as_words_is_a_text(synthesizer, text):
+    assert [p.text for p in synthesizer.pieces(text, "en")] == [text]
+
+
+def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
+    """The vocabulary's gaps are told once."""
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
+    pieces = synthesizer.pieces("red ж house", "en")
+    assert caplog.text.count("the vocabulary has no 'ж'") == 1
+    caplog.clear()
+    spoken = synthesizer.speak("red ж house", "en", voice, options, pieces=pieces)
+    streamed = np.concatenate(list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces)))
+    assert "the vocabulary has no" not in caplog.text
+    np.testing.assert_array_equal(streamed, spoken.wav)
+    np.testing.assert_array_equal(synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav)
+
+
+# -- sound -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_speech_without_a_vocoder(synthesizer):
+    voice = synthesizer.voice([clip(1.0)])
+    options = SamplingOptions(max_codes=10)
+    speech = synthesizer.speak("red house", "en", voice, options, seed=3)
+    assert [len(g.codes) for g in speech.generated] == [10]
+    assert speech.mel.shape == (40, 80)
+    assert (speech.sample_rate, len(speech.wav), speech.wav.dtype) == (RATE, 39 * 256, np.float32)
+    assert np.isfinite(speech.wav).all()
+    assert 0 < np.abs(speech.wav).max() <= 1
+    assert speech.real_time_factor == pytest.approx((speech.sampling_s + speech.vocoding_s) / (39 * 256 / RATE))
+    again = synthesizer.speak("red house", "en", voice, options, seed=3)
+    np.testing.assert_array_equal(again.wav, speech.wav)
+    other = synthesizer.speak("red house", "en", voice, options, seed=4)
+    assert other.generated[0].codes.tolist() != speech.generated[0].codes.tolist()
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_a_model_that_prefers_start_speaks_all_the_same(parts, synthesizer, candidates):
+    """START has no place in the codebook: drawn as a code it would end the synthesis."""
+    _, gpt, _ = parts
+    bias = gpt.mel_head.bias.numpy()
+    gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == GPT.start_audio))
+    try:
+        voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=2.0, top_k=0, top_p=1.0)
+        speech = synthesizer.speak("red house", "en", voice, options, candidates=candidates)
+    finally:
+        gpt.mel_head.bias.assign(bias)
+    assert len(speech.wav) == 39 * 256
+    assert (speech.generated[0].codes < 16).all()
+
+
+def test_ids_outside_the_codebook_are_left_out_of_the_sound(synthesizer, caplog):
+    def spoken(*codes):
+        generated = Generated(np.array(codes, np.int32), False, np.zeros((len(codes), GPT.width), np.float32))
+        return synthesizer.sound(generated, synthesizer.voice([clip(1.0)]))
+
+    wav, mel = spoken(3, 16, 5, -1, 999, 15)
+    assert "left out of the sound: 3 ids outside the DVAE's 16 codes: [-1, 16, 999]" in caplog.text
+    expected_wav, expected_mel = spoken(3, 5, 15)
+    np.testing.assert_array_equal(mel, expected_mel)
+    np.testing.assert_array_equal(wav, expected_wav)
+    wav, mel = spoken(16, 17)
+    assert (len(wav), mel.shape) == (0, (0, 80))
+    assert caplog.text.count("left out of the sound") == 2
+
+
+def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=1.5, top_k=0, top_p=1.0)
+    first = synthesizer.speak("red house", "en", voice, options, seed=3).generated[0]
+    chosen = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
+    assert log_likelihood(synthesizer.gpt, chosen) > log_likelihood(synthesizer.gpt, first)
+    again = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
+    assert chosen.codes.tolist() == again.codes.tolist()
+
+
+def test_pieces_are_joined_without_gaps(synthesizer):
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
+    speech = synthesizer.speak("the small red house by the river and a small river by the red house", "en", voice, options)
+    num_pieces = len(speech.pieces)
+    assert num_pieces > 1
+    assert len(speech.wav) == num_pieces * 19 * 256
+    assert speech.mel.shape == (num_pieces * 20, 80)
+
+
+def test_speed_shortens(synthesizer, with_vocoder):
+    options = SamplingOptions(max_codes=10)
+    voice = synthesizer.voice([clip(1.0)])
+    assert len(synthesizer.speak("red", "en", voice, options, speed=2.0).wav) == 19 * 256
+    voice = with_vocoder.voice([clip(1.0)])
+    lengths = [len(with_vocoder.speak("red", "en", voice, options, speed=s).wav) for s in (1.0, 2.0)]
+    assert lengths == [with_vocoder.vocoder.hifigan.num_samples(n) for n in (10, 5)]
+
+
+def test_speech_with_a_vocoder(with_vocoder):
+    """The vocoder gets the states behind the codes, and the speaker of the voice."""
+    voice = with_vocoder.voice([clip(1.0)])
+    speech = with_vocoder.speak("red house", "en", voice, SamplingOptions(max_codes=8), seed=3)
+    assert (speech.sample_rate, speech.mel) == (24000, None)
+    expected = with_vocoder.vocoder.sound(tf.constant(speech.generated[0].states[np.newaxis]), voice.speaker)
+    np.testing.assert_allclose(speech.wav, expected, atol=1e-6)
+    assert len(speech.wav) == with_vocoder.vocoder.hifigan.num_samples(8)
+
+
+def test_a_model_that_stops_at_once_says_nothing(parts, synthesizer):
+    _, gpt, _ = parts
+    bias = gpt.mel_head.bias.numpy()
+    gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == GPT.stop_audio))
+    try:
+        speech = synthesizer.speak("red house", "en", synthesizer.voice([clip(1.0)]))
+    finally:
+        gpt.mel_head.bias.assign(bias)
+    assert (len(speech.wav), speech.mel.shape, speech.real_time_factor) == (0, (0, 80), float("inf"))
+    assert speech.generated[0].stopped
+
+
+def test_parts_that_do_not_belong_together(parts, tokenizer):
+    dims, gpt, dvae = parts
+    with pytest.raises(ValueError, match="give a DVAE, or a vocoder"):
+        Synthesizer(dims, gpt, None, STATS, tokenizer)
+    with pytest.raises(ValueError, match="the DVAE has 12 codes, the model speaks 16"):
+        Synthesizer(dims, gpt, Dvae(dataclasses.replace(dims.dvae, num_codes=12)), STATS, tokenizer)
+    with pytest.raises(ValueError, match="vocabulary has"):
+        Synthesizer(dims.with_vocabulary(99, 3, 0), gpt, dvae, STATS, tokenizer)
+
+
+# -- streaming -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):
+    voice, options = with_vocoder.voice([clip(1.0)]), SamplingOptions(max_codes=25)
+    whole = with_vocoder.speak("red house", "en", voice, options, seed=3)
+    parts = list(with_vocoder.stream("red house", "en", voice, options, seed=3, every=10))
+    samples_of = with_vocoder.vocoder.hifigan.num_samples
+    assert [len(p) for p in parts] == [samples_of(10) - 1024, samples_of(20) - samples_of(10), samples_of(25) - samples_of(20), 1024]
+    joined = np.concatenate(parts)
+    assert len(joined) == len(whole.wav)
+    # A vocoder looks a few codes ahead: the middle of each part is the whole's, its seams differ a little.
+    np.testing.assert_allclose(joined[: samples_of(10) - 8000], whole.wav[: samples_of(10) - 8000], atol=1e-5)
+
+
+def test_stream_names_faults_before_the_first_part(synthesizer):
+    with pytest.raises(ValueError, match="nothing to say"):
+        synthesizer.stream("", "en", synthesizer.voice([clip(1.0)]))
+
+
+def test_parts_of_the_same_sound_join_to_it():
+    wav = np.sin(np.arange(7000) / 50).astype(np.float32)
+    joiner, heard = Joiner(), []
+    for length in (500, 900, 2500, 2600, 6000, 7000):  # the first two are shorter than the fade
+        heard += joiner.push(wav[:length])
+    heard += joiner.finish()
+    np.testing.assert_allclose(np.concatenate(heard), wav, atol=1e-6)
+    assert len(heard[0]) == 2500 - 1024
+
+
+def test_parts_are_faded_into_each_other():
+    joiner = Joiner()
+    (first,) = joiner.push(np.zeros(3000, np.float32))
+    (second,) = joiner.push(np.ones(6000, np.float32))
+    (third,) = joiner.finish()
+    assert (len(first), len(second), len(third)) == (1976, 3000, 1024)
+    np.testing.assert_allclose(second[:1024], np.linspace(0, 1, 1024), atol=1e-6)
+    assert (second[1024:] == 1).all()
+
+
+def test_pcm():
+    assert pcm16(np.array([0.0, 1.0, -1.0, 2.0])) == np.array([0, 32767, -32767, 32767], "<i2").tobytes()

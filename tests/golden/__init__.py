@@ -1,0 +1,1 @@
+"""Values that other implementations computed, and the scripts that made them."""

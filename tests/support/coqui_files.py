@@ -1,0 +1,74 @@
+"""Checkpoint files as Coqui lays them out, random and small, for the tests of importing, exporting and fine-tuning."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+
+from common.xtts.checkpoints import pth, shapes
+from common.xtts.checkpoints.coqui import GPT, HIFIGAN, SPEAKER
+from common.xtts.dims import DvaeDims, GptDims
+from common.xtts.text.tokenizer import Tokenizer
+
+GPT_DIMS = GptDims(
+    layers=2, width=32, heads=4, num_text_tokens=60, num_audio_tokens=34, start_text=3, num_latents=8, cond_blocks=2, cond_groups=16
+)
+DVAE_DIMS = DvaeDims(num_codes=32, codebook_dim=16, hidden=16, num_resblocks=1)
+VOCODER_DIMS = shapes.VocoderDims(in_channels=32, speaker_dim=512, channels=32)
+CONFIG = {"model": "xtts", "model_args": {"gpt_layers": 2, "gpt_n_heads": 4}}
+
+
+def arrays(table: shapes.Shapes, seed: int, scale: float = 0.05) -> dict[str, np.ndarray]:
+    """float32 N(0, scale) of every shape; counters are int64."""
+    rng = np.random.default_rng(seed)
+    return {
+        k: np.array(7, np.int64) if k.endswith("num_batches_tracked") else (scale * rng.standard_normal(s)).astype(np.float32)
+        for k, s in table.items()
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _speaker() -> dict[str, np.ndarray]:
+    return arrays(shapes.speaker_encoder_shapes(), 3)
+
+
+def mel_stats() -> np.ndarray:
+    """float32[80], like those of log-mels."""
+    return np.linspace(2.0, 5.0, 80).astype(np.float32)
+
+
+def model_arrays(gpt: GptDims = GPT_DIMS, seed: int = 0) -> dict[str, np.ndarray]:
+    """The `model` of a model.pth."""
+    gpt_part, hifigan = arrays(shapes.gpt_shapes(gpt), seed), arrays(shapes.hifigan_shapes(VOCODER_DIMS), 2)
+    return {
+        **{GPT + k: a for k, a in gpt_part.items()},
+        **{HIFIGAN + k: a for k, a in hifigan.items()},
+        **{SPEAKER + k: a for k, a in _speaker().items()},
+        "mel_stats": mel_stats(),
+    }
+
+
+def dvae_arrays(dims: DvaeDims = DVAE_DIMS) -> dict[str, np.ndarray]:
+    """The whole of a dvae.pth."""
+    return arrays(shapes.dvae_shapes(dims), 1, 0.3)
+
+
+def write_model(path: Path, state: dict[str, np.ndarray], config: dict | None = CONFIG) -> Path:
+    """A model.pth with this `model`."""
+    pth.save(path, {"model": state} if config is None else {"config": config, "model": state, "step": 5})
+    return path
+
+
+def write_vocabulary(path: Path, pairs: list[tuple[str, str]], size: int, languages: list[str]) -> Tokenizer:
+    """A vocab.json learnt from (text, language) pairs."""
+    tokenizer = Tokenizer.train(pairs, size, languages)
+    tokenizer.save(path)
+    return tokenizer
+
+
+def with_tokens(dims: GptDims, tokenizer: Tokenizer) -> GptDims:
+    """`dims` for a vocabulary."""
+    return dataclasses.replace(dims, num_text_tokens=tokenizer.vocab_size, start_text=tokenizer.start, stop_text=tokenizer.stop)

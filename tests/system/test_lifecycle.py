@@ -1,0 +1,175 @@
+"""A child's exit codes, deadlines and parent watch; locks and who holds them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from common.launcher.child import ProcessSpec
+from common.system import lifecycle, lock, logs, status
+from common.system.errors import BadInput, Hopeless, Replaced, Stopped
+from common.system.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
+from tests.support import processes
+
+LATER_S = 200.0  # longer than anything takes that still happens
+
+
+def start(run, name, behaviour):
+    return processes.start_child(run, name, behaviour)
+
+
+def wait_for(run, name, pid, phase="training"):
+    deadline = time.monotonic() + LATER_S
+    while (s := status.read(run, name)) is None or s.pid != pid or s.phase != phase:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "line"),
+    [
+        ("exit-0", 0, ""),
+        ("exit-7", 7, ""),
+        ("raise-bad", 2, "ERROR w: the input is bad"),
+        ("raise-hopeless", 3, "ERROR w: no way"),
+        ("raise-memory", 3, "ERROR w: MemoryError: full"),
+        ("raise-bug", 1, "ERROR w: ValueError: a bug"),
+    ],
+)
+def test_exit_codes(tmp_path, behaviour, code, line):
+    p = start(tmp_path, "w", behaviour)
+    out, _ = p.communicate(timeout=LATER_S)
+    assert p.returncode == code
+    assert line in out
+    assert ("Traceback" in out) == (behaviour in ("raise-bug", "raise-memory"))
+    assert status.read(tmp_path, "w").exit_code == code
+
+
+@pytest.mark.parametrize(("sig", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)])
+def test_signals(tmp_path, sig, code):
+    p = start(tmp_path, "trainer", "wait-0.1")
+    wait_for(tmp_path, "trainer", p.pid)
+    p.send_signal(sig)
+    p.communicate(timeout=LATER_S)
+    assert p.returncode == code
+    assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+def test_a_busy_child_is_forced_out_with_its_stacks(tmp_path):
+    p = start(tmp_path, "w", "busy")
+    wait_for(tmp_path, "w", p.pid, "starting")
+    began = time.monotonic()
+    p.send_signal(signal.SIGTERM)
+    out, _ = p.communicate(timeout=LATER_S)
+    assert p.returncode == 143
+    assert GRACE_S < time.monotonic() - began
+    assert GRACE_S < ProcessSpec.grace_s, "before the supervisor kills it, or there would be no stacks"
+    assert "forced out" in out
+    assert "_busy" in out
+
+
+def test_deadlines_follow_the_cause(monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(lifecycle, "time", SimpleNamespace(monotonic=lambda: now))
+    clocked = Stop(saves=True)
+    assert clocked.remaining_s() is None
+    clocked.request("stop", "SIGTERM", 143)
+    assert clocked.remaining_s() == SAVER_GRACE_S
+    with clocked.saving():
+        assert clocked.remaining_s() == SAVE_S
+    now += 3
+    assert clocked.remaining_s() == SAVER_GRACE_S - 3
+    clocked.request("orphan", "death", 143)
+    assert clocked.remaining_s() == ORPHAN_S
+    clocked.request("stop", "SIGINT", 130)
+    assert (clocked.cause, clocked.exit_code) == ("orphan", 143)
+
+
+def test_check_raises_what_the_stop_means():
+    stop = Stop()
+    stop.check()
+    stop.request("replace", "SIGUSR1", 4)
+    with pytest.raises(Replaced):
+        stop.check()
+    other = Stop()
+    other.request("stop", "SIGTERM", 143)
+    with pytest.raises(Stopped, match="SIGTERM"):
+        other.check()
+    assert Hopeless("x").exit_code == 3
+
+
+def test_log_lines_parse_back_and_others_do_not():
+    line = logs.parse("2026-01-31 12:00:00,123 WARNING producer-0: low: disk\n")
+    assert (line.level, line.name, line.message) == ("WARNING", "producer-0", "low: disk")
+    assert line.is_alarm
+    assert logs.parse("W0000 00:00:1 cuda_executor.cc:1] no NUMA") is None
+    assert logs.parse('  File "x.py", line 3, in f') is None
+
+
+def test_lock_names_its_holder_and_frees_itself_on_sigkill(tmp_path):
+    p = start(tmp_path, "trainer", "wait")
+    wait_for(tmp_path, "trainer", p.pid)
+    path = tmp_path / "lock"
+    with pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid} since .*; do that"):
+        lock.lock(path, "other", "do that")
+    assert lock.holder(path).pid == p.pid
+    p.kill()
+    p.communicate()
+    assert lock.holder(path) is None
+    with lock.lock(path, "other"):
+        assert lock.holder(path).what == "other"
+        assert path.read_text().splitlines()[0] == str(os.getpid())
+    assert lock.holder(path) is None
+
+
+def test_lock_waits_for_a_holder_whose_supervisor_is_dead(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", "pass"])
+    who = (dead.pid, lock.identity(dead.pid)[1])
+    dead.wait()
+    env = {**os.environ, "XTTS_SUPERVISOR": "{}:{}".format(*who)}
+    p = processes.start_child(tmp_path, "trainer", "wait", env=env)
+    wait_for(tmp_path, "trainer", p.pid)
+    assert lock.holder(tmp_path / "lock").leaving
+    looks = 0
+
+    def clock():
+        """Half a second later at each look; the holder dies at the tenth."""
+        nonlocal looks
+        looks += 1
+        if looks == 10:
+            p.kill()
+        return 0.5 * looks
+
+    with lock.lock(tmp_path / "lock", "next", clock=clock):
+        assert looks >= 10
+    p.communicate()
+
+
+def test_lock_is_not_inherited_by_started_processes(tmp_path):
+    held = lock.lock(tmp_path / "lock", "parent")
+    p = subprocess.Popen(["sleep", "600"])
+    held.release()
+    assert lock.holder(tmp_path / "lock") is None
+    p.kill()
+    p.wait()
+
+
+def test_status_is_throttled_but_phases_are_not(tmp_path):
+    s = status.StatusFile(tmp_path, "p", "producer", min_interval_s=60)
+    s.update(step=5)
+    assert status.read(tmp_path, "p").step == 0
+    s.update(phase="training")
+    assert status.read(tmp_path, "p").step == 5
+    assert status.read(tmp_path, "p").alive
+    with pytest.raises(TypeError):
+        s.update(stepp=1)
+    s.finish(3)
+    assert not status.read(tmp_path, "p").alive
+    assert [x.name for x in status.read_all(tmp_path)] == ["p"]
+    assert not list((tmp_path / "status").glob("*.tmp"))

@@ -1,0 +1,223 @@
+"""Checkpoints: written aside, fsynced, renamed; verified on load; a damaged one is set aside, never deleted, never ignored in silence.
+
+`CHECKPOINTS/step-00000060/` holds `model.safetensors` (Coqui's key names), `optimizer.safetensors` and `state.json`, which carries the
+position, seeds, sizes, identity, quarantine, and the digests of the other two files and of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from common.system.errors import BadInput
+from common.system.files import digest, file_digest, fsync
+from trainer.history.tensor_file import save_file
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-(\d{8,})$")
+_PARTS = ("model", "optimizer")
+# Room for the file system's own needs beside the bytes of a checkpoint.
+_SPARE_BYTES = 16 << 20
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written; the ones that exist are untouched."""
+
+
+def step_of(path: Path) -> int | None:
+    """The step whose checkpoint a folder is, by its name; None for any other folder."""
+    match = _NAME.match(path.name)
+    return int(match.group(1)) if match else None
+
+
+@dataclass
+class Restored:
+    """A verified checkpoint."""
+
+    step: int
+    state: dict
+    tensors: dict[str, dict[str, np.ndarray]]  # "model", "optimizer" → name → array
+    path: Path
+
+
+def _mb(n: int) -> str:
+    return f"{n / 1e6:.0f} MB"
+
+
+class Checkpoints:
+    """The checkpoints of one stage.
+
+    Args:
+        folder: made if missing. BadInput: it cannot be written to.
+        keep: how many of the newest stay; the best one stays besides.
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int):
+        self.folder, self.keep = Path(folder), keep
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / ".tmp-probe"
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as e:
+            raise BadInput(f"checkpoints cannot be written to {self.folder}: {e.strerror}; choose another run= folder") from e
+        for old in self.folder.glob(".tmp-old-*"):  # killed between the two renames of a replacement
+            final = self.path(int(old.name.rsplit("-", 1)[1]))
+            if not final.exists():
+                os.replace(old, final)
+        for left in self.folder.glob(".tmp-*"):
+            log.info("removing %s, left by a save that did not end", left.name)
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints there are, ascending; whether they are whole is seen on loading."""
+        return sorted(step for p in self.folder.iterdir() if (step := step_of(p)) is not None)
+
+    def path(self, step: int) -> Path:
+        """The folder of one checkpoint."""
+        return self.folder / f"step-{step:08d}"
+
+    # -- save ----------------------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, tensors: dict[str, dict[str, Any]], state: dict, go_on: Callable[[], bool] = lambda: True) -> Path:
+        """Write checkpoint `step`, then drop surplus ones (the newest `keep` and the best stay).
+
+        Args:
+            tensors: "model" and "optimizer", each name → array, or what becomes one (see `tensor_file.save_file`); emptied on the way.
+            state: JSON-able; `state["best_step"]` names the checkpoint with the lowest evaluation loss, or is None.
+            go_on: asked before the renaming; where it says no, nothing has happened.
+
+        Raises:
+            SaveFailed: not enough room, or the file system refused; says how much is needed and free.
+        """
+        needed = sum(a.nbytes for part in tensors.values() for a in part.values()) + _SPARE_BYTES
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise SaveFailed(f"checkpoint {step} needs {_mb(needed)}, {self.folder} has {_mb(free)} free; make room or lower train.keep")
+        tmp, final = self.folder / f".tmp-{step:08d}", self.path(step)
+        try:
+            shutil.rmtree(tmp, ignore_errors=True)
+            tmp.mkdir()
+            self._write(tmp, step, tensors, state)
+            if not go_on():
+                raise SaveFailed(f"checkpoint {step} was abandoned")
+            if final.exists():  # the same step again, after a resume from an older one
+                os.replace(final, self.folder / f".tmp-old-{step:08d}")
+            os.replace(tmp, final)
+            fsync(self.folder)
+            shutil.rmtree(self.folder / f".tmp-old-{step:08d}", ignore_errors=True)
+        except OSError as e:
+            shutil.rmtree(tmp, ignore_errors=True)
+            raise SaveFailed(f"checkpoint {step} could not be written to {self.folder}: {e.strerror or e} ({_mb(needed)} needed)") from e
+        self._prune(state.get("best_step"))
+        return final
+
+    def _write(self, tmp: Path, step: int, tensors: dict, state: dict) -> None:
+        digests = {}
+        for part in _PARTS:
+            file = tmp / f"{part}.safetensors"
+            digests[part] = save_file(tensors.get(part, {}), file)
+            fsync(file)
+        body = {**state, "step": step, "digests": digests}
+        body["digests"]["state"] = digest(body)
+        file = tmp / "state.json"
+        file.write_text(json.dumps(body, indent=1))
+        fsync(file)
+        fsync(tmp)
+
+    def _prune(self, best: int | None) -> None:
+        steps = self.steps()
+        for step in steps[: -self.keep]:
+            if step != best:
+                shutil.rmtree(self.path(step), ignore_errors=True)
+
+    # -- load ----------------------------------------------------------------------------------------------------------------------
+
+    def load(self, step: int) -> Restored:
+        """Read and verify one checkpoint. ValueError: what is damaged."""
+        folder = self.path(step)
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            digests = dict(state["digests"])
+            own = digests.pop("state")
+            if digest({**state, "digests": digests}) != own:
+                raise ValueError("state.json does not match its own digest")
+            for part in _PARTS:
+                if file_digest(folder / f"{part}.safetensors") != digests[part]:
+                    raise ValueError(f"{part}.safetensors does not match its digest")
+            tensors = {part: load_file(folder / f"{part}.safetensors") for part in _PARTS}
+        except (OSError, KeyError, TypeError, json.JSONDecodeError, SafetensorError) as e:
+            raise ValueError(f"{type(e).__name__}: {e}") from e
+        return Restored(step, state, tensors, folder)
+
+    def load_latest(self, existed: int | None) -> Restored | None:
+        """The newest whole checkpoint; None if the run never had one.
+
+        A damaged one is renamed to `damaged-step-…` and the one before it is used, with a warning.
+
+        Args:
+            existed: the newest checkpoint that the ledger speaks of.
+
+        Raises:
+            BadInput: there were checkpoints, and none is whole. A run is never silently begun afresh.
+        """
+        newest_damaged = None
+        for step in reversed(self.steps()):
+            try:
+                found = self.load(step)
+            except ValueError as e:
+                aside = self._aside(step)
+                os.replace(self.path(step), aside)
+                log.warning("checkpoint step %d is damaged (%s): set aside as %s", step, e, aside.name)
+                newest_damaged = newest_damaged or step
+                continue
+            if newest_damaged:
+                log.warning("step %d damaged, using step %d; the steps between are trained again", newest_damaged, step)
+            return found
+        if existed is not None or newest_damaged or list(self.folder.glob("damaged-step-*")):
+            raise BadInput(
+                f"no whole checkpoint in {self.folder}, but there was one (step {existed or newest_damaged}); "
+                f"restore it from a copy, or start anew with another run= folder"
+            )
+        return None
+
+    def _aside(self, step: int) -> Path:
+        """A name that is free: the same step may be damaged twice."""
+        path, again = self.folder / f"damaged-step-{step:08d}", 2
+        while path.exists():
+            path, again = self.folder / f"damaged-step-{step:08d}-{again}", again + 1
+        return path
+
+
+def trained_model(run: Path, which: str | None) -> Path:
+    """The GPT in one of a run's checkpoints: `which` is a step, "best", or None for the newest. The file is verified.
+
+    Raises:
+        BadInput: no such checkpoint, or it is damaged.
+    """
+    folder = run / "checkpoints"
+    found = {n: p for p in folder.iterdir() if (n := step_of(p)) is not None} if folder.is_dir() else {}
+    if not found:
+        raise BadInput(f"{run} has no checkpoint yet")
+    try:
+        newest = max(found)
+        step = json.loads((found[newest] / "state.json").read_text())["best_step"] if which == "best" else int(which or newest)
+        path = found[step] / "model.safetensors"
+        whole = file_digest(path) == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{run} has no whole checkpoint {which or newest}; it has {sorted(found)} ({type(e).__name__}: {e})") from e
+    if not whole:
+        raise BadInput(f"{path} is damaged (its digest differs); choose another --step of {sorted(found)}")
+    return path

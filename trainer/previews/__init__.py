@@ -1,0 +1,1 @@
+"""The samples that a run speaks, and the process that makes them while it trains."""

@@ -1,0 +1,294 @@
+"""The end of a run in figures: what was learnt, how fast, what was left out. Read from the run folder alone, without TensorFlow.
+
+`finish` writes RUN/summary.json and RUN/curves.png; `table` and `lines` show the same figures to people. Steps that were trained again
+after a crash count once, as in the folded ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from common.run.folder import RunFolder
+from common.system.files import write_atomically
+from trainer import differing
+from trainer.history import ledger
+from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
+
+ENDS = 10  # steps whose mean is "the first" and "the last" loss
+TITLES = {"dvae": "stage 1, DVAE", "gpt": "stage 2, GPT", "arithmetic": "arithmetic"}
+# The loss that a stage is judged by: its name in training lines, and in evaluation lines.
+JUDGED = {"dvae": ("recon", "eval_recon"), "gpt": ("audio_ce", "eval_audio"), "arithmetic": ("loss", "eval_audio")}
+
+
+@dataclass(frozen=True)
+class History:
+    """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once."""
+
+    steps: list[dict]
+    evaluations: list[dict]
+
+    @classmethod
+    def read(cls, folder: Path) -> History:
+        """From a stage's folder, without a torn line and without steps that the folded ledger no longer has. BadInput: a damaged ledger."""
+        steps, evaluations = {}, {}
+        path = folder / "metrics.jsonl"
+        for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                line = json.loads(text)
+            except ValueError:  # a SIGKILL in the middle of a write; the next process went on after it
+                continue
+            if any(k.startswith("eval_") for k in line):
+                kind = evaluations
+            elif "step_ms" in line:
+                kind = steps
+            else:  # traces, where the time goes
+                continue
+            kind[line["step"]] = line  # a step trained again after a crash: the later line is what the weights saw
+        last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
+        return cls(*([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)))
+
+    def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
+        """(steps, values) of the lines that have `name`; null is NaN."""
+        found = [line for line in (self.evaluations if evaluated else self.steps) if name in line]
+        return [line["step"] for line in found], [math.nan if line[name] is None else float(line[name]) for line in found]
+
+
+def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
+    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant prediction scores on the same targets.
+
+    A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN without any count.
+    """
+    p = np.asarray(counts, np.float64)
+    if not p.sum() > 0:
+        return math.nan
+    p = p[p > 0] / p.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
+    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed over."""
+    targets = np.asarray(audio_targets)
+    return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
+
+
+def summarise(run: RunFolder, unigram_nats: float | None = None, retraces: Mapping[str, int] | None = None) -> dict:
+    """The figures, by stage; what a stage does not have is absent, what could not be computed is None.
+
+    Args:
+        unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
+        retraces: per stage, functions compiled again after a bucket's first step.
+    """
+    stages = {}
+    for stage in run.stages:
+        kind = run.kind(stage)
+        history = History.read(run.stage_folder(stage))
+        figures = {
+            "title": TITLES[stage] if kind == stage else f"{TITLES[stage]} ({TITLES[kind]})",
+            **_speed(history),
+            **_learning(history, kind),
+            "quarantined": _num_lines(run.stage_folder(stage) / "quarantine.jsonl"),
+            "differing": len(differing.read(run.stage_folder(stage))),
+            "retraces": None if retraces is None else retraces.get(stage),
+        }
+        if kind == "dvae":
+            figures |= _codebook(history, run.dims.dvae.num_codes)
+        if kind == "gpt":
+            figures |= _against_unigram(history, unigram_nats)
+        stages[stage] = _without_nan(figures)
+    return {"run": str(run.path), "run_id": run.run_id, "size": run.config.model.size, "stages": stages}
+
+
+def curves(run: RunFolder, summary: dict) -> Png:
+    """Training and evaluation curves of all stages in one picture."""
+    panels = []
+    for stage in run.stages:
+        history, figures = History.read(run.stage_folder(stage)), summary["stages"][stage]
+        panels += {"dvae": _dvae_panels, "gpt": _gpt_panels, "arithmetic": _arithmetic_panels}[run.kind(stage)](history, figures)
+    return curves_picture(f"{run.path.name}: model size {summary['size']}", panels)
+
+
+def finish(run: RunFolder, unigram_nats: float | None = None, retraces: Mapping[str, int] | None = None) -> dict:
+    """Write RUN/summary.json and RUN/curves.png; returns the figures, as `summarise`."""
+    summary = summarise(run, unigram_nats, retraces)
+    write_atomically(run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(run.path / "curves.png", curves(run, summary).data)
+    return summary
+
+
+# -- for people ----------------------------------------------------------------------------------------------------------------------
+
+
+def table(summary: dict) -> Table:
+    """The figures as a rich table, a column per stage."""
+    out = Table(title=f"{summary['run']} (model size {summary['size']})", title_justify="left")
+    out.add_column("")
+    for figures in summary["stages"].values():
+        out.add_column(figures["title"], justify="right")
+    parts = [(dict(_learnt(figures)), dict(_ran(figures))) for figures in summary["stages"].values()]
+    for rows in zip(*parts, strict=True):  # what each stage learnt, then what all stages have
+        for name in dict.fromkeys(name for row in rows for name in row):
+            out.add_row(name, *(row.get(name, "") for row in rows))
+    return out
+
+
+def lines(summary: dict) -> list[str]:
+    """The figures as plain lines, for a log or a pipe."""
+    out = []
+    for figures in summary["stages"].values():
+        rows = [*_learnt(figures), *_ran(figures)]
+        width = max(len(name) for name, _ in rows)
+        out += [figures["title"], *(f"  {name:{width}}  {value}" for name, value in rows)]
+    return out
+
+
+def _learnt(figures: dict) -> list[tuple[str, str]]:
+    name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[figures["judged_by"]]
+    rows = [
+        (f"{name}, first {ENDS} steps (mean)", _number(figures["first"])),
+        (f"{name}, last {ENDS} steps (mean)", f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)"),
+        (f"held-out {name}", f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step {figures['eval_best_step']})"),
+    ]
+    if "unigram_entropy" in figures:
+        rows.append(("unigram entropy of the held-out codes", _number(figures["unigram_entropy"])))
+        rows.append(("held-out audio CE against it", _lower(figures["below_unigram"])))
+    if "mean_mel_error" in figures:
+        rows.append(("error of the mean mel, held out", _number(figures["mean_mel_error"])))
+        rows.append(("reconstruction error against it", _lower(figures["below_mean_mel"])))
+        used = f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']} ({_percent(figures['codebook_share'])})"
+        rows.append(("codebook perplexity", used))
+    return rows
+
+
+def _ran(figures: dict) -> list[tuple[str, str]]:
+    skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
+    rows = [
+        ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
+        ("utterances/s, last half", _number(figures["utterances_per_s"])),
+        ("ms/step, median of the last half", _number(figures["step_ms"])),
+        ("waiting for data, last half", _percent(figures["data_wait"])),
+        ("quarantined utterances", str(figures["quarantined"])),
+        ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
+    ]
+    if figures.get("differing"):
+        rows.append(("batches made twice, with different bytes", str(figures["differing"])))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.1f} %"
+
+
+def _lower(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{100 * value:.1f} % lower" if value >= 0 else f"{-100 * value:.1f} % higher"
+
+
+# -- figures -------------------------------------------------------------------------------------------------------------------------
+
+
+def _speed(history: History) -> dict:
+    """The last half of the steps: compilation, caches and the filling of buffers are behind it."""
+    steps = history.steps
+    half = steps[len(steps) // 2 :]
+    seconds = sum(s["step_ms"] for s in half) / 1e3
+    return {
+        "steps": steps[-1]["step"] if steps else 0,
+        "epochs": steps[-1]["epoch"] + 1 if steps else 0,
+        "skipped": sum(bool(s.get("skipped")) for s in steps),
+        "step_ms": float(np.median([s["step_ms"] for s in half])) if half else None,
+        "utterances_per_s": sum(s["rows"] for s in half) / seconds if seconds else None,
+        "data_wait": sum(s["wait_ms"] for s in half) / 1e3 / seconds if seconds else None,
+    }
+
+
+def _learning(history: History, kind: str) -> dict:
+    trained, evaluated = JUDGED[kind]
+    values = [v for v in history.series(trained)[1] if math.isfinite(v)]
+    first, last = (float(np.mean(part)) if part else math.nan for part in (values[:ENDS], values[-ENDS:]))
+    steps, held_out = history.series(evaluated, evaluated=True)
+    finite = [(v, s) for s, v in zip(steps, held_out, strict=True) if math.isfinite(v)]
+    best, best_step = min(finite) if finite else (None, None)
+    return {
+        "judged_by": trained,
+        "first": first,
+        "last": last,
+        "ratio": last / first if first else None,
+        "eval_last": finite[-1][0] if finite else None,
+        "eval_best": best,
+        "eval_best_step": best_step,
+    }
+
+
+def _against_unigram(history: History, unigram_nats: float | None) -> dict:
+    best = _learning(history, "gpt")["eval_best"]
+    below = None if unigram_nats is None or best is None or not unigram_nats > 0 else 1 - best / unigram_nats
+    return {"unigram_entropy": unigram_nats, "below_unigram": below}
+
+
+def _codebook(history: History, num_codes: int) -> dict:
+    """Judged at the last evaluation; without one, by the last training steps."""
+    found = history.evaluations or history.steps
+    recon, baseline = (history.series(f"eval_{n}", True)[1] or history.series(n)[1][-ENDS:] for n in ("recon", "baseline"))
+    recon, baseline = (float(np.mean(v[-1:] if history.evaluations else v)) if found and v else math.nan for v in (recon, baseline))
+    perplexity = history.series("codebook_perplexity")[1]
+    return {
+        "mean_mel_error": baseline,
+        "below_mean_mel": 1 - recon / baseline if baseline else None,
+        "codebook_perplexity": perplexity[-1] if perplexity else None,
+        "codebook_share": perplexity[-1] / num_codes if perplexity else None,
+        "num_codes": num_codes,
+    }
+
+
+def _num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def _without_nan(figures: dict) -> dict:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+
+
+# -- panels --------------------------------------------------------------------------------------------------------------------------
+
+
+def _curve(history: History, label: str, name: str, evaluated: bool = False) -> Curve:
+    return Curve(label, *history.series(name, evaluated), rough=not evaluated)
+
+
+def _dvae_panels(history: History, figures: dict) -> list[Panel]:
+    baseline = [Level("predicting the mean mel", figures["mean_mel_error"])] if figures["mean_mel_error"] else []
+    error = [_curve(history, "training", "recon"), _curve(history, "held out", "eval_recon", evaluated=True)]
+    used = [
+        _curve(history, "training, moving average", "codebook_perplexity"),
+        _curve(history, "held out, per batch", "eval_perplexity", True),
+    ]
+    return [
+        Panel("Stage 1, DVAE: reconstruction error", error, "mean squared error, log-mel / stats", baseline),
+        Panel("Stage 1, DVAE: codebook perplexity", used, f"codes in use, of {figures['num_codes']}"),
+    ]
+
+
+def _gpt_panels(history: History, figures: dict) -> list[Panel]:
+    unigram = [Level("unigram entropy, held out", figures["unigram_entropy"])] if figures["unigram_entropy"] else []
+    audio = [_curve(history, "training", "audio_ce"), _curve(history, "held out", "eval_audio", evaluated=True)]
+    text = [_curve(history, "training", "text_ce"), _curve(history, "held out", "eval_text", evaluated=True)]
+    return [
+        Panel("Stage 2, GPT: audio codes", audio, "cross-entropy, nats per code", unigram),
+        Panel("Stage 2, GPT: text tokens", text, "cross-entropy, nats per token"),
+    ]
+
+
+def _arithmetic_panels(history: History, figures: dict) -> list[Panel]:
+    return [Panel(figures["title"], [_curve(history, "training", "loss"), _curve(history, "held out", "eval_audio", True)], "loss")]

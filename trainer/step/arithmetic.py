@@ -1,0 +1,82 @@
+"""Arithmetic in place of the networks, so that the loop, the channel, the ledger and the checkpoints can be put through hundreds of
+crashes in seconds. The state depends on every value, on the order of the batches, on how they are grouped, and on the seeds.
+
+`XTTS_TEST_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills at random points.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+_PRIME = 2**31 - 1
+STEP_MS = "XTTS_TEST_STEP_MS"
+
+
+class ArithmeticStep:
+    """Implements `trainer.step.gpt.Step`. The weights are eight integers below 2^31 − 1; an update is w ← 31 w + gradient (mod p)."""
+
+    def __init__(self):
+        self.weights = np.arange(1, 9, dtype=np.int64)
+        self.moment = np.zeros(8, np.int64)
+        self.t = 0
+        self._group = np.zeros(8, np.int64)
+        self._count = 0
+        self._seconds = float(os.environ.get(STEP_MS, "0")) / 1e3
+        self.trace_counts: Counter[str] = Counter()
+
+    def micro(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int], scale: float) -> dict:
+        """Fold a batch into the group; the order within the group matters."""
+        time.sleep(self._seconds)
+        live = np.asarray(batch["weights"]) > 0
+        value = np.where(live, np.asarray(batch["value"]), 0) % _PRIME
+        salt = np.where(live, np.asarray(batch["seed"]), 0) % _PRIME
+        powers = np.arange(1, 9, dtype=np.int64)
+        row = np.arange(1, len(value) + 1, dtype=np.int64)
+        total = ((value * row) % _PRIME).sum() + salt.sum() + seed[0] + seed[1] + bucket + round(scale * 1e6)
+        self._group = (self._group * 7 + int(total) % _PRIME * powers) % _PRIME
+        self._count += 1
+        return {"loss": float(total % 997), "finite": True}
+
+    def apply(self) -> dict:
+        """Update from the group."""
+        self.moment = (self.moment * 3 + self._group) % _PRIME
+        self.weights = (self.weights * 31 + self.moment) % _PRIME
+        self.t += 1
+        self._group, self._count = np.zeros(8, np.int64), 0
+        return {"loss": float(self.weights[0] % 997) / 997, "grad_norm": 1.0, "learning_rate": 1.0, "finite": True}
+
+    def update(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int]) -> dict:
+        """`micro` with scale 1, and `apply`."""
+        self.micro(bucket, batch, seed, 1.0)
+        return self.apply()
+
+    def read(self, scalars: dict) -> dict[str, float]:
+        """Floats."""
+        return {k: float(v) for k, v in scalars.items()}
+
+    def evaluate(self, bucket: int, batch: Mapping[str, np.ndarray]) -> dict:
+        """A sum over the live rows that depends on the weights and changes none."""
+        time.sleep(self._seconds)
+        live = np.asarray(batch["weights"]) > 0
+        total = float((np.where(live, np.asarray(batch["value"]), 0) % 101).sum() + self.weights[0] % 89)
+        return {"audio_sum": total, "audio_count": float(live.sum())}
+
+    def state_dict(self) -> dict:
+        """Weights and moments."""
+        return {"model": {"weights": self.weights.copy()}, "optimizer": {"moment": self.moment.copy(), "t": np.array(self.t, np.int64)}}
+
+    def snapshot(self) -> dict:
+        """`state_dict`, which copies."""
+        return self.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Inverse of `state_dict`; drops a group begun."""
+        self.weights = state["model"]["weights"].copy()
+        self.moment = state["optimizer"]["moment"].copy()
+        self.t = int(state["optimizer"]["t"])
+        self._group, self._count = np.zeros(8, np.int64), 0

@@ -1,0 +1,49 @@
+"""Scalars between the host and the step's device: a copy in either direction waits for the steps that were issued before it
+(`trainer.step.upload`), so that one at each call would let no step be issued under another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+_PACKED = "packed"
+
+
+class Resident:
+    """Scalars that steps take again and again, each copied to the device when it is first asked for."""
+
+    def __init__(self, device: str):
+        self._device = device
+        self._known: dict[tuple[float, tf.DType], tf.Tensor] = {}
+
+    def __call__(self, value: float, dtype: tf.DType) -> tf.Tensor:
+        """`value` as a scalar that lives on the device."""
+        if (value, dtype) not in self._known:
+            with tf.device(self._device):
+                self._known[value, dtype] = tf.identity(tf.constant(value, dtype))
+        return self._known[value, dtype]
+
+
+def packed(scalars: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The scalars, and all of them in one float32 vector for `read`. Traceable."""
+    return {**scalars, _PACKED: tf.stack([tf.cast(scalars[name], tf.float32) for name in sorted(scalars)])}
+
+
+def read(scalars: Mapping[str, tf.Tensor]) -> dict[str, float]:
+    """The values of what `packed` returned, in one copy."""
+    names = sorted(name for name in scalars if name != _PACKED)
+    return dict(zip(names, _on_host(scalars[_PACKED]).numpy().tolist(), strict=True))
+
+
+@tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], autograph=False)
+def _on_host(vector: tf.Tensor) -> tf.Tensor:
+    """float32[n] in host memory.
+
+    Where a function's tensor changes devices, TensorFlow copies into page-locked memory; `Tensor.numpy()` does not. A copy into other
+    memory waits inside the driver until the step has ended, and holds up whoever asks whether an earlier copy is there: the ends of
+    several steps were noticed together, at the last one's (measured on an H200: of two steps of 24 ms each, 41 and 50 ms after the call).
+    """
+    with tf.device("/device:CPU:0"):
+        return tf.identity(vector)
