@@ -62,7 +62,6 @@ def main(stop: Stop) -> None:
         lambda stage: make_stage(run, stage),
         pool,
         stop.is_set,
-        info={"device": device, "leases": run.config.producers.leases},
         data_roots=() if run.arithmetic else tuple(map(str, run.manifest.roots)),
         report=lambda phase, batches: status.update(phase=phase, batches=batches, stage_name=service.stage),
     )

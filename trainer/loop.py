@@ -6,6 +6,7 @@ of its weights; an evaluation changes no weight; a step that is not finite chang
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from common.system.errors import BadInput, Hopeless, Replaced, RunError, Stopped
 from common.system.files import write_atomically
+from trainer.differing import BytesDiffer
 from trainer.feed import Feed, Quarantine
 from trainer.history import ledger
 from trainer.history.checkpoint import Checkpoints
@@ -75,7 +77,7 @@ def restore(files: StageFiles, keep: int, step: Step, identity: dict, dims: dict
         log.info("resumed step %d from %s", position.step, found.path.name)
     book = Ledger(files.ledger)
     if lines:
-        book.resume(position.step)
+        book.resume(position.step, lines)
     return checkpoints, book, position
 
 
@@ -131,6 +133,8 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
+        except BytesDiffer:  # weights that may be wrong are not saved
+            raise
         except RunError:  # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained so far is whole
             self._save_before_failing()
             raise
@@ -303,7 +307,7 @@ class Loop:
         try:
             self.book.flush()
         except OSError as e:
-            self._save_failed(f"the ledger could not be written to {self.book.path}: {e.strerror or e}")
+            self._save_failed(f"the ledger could not be written to {self.book.path}: {e.strerror or e}", e)
             return
         self._saver.begin(self.position.step, self.step.snapshot, self._state())
 
@@ -318,7 +322,7 @@ class Loop:
         if outcome is None:
             return
         if outcome.error is not None:
-            self._save_failed(str(outcome.error))
+            self._save_failed(str(outcome.error), outcome.error.__cause__)
             return
         self._failed_saves, self._saved, self._save_s = 0, self._being_saved, outcome.seconds
         kept = self._being_saved.quarantine
@@ -331,7 +335,7 @@ class Loop:
             log.error("checkpoint %d is on disk, but what the ledger says of it is not yet: %s", outcome.step, e.strerror or e)
         self.observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
-    def _save_failed(self, why: str) -> None:
+    def _save_failed(self, why: str, cause: BaseException | None) -> None:
         """Training goes on without it, three times in a row at most; "the best" stays what is on disk."""
         self._failed_saves += 1
         log.error("%s (failure %d; %d in a row end the run)", why, self._failed_saves, _MAX_FAILED_SAVES)
@@ -340,6 +344,8 @@ class Loop:
             self.position = replace(self.position, best_step=best.best_step, best_score=best.best_score)
         if self._failed_saves >= _MAX_FAILED_SAVES:
             failed = f"{_MAX_FAILED_SAVES} saves in a row failed; the newest checkpoint is of step {self._saved_step}"
+            if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                raise RunError(f"{failed}: too many files were open, and a new process begins with none")
             raise Hopeless(f"{failed}; make room, then the same command goes on from there")
 
     def _state(self) -> dict:

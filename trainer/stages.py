@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,6 +154,16 @@ def spec_of(run: RunFolder, stage: Stage) -> Callable:
     buckets = stage.schedule.train.buckets
     specs = [batch_spec(stage.kind, b, run.dims, run.config.transport.mel_dtype) for b in buckets]
     return lambda planned: specs[planned.bucket]
+
+
+def largest_array(run: RunFolder) -> int:
+    """Bytes of the largest array in any batch of the run: no frame that a producer sends is larger."""
+    sizes = []
+    for stage in run.stages:
+        for bucket in run.plan(stage, "train").buckets:
+            spec = batch_spec(run.kind(stage), bucket, run.dims, run.config.transport.mel_dtype)
+            sizes += [dtype.itemsize * math.prod(shape) for dtype, shape in spec.values()]
+    return max(sizes)
 
 
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:
