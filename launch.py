@@ -313,23 +313,26 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     if not any(p.role == "trainer" for p in program.processes):
         return code
     if code == OK:
-        _show_summary(program.run_dir, out)
-        tell(f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard --logdir {program.run_dir})", out)
+        note = _show_summary(program.run_dir, out)
+        tell(f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard --logdir {program.run_dir}){note}", out)
     elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
         tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
     return code
 
 
-def _show_summary(run_dir: Path, out: TextIO | None) -> None:
-    """The figures that the trainer left, as a table."""
-    path = run_dir / "summary.json"
+def _show_summary(run_dir: Path, out: TextIO | None) -> str:
+    """Show the figures that the trainer left, as a table; what the last line has to say of them besides."""
+    path, differing = run_dir / "summary.json", 0
     if path.is_file():
         from rich.console import Console as RichConsole
 
         from trainer.report import summary
 
         view = RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False)
-        view.print(summary.table(json.loads(path.read_text())))
+        figures = json.loads(path.read_text())
+        view.print(summary.table(figures))
+        differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
+    return f"; {differing} batches were made twice, with different bytes (differing.jsonl)" if differing else ""
 
 
 def _parser(name: str) -> flags.Parser:

@@ -62,7 +62,6 @@ def main(stop: Stop) -> None:
         lambda stage: make_stage(run, stage),
         pool,
         stop.is_set,
-        info={"device": device, "leases": run.config.producers.leases},
         data_roots=tuple(map(str, run.manifest.roots)) if run.trains_networks else (),
         report=lambda phase, batches: status.update(phase=phase, batches=batches, stage_name=service.stage),
     )

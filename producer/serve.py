@@ -23,6 +23,7 @@ from common.data.plan import PlannedBatch
 from common.system.errors import BadInput
 from common.system.stopwatch import Stopwatch
 from common.transport.client import Lease, LeaseClient, Refused, Stop, Welcome
+from common.transport.messages import MAX_REASON, Notes, printable
 from producer.batches.absence import why_away
 from producer.batches.decode import DecodePool
 from producer.batches.maker import BatchError, Clip, Made, Maker, Work, without
@@ -34,7 +35,7 @@ WAIT_SLICE_S = 0.05  # how late an event may be noticed while there is work in h
 ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
 DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
 TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
-REASON_BYTES, REASONS_BYTES = 500, 24_000  # of one bad clip, of all in a batch: they travel in DATA's header, which holds 64 kB
+REASONS_BYTES = 24_000  # of all bad clips of a batch: they travel in DATA's header, which holds 64 kB
 GOOD_FOLDERS = 16
 AWAY_SAID_S = 30.0  # between the lines on data that are away
 
@@ -118,7 +119,6 @@ class Service:
         make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the features have changed.
         pool: decodes; must take `leases` batches' clips without blocking.
         should_stop: looked at several times a second.
-        info: what READY says besides feature_hash and probe (device, …).
         data_roots: folders of the corpus; when one is away, batches are put off instead of their clips being set aside.
         report: called with the phase and the number of batches made.
         log_every_s: seconds between the lines that say where the time goes.
@@ -131,13 +131,12 @@ class Service:
         pool: DecodePool | None,
         should_stop: Callable[[], bool],
         *,
-        info: dict | None = None,
         data_roots: tuple[str, ...] = (),
         report: Callable[[str, int], None] = _ignore,
         log_every_s: float = 10.0,
     ):
         self._client, self._make_stage, self._pool, self._should_stop = client, make_stage, pool, should_stop
-        self._info, self._data_roots, self._report = info or {}, data_roots, report
+        self._data_roots, self._report = data_roots, report
         self.meter = Meter(log_every_s)
         self.stage, self.maker, self._probe = "", None, ""
         self._jobs: list[Job] = []  # in the order in which they are needed
@@ -207,8 +206,8 @@ class Service:
     def _open(self, welcome: Welcome) -> None:
         """Answer a generation; the maker stays, with what it has compiled, where stage and features are the same."""
         running = self._drop_all()
-        stage = str(welcome.info.get("stage"))
-        if self.maker is None or stage != self.stage or self.maker.feature_hash != welcome.info.get("feature_hash"):
+        stage, wanted = welcome.offer.stage, welcome.offer.feature_hash
+        if self.maker is None or stage != self.stage or self.maker.feature_hash != wanted:
             self._status(f"opening stage {stage}")
             if wait(running, DEVICE_S).not_done:
                 raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
@@ -216,7 +215,7 @@ class Service:
             self.stage, self.maker = stage, self._make_stage(stage)
             self._probe = self.maker.probe()
             log.info("stage %s, features %s, probe %s", stage, self.maker.feature_hash, self._probe)
-        self._client.ready(welcome.gen, {"feature_hash": self.maker.feature_hash, "probe": self._probe, **self._info})
+        self._client.ready(welcome.gen, self.maker.feature_hash, self._probe)
         self._status("ready")
 
     def _take(self, lease: Lease) -> None:
@@ -225,7 +224,7 @@ class Service:
             return
         try:
             with self._part("read"):
-                planned = without(self.maker.plan(lease.plan, lease.g), lease.extra.get("quarantined", ()))
+                planned = without(self.maker.plan(lease.plan, lease.g), lease.set_aside)
                 clips = self.maker.clips(planned)
         except (BatchError, IndexError, KeyError) as e:
             self._refuse(lease, f"{type(e).__name__}: {e}")
@@ -298,11 +297,9 @@ class Service:
             return
         for utterance, reason in made.bad:
             log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
-        room = min(REASON_BYTES, REASONS_BYTES // max(1, len(made.bad)))
-        bad = [[u, reason.encode()[:room].decode(errors="ignore")] for u, reason in made.bad]
-        meta = {"bad": bad, "without": list(job.lease.extra.get("quarantined", ())), **self._timings(job, made)}
+        notes = self._notes(job, made)
         with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
-            self._client.send(job.lease, made.arrays, meta)
+            self._client.send(job.lease, made.arrays, notes)
         self.meter.batch(made)
         self._status(self._phase())
 
@@ -313,21 +310,24 @@ class Service:
             yield
         self.meter.spend(name, time.perf_counter() - start)
 
-    def _timings(self, job: Job, made: Made) -> dict:
-        """What DATA says of the time since the last batch left: ms by part; `decode` and `resample` are summed over threads."""
+    def _notes(self, job: Job, made: Made) -> Notes:
+        """What DATA says of the batch, and of the time since the last one left: ms by part; `decode` and `resample` are summed over
+        threads."""
         spent = Counter(self._watch.take())
         spent.update(made.spent_s)
         for future in job.futures:
             spent.update(getattr(future, "spent_s", {}))
         cpu_s, self._cpu_s = time.process_time() - self._cpu_s, time.process_time()
-        return {
-            "spent_ms": {part: round(1e3 * s, 3) for part, s in spent.items()},
-            "threads": self._pool.num_threads if self._pool is not None else 0,
-            "clips": len(job.clips),
-            "cached": made.num_cached,
-            "cpu_ms": round(1e3 * cpu_s, 3),
-            "sent": time.time(),
-        }
+        room = min(MAX_REASON, REASONS_BYTES // max(1, len(made.bad)))
+        return Notes(
+            bad=tuple((utterance, _cut(reason, room)) for utterance, reason in made.bad),
+            spent_ms={part: round(1e3 * s, 3) for part, s in spent.items()},
+            threads=self._pool.num_threads if self._pool is not None else 0,
+            clips=len(job.clips),
+            cached=made.num_cached,
+            cpu_ms=round(1e3 * cpu_s, 3),
+            sent=time.time(),
+        )
 
     def _refuse(self, lease: Lease, why: str) -> None:
         log.warning("%s %d cannot be made: %s", lease.plan, lease.g, why)
@@ -350,6 +350,10 @@ class Service:
             self._away_said = now
             log.warning("%s %d is put off: %s; trying again", lease.plan, lease.g, why)
         self._client.nack(lease, why, later=True)
+
+
+def _cut(reason: str, num_bytes: int) -> str:
+    return printable(reason.encode(errors="replace")[:num_bytes].decode(errors="ignore"))
 
 
 def _as_scanned(clip: Clip) -> dict[str, int]:

@@ -17,9 +17,11 @@ from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
 from common.system.status import StatusFile
 from common.transport.address import ChannelError, Endpoint, ipc_address
+from common.transport.doorkeeper import raise_file_limit
 from common.transport.keys import KeyFileError, run_keys
+from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
-from trainer import ahead, profile
+from trainer import ahead, profile, stages
 from trainer.finale import finish
 from trainer.session import train_stage
 
@@ -37,6 +39,7 @@ def main(stop: Stop) -> None:
     """Every step of a trainer's life."""
     args = parse()
     logs.setup("trainer")
+    raise_file_limit()
     run = RunFolder(args.run)
     held = lock(args.run / "lock", "trainer", advice=f"`launch.py trainer --run {args.run} --replace` takes over from it")
     status = StatusFile(args.run, "trainer", "trainer")
@@ -104,9 +107,9 @@ def _bind(run: RunFolder) -> LeaseServer:
             address,
             run.run_id,
             t.high_water_mark,
-            capacity=run.config.producers.leases,
-            lease_ttl_s=run.config.producers.lease_ttl_s,
+            rules=Rules(lease_ttl_s=run.config.producers.lease_ttl_s),
             keys=keys,
+            max_frame_bytes=stages.largest_array(run),
             on_event=_listener(run.path),
             start=max(t.min_ready, t.high_water_mark // 2),
         )
@@ -118,15 +121,11 @@ def _bind(run: RunFolder) -> LeaseServer:
 
 
 def _listener(folder: Path) -> Callable[..., None]:
-    """Warns where two producers made different bytes of one batch. With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes
-    a line of RUN/channel.jsonl, which the channel's invariants are checked from."""
+    """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of RUN/channel.jsonl, which the channel's invariants
+    are checked from."""
     out = open(folder / "channel.jsonl", "a", buffering=1) if os.environ.get("XTTS_CHANNEL_LOG") else None
 
     def on_event(kind: str, **fields) -> None:
-        if kind == "digest_mismatch":
-            log.warning(
-                "batch %s %s was made twice, with different bytes, by %s", fields["plan"], fields["g"], " and ".join(fields["peers"])
-            )
         if out is not None:
             out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 

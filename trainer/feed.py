@@ -20,8 +20,10 @@ from common.data.batch import check_batch
 from common.data.plan import PlannedBatch
 from common.system.errors import Hopeless, RunError, Stopped
 from common.system.stopwatch import Stopwatch
+from common.transport.messages import Notes
 from common.transport.server import BatchFailed, NoData
 from common.transport.server import Stopped as ChannelStopped
+from trainer.differing import Differing
 from trainer.report.watch import FedRecord, Watch
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class FedBatch:
     digest: str
     producer: str
     num_bytes: int
-    meta: dict = field(default_factory=dict, repr=False)
+    notes: Notes = field(default_factory=Notes, repr=False)
     feed_s: float = 0.0  # the feed's own work on it
     transit_s: float | None = None  # from the producer's hands to the feed; None: it had to wait here
 
@@ -151,6 +153,7 @@ class Feed:
         data_timeout_s: how long to wait for one batch before giving up.
         inspect: sees every accepted batch as it arrived, before the transfer.
         watch: told of every training batch that is taken.
+        differing: told of batches that were made twice with different bytes.
     """
 
     def __init__(
@@ -164,8 +167,9 @@ class Feed:
         should_stop: Callable[[], bool],
         inspect: Callable[[PlannedBatch, dict], None] | None = None,
         watch: Watch | None = None,
+        differing: Differing | None = None,
     ):
-        self._watch = watch
+        self._watch, self._differing = watch, differing
         self._inspect = inspect
         self._server, self._planned, self._upload = server, planned, upload
         self._quarantine, self._timeout, self._should_stop = quarantine, data_timeout_s, should_stop
@@ -180,11 +184,14 @@ class Feed:
 
         Raises:
             RunError: no data within the deadline, a batch that no producer can make, or a stop was asked for.
+            BytesDiffer: a batch was made twice with different bytes, and the run is deterministic.
         """
         start = time.perf_counter()
         while True:
             if self._should_stop():
                 raise Stopped("stop was asked for")
+            if self._differing is not None:
+                self._differing.look(self._server)
             try:
                 item = self._queue.get(timeout=0.1)
             except queue.Empty:
@@ -196,7 +203,7 @@ class Feed:
             got = time.perf_counter()
             if self._watch is not None and item.planned.plan == "train":
                 p = item.planned
-                self._watch.fed(p.g, FedRecord(p.bucket, p.num_rows, item.producer, start, got, item.feed_s, item.transit_s, item.meta))
+                self._watch.fed(p.g, FedRecord(p.bucket, p.num_rows, item.producer, start, got, item.feed_s, item.transit_s, item.notes))
             return item, got - start
 
     def release(self) -> None:
@@ -258,8 +265,14 @@ class Feed:
         except ValueError as e:
             self._server.reject(delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True)
             return None
-        self._quarantine.check_room(delivery.meta.get("bad", []))
-        for utterance, reason in delivery.meta.get("bad", []):
+        bad = delivery.notes.bad
+        foreign = {u for u, _ in bad}.difference(planned.utterances.tolist(), planned.prompts.tolist())
+        if foreign:
+            reason = f"{delivery.producer} says of utterance {min(foreign)} that it is bad, which is not in the batch"
+            self._server.reject(delivery, reason, strike=True)
+            return None
+        self._quarantine.check_room(bad)
+        for utterance, reason in bad:
             if self._quarantine.add(utterance, planned, reason):
                 log.warning("utterance %d set aside from batch %d on: %s", utterance, planned.g, reason)
         stale = self._stale(delivery, planned)
@@ -276,7 +289,7 @@ class Feed:
         A row whose own clip failed is one of weight 0 at once. Where the clip lent by another utterance failed, the row is to take its own.
         """
         out, weights = set(self._quarantine.of(planned)), delivery.arrays["weights"]
-        done_without = set(delivery.meta.get("without", ()))
+        done_without = set(delivery.set_aside)
         for row, (own, prompt) in enumerate(zip(planned.utterances.tolist(), planned.prompts.tolist(), strict=True)):
             if own in out:
                 if weights[row] != 0:
@@ -288,7 +301,7 @@ class Feed:
     def _transfer(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
         """Copy to the device. `spent_s`: what the batch has cost so far."""
         # Clocks of two hosts differ: such a transit is not believed.
-        transit_s = time.time() - spent_s - float(delivery.meta.get("sent", 0.0))
+        transit_s = time.time() - spent_s - delivery.notes.sent
         believed = delivery.wait_s > _AT_ONCE_S and 0 <= transit_s < self._timeout
         num_bytes, watch = sum(a.nbytes for a in delivery.arrays.values()), Stopwatch()
         with watch.part("transfer"):
@@ -303,7 +316,7 @@ class Feed:
             delivery.digest,
             delivery.producer,
             num_bytes,
-            delivery.meta,
+            delivery.notes,
             feed_s=spent_s + watch.spent_s["transfer"] + self._best_copy_s_per_byte * num_bytes,
             transit_s=transit_s if believed else None,
         )

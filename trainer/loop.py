@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.system.errors import Replaced, RunError, Stopped
+from trainer.differing import BytesDiffer
 from trainer.feed import FedBatch, Feed
 from trainer.history import ledger
 from trainer.history.schedule import Position, Schedule
@@ -65,6 +66,8 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
+        except BytesDiffer:  # weights that may be wrong are not saved
+            raise
         except RunError:  # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained so far is whole
             self._save_before_failing()
             raise

@@ -212,7 +212,7 @@ def _batch_rows(batches: list[FedRecord]) -> dict[str, dict[str, float]]:
     """Part → summary of its seconds per batch, of the parts that occurred; decode and resample are summed over threads."""
     rows = {}
     for part in BATCH_PARTS:
-        values = [b.meta["spent_ms"].get(part, 0.0) / 1e3 for b in batches if "spent_ms" in b.meta]
+        values = [b.notes.spent_ms.get(part, 0.0) / 1e3 for b in batches if b.notes.spent_ms]
         if any(values):
             rows[part] = summary(values)
     return rows

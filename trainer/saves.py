@@ -4,6 +4,7 @@ checkpoint is the best.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Callable
@@ -89,7 +90,7 @@ class Saves:
         try:
             book.flush()
         except OSError as e:
-            self._fail(f"the ledger could not be written to {book.path}: {e.strerror or e}")
+            self._fail(f"the ledger could not be written to {book.path}: {e.strerror or e}", e)
             return
         facts = {"position": asdict(self._in_flight), "best_step": self._in_flight.best_step, **self._history.facts}
         self._saver.begin(position.step, self._snapshot, facts)
@@ -158,7 +159,7 @@ class Saves:
 
     def _end(self, outcome: Outcome) -> None:
         if outcome.error is not None:
-            self._fail(str(outcome.error))
+            self._fail(str(outcome.error), outcome.error.__cause__)
             return
         self._failed, self._saved, self._last_s = 0, self._in_flight, outcome.seconds
         kept = self._in_flight.quarantine
@@ -171,7 +172,7 @@ class Saves:
             log.error("checkpoint %d is on disk, but its ledger lines are not yet: %s", outcome.step, e.strerror or e)
         self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, cause: BaseException | None) -> None:
         """Training goes on without it, three times in a row at most; "the best" stays what is on
         disk.
         """
@@ -182,4 +183,6 @@ class Saves:
             self._best = best.best_step, best.best_score
         if self._failed >= _MAX_FAILED:
             failed = f"{_MAX_FAILED} saves in a row failed; the newest checkpoint is of step {self.step}"
+            if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                raise RunError(f"{failed}: too many files were open, and a new process begins with none")
             raise Hopeless(f"{failed}; make room, then the same command goes on from there")

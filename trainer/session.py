@@ -11,9 +11,11 @@ from common.run.folder import RunFolder, most_set_aside
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
+from common.transport.messages import Offer, Ready
 from common.transport.server import BatchFailed, LeaseServer, NoData
 from common.transport.server import Stopped as ChannelStopped
 from trainer import ahead, gate, profile, stages
+from trainer.differing import Differing
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.history.ledger import Ledger
@@ -46,6 +48,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
+    differing = _differing(run, stage, history.ledger)
     counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.spec.speaks else None
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
@@ -57,7 +60,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
             compiled = ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
             step = compiled.watch(step)
             wait_ready(server, run, observer, stop)
-        feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch)
+        feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch, differing=differing)
         profiler = Profiler(watch, profile.free_steps()) if profile.free_steps() and name == run.stages[-1] else None
         step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
         step = step if profiler is None else profiler.wrap(step)
@@ -67,6 +70,7 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         try:
             with _out_of_the_collectors_sight():
                 Loop(step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why).run(position)
+            differing.look(server)
         finally:
             observer.traces(stage.step.trace_counts)
             remember_entropy(run, counter)
@@ -85,6 +89,12 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
 def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
     num_clips = stage.schedule.train.num_utterances + stage.schedule.eval.num_utterances
     return Quarantine(position.quarantine, most_set_aside(run.config, num_clips))
+
+
+def _differing(run: RunFolder, stage: Stage, book: Ledger) -> Differing:
+    differing = Differing(run.stage_folder(stage.name), bool(run.config.deterministic))
+    book.on_difference = differing.trained_again
+    return differing
 
 
 def _close(book: Ledger) -> None:
@@ -153,14 +163,13 @@ def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position
     """Tell the producers which stage is made from now on, and lease from the position."""
     planned = stages.planned_batches(run, stage)
 
-    def extra(plan: str, g: int) -> dict:
-        ids = quarantine.of(planned(plan, g)[0]) if len(quarantine) else []
-        return {"quarantined": ids} if ids else {}
+    def set_aside(plan: str, g: int) -> list[int]:
+        return quarantine.of(planned(plan, g)[0]) if len(quarantine) else []
 
     feature_hash = run.feature_hash(stage.name)
     generation = run.next_generation()
-    welcome = {"stage": stage.name, "feature_hash": feature_hash}
-    server.open(generation, welcome, stage.schedule.batches(position), Acceptance(feature_hash, bool(run.config.deterministic)), extra)
+    accept = Acceptance(feature_hash, bool(run.config.deterministic))
+    server.open(generation, Offer(stage.name, feature_hash), stage.schedule.batches(position), accept, set_aside)
     log.info("stage %s, generation %d: steps %d to %d", stage.name, generation, position.step + 1, stage.schedule.total_steps)
 
 
@@ -172,24 +181,21 @@ class Acceptance:
         self._probe: str | None = None
         self._warned = False
 
-    def __call__(self, info: dict) -> str | None:
+    def __call__(self, ready: Ready) -> str | None:
         """None, or why the producer is refused."""
-        if info.get("feature_hash") != self.feature_hash:
+        if ready.feature_hash != self.feature_hash:
             return (
                 "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder, "
                 "or a new bundle of it"
             )
-        probe = info.get("probe")
         if self._probe is None:
-            self._probe = probe
-        if probe == self._probe:
+            self._probe = ready.probe
+        if ready.probe == self._probe:
             return None
         if self.deterministic:
             return "its device computes other bits than the first producer's, and the run is deterministic: use the same kind of device"
         if not self._warned:
-            log.warning(
-                "producer %s computes slightly other features than the first one: ids and crops match, bits do not", info.get("name")
-            )
+            log.warning("producer %s computes slightly other features than the first one: ids and crops match, bits do not", ready.name)
             self._warned = True
         return None
 

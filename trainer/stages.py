@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -190,6 +191,16 @@ def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[
         return batch, specs[batch.bucket]
 
     return planned
+
+
+def largest_array(run: RunFolder) -> int:
+    """Bytes of the largest array in any batch of the run: no frame that a producer sends is larger."""
+    sizes = []
+    for stage in run.stages:
+        for bucket in run.plan(stage, "train").buckets:
+            spec = batch_spec(run.spec(stage).kind, bucket, run.dims, run.config.transport.mel_dtype)
+            sizes += [dtype.itemsize * math.prod(shape) for dtype, shape in spec.values()]
+    return max(sizes)
 
 
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:

@@ -7,8 +7,8 @@ that is lost (trainer restarted, lease expired) is leased again by the trainer.
     client = LeaseClient(endpoint, run_id, "producer-0", capacity=2)
     while True:
         event = client.poll(0.5)
-        if isinstance(event, Welcome):    client.ready(event.gen, {"feature_hash": …})
-        elif isinstance(event, Lease):    client.send(event, arrays, meta)   or   client.nack(event, why)
+        if isinstance(event, Welcome):    client.ready(event.gen, feature_hash, probe)
+        elif isinstance(event, Lease):    client.send(event, arrays, notes)   or   client.nack(event, why)
         elif isinstance(event, (Stop, Refused)):    break
     client.bye(); client.close()
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -30,14 +29,30 @@ from common.transport import wire
 from common.transport.address import ChannelError, Endpoint
 from common.transport.keys import KeyPair
 from common.transport.links import DealerLink
-from common.transport.wire import Lease, Stop, Welcome
-from common.transport.wire import Refuse as Refused
+from common.transport.messages import (
+    MAX_NAME,
+    Bye,
+    Data,
+    Heartbeat,
+    Lease,
+    Message,
+    Nack,
+    Notes,
+    Ready,
+    Revoke,
+    Stop,
+    Welcome,
+    WireError,
+    printable,
+)
+from common.transport.messages import Refuse as Refused
 
-__all__ = ["Endpoint", "Lease", "LeaseClient", "Refused", "Stop", "Welcome"]
+__all__ = ["Endpoint", "Lease", "LeaseClient", "Notes", "Refused", "Stop", "Welcome"]
 
 HEARTBEAT_S = 1.0
 LOOK_S = 0.5  # how often the endpoint is read again while there is no connection
 POLL_S = 0.2
+MAX_EVENTS = 64  # not polled yet; of more, the newest
 SILENT_S = 5.0  # a connected trainer that says nothing for so long may have a successor elsewhere
 
 log = logging.getLogger(__name__)
@@ -52,8 +67,8 @@ class ClientLink(Protocol):
     connected: bool
 
     def connect(self, endpoint: Endpoint | None) -> None: ...
-    def receive(self, timeout_s: float) -> tuple[list[tuple[str, wire.Message | wire.WireError]], list[str]]: ...
-    def send(self, run: str, message: wire.Message) -> bool: ...
+    def receive(self, timeout_s: float) -> tuple[list[tuple[str, Message | WireError]], list[str]]: ...
+    def send(self, run: str, message: Message) -> bool: ...
     def wake(self) -> None: ...
     def close(self, linger_s: float = 0.2) -> None: ...
 
@@ -77,16 +92,16 @@ class LeaseClient:
         heartbeat_s: float = HEARTBEAT_S,
         link: ClientLink | None = None,
     ):
-        self._endpoint, self._run, self._name, self._capacity = endpoint, wire.check_run_id(run_id), name, capacity
+        self._endpoint, self._run, self._name, self._capacity = endpoint, wire.check_run_id(run_id), printable(name, MAX_NAME), capacity
         self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()  # guards everything below
         self._gen = 0
-        self._ready: wire.Ready | None = None  # what was answered to the WELCOME of self._gen
+        self._ready: Ready | None = None  # what was answered to the WELCOME of self._gen
         self._status = "starting"
-        self._events: deque[Event] = deque()  # everything but leases
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)  # everything but leases
         self._queue: list[Lease] = []  # leases not yet polled, soonest needed first
         self._held: set[int] = set()  # leases of this generation neither answered nor revoked
-        self._outbox: deque[wire.Message] = deque()
+        self._outbox: deque[Message] = deque()
         self._leaving = False
         self._error: BaseException | None = None
         self.counts: Counter[str] = Counter()  # sent, nacked, dropped_old, dropped_offline, revoked, garbage
@@ -115,10 +130,9 @@ class LeaseClient:
                     return None
                 self._changed.wait(left)
 
-    def ready(self, gen: int, info: dict) -> None:
-        """Answer to Welcome: from now on leases come. name, pid, host and capacity are added; repeated by itself after a reconnect."""
-        full = {"name": self._name, "pid": os.getpid(), "host": socket.gethostname(), "capacity": self._capacity, **info}
-        message = wire.Ready(gen, full)
+    def ready(self, gen: int, feature_hash: str = "", probe: str = "") -> None:
+        """Answer to Welcome: from now on leases come. Repeated by itself after a reconnect."""
+        message = Ready(gen, self._name, os.getpid(), self._capacity, feature_hash, probe)
         wire.encode(self._run, message)  # a mistake shows here, not in the thread
         with self._changed:
             if gen != self._gen:  # the trainer has moved on meanwhile: a newer Welcome waits in poll()
@@ -127,20 +141,20 @@ class LeaseClient:
             self._outbox.append(message)
         self._link.wake()
 
-    def send(self, lease: Lease, arrays: dict[str, np.ndarray], meta: dict | None = None) -> bool:
+    def send(self, lease: Lease, arrays: dict[str, np.ndarray], notes: Notes = Notes()) -> bool:  # noqa: B008 - frozen
         """Send a batch; never blocks. The arrays must not be written to afterwards: they are read while they are being sent.
 
         False (and counted) if the generation has moved on. An expired or revoked lease is still sent: the first copy wins.
         """
-        message = wire.Data(lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), meta or {}, arrays)
+        message = Data(lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), notes, arrays)
         wire.encode(self._run, message)
         return self._answer(lease, message, "sent")
 
     def nack(self, lease: Lease, why: str, later: bool = False) -> bool:
         """This batch cannot be made here; `later`: not now, it may be leased again."""
-        return self._answer(lease, wire.Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked")
+        return self._answer(lease, Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked")
 
-    def _answer(self, lease: Lease, message: wire.Message, kind: str) -> bool:
+    def _answer(self, lease: Lease, message: Message, kind: str) -> bool:
         with self._changed:
             if lease.gen != self._gen:
                 self.counts["dropped_old"] += 1
@@ -180,7 +194,7 @@ class LeaseClient:
             self._queue.clear()
             self._held.clear()
             self._ready = None
-            self._outbox.append(wire.Bye(self._gen))
+            self._outbox.append(Bye(self._gen))
             self._leaving = True
         self._link.wake()
 
@@ -217,7 +231,7 @@ class LeaseClient:
                 if now >= hello_at or self._say_hello:
                     self._say_hello = False
                     hello_at = now + self._heartbeat_s
-                    self._outbox.append(wire.Heartbeat(self._gen, self._status, self._ready is not None))
+                    self._outbox.append(Heartbeat(self._gen, self._status, self._ready is not None))
                 outbox, leaving = list(self._outbox), self._leaving
                 self._outbox.clear()
             unsent = self._send(outbox)
@@ -241,11 +255,11 @@ class LeaseClient:
         if endpoint != self._link.endpoint:
             self._link.connect(endpoint)
 
-    def _send(self, messages: list[wire.Message]) -> list[wire.Message]:
+    def _send(self, messages: list[Message]) -> list[Message]:
         """Answers that have to wait, as the trainer is there but reads nothing (suspended). Without a connection they are dropped."""
         unsent = []
         for message in messages:
-            if not self._link.send(self._run, message) and isinstance(message, (wire.Data, wire.Nack)):
+            if not self._link.send(self._run, message) and isinstance(message, (Data, Nack)):
                 if self._link.connected:
                     unsent.append(message)
                 else:
@@ -276,8 +290,8 @@ class LeaseClient:
         self._queue.clear()
         self._held.clear()
 
-    def _on_message(self, run: str, message: wire.Message | wire.WireError) -> None:
-        if isinstance(message, wire.WireError) or run != self._run:
+    def _on_message(self, run: str, message: Message | WireError) -> None:
+        if isinstance(message, WireError) or run != self._run:
             self.counts["garbage"] += 1
             return
         self.last_heard = time.monotonic()
@@ -293,11 +307,12 @@ class LeaseClient:
         elif message.gen > self._gen:  # not welcomed to it yet: our heartbeat shows the trainer that we lag behind
             self._say_hello = True
         elif isinstance(message, Lease):
-            if self._ready is not None:
+            full = len(self._held) >= 2 * self._capacity  # a trainer gives no more than it was asked for
+            if self._ready is not None and not full and message.lease not in self._held:
                 self._held.add(message.lease)
                 self._queue.append(message)
                 self._queue.sort(key=lambda lease: lease.position)
-        elif isinstance(message, wire.Revoke):
+        elif isinstance(message, Revoke):
             self.counts["revoked"] += message.lease in self._held
             self._held.discard(message.lease)
             self._queue = [lease for lease in self._queue if lease.lease != message.lease]
@@ -310,5 +325,5 @@ class LeaseClient:
             return
         self._gen, self._ready = message.gen, None
         self._drop_leases()
-        self._events = deque(event for event in self._events if not isinstance(event, Welcome))
+        self._events = deque((e for e in self._events if not isinstance(e, Welcome)), MAX_EVENTS)
         self._events.append(message)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.transport.messages import Notes
+
 
 class NoData(RuntimeError):
     """No batch within the deadline; the message names the cause. `connected`: how many producers there are."""
@@ -29,13 +31,28 @@ class BatchFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Delivery:
-    """A batch. arrays: read-only, views of the received frames (drop them to free the memory). wait_s: how long next() waited."""
+    """A batch. arrays: read-only, views of the received frames (drop them to free the memory).
+
+    notes: what the producer says of it; set_aside: the clips that it was to be made without;
+    wait_s: how long next() waited.
+    """
 
     plan: str
     g: int
     arrays: dict[str, np.ndarray] = field(repr=False)
-    meta: dict
+    notes: Notes
+    set_aside: tuple[int, ...]
     producer: str
     digest: str
     wait_s: float
     position: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One batch that was made twice, with different bytes. makers, digests: of the first copy and of the other one."""
+
+    plan: str
+    g: int
+    makers: tuple[str, str]
+    digests: tuple[str, str]

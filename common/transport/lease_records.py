@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from common.transport import wire
+from common.transport.messages import Data
 
 FREE, LEASED, READY, DELIVERED, FAILED = "free", "leased", "ready", "delivered", "failed"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When a lease or a producer is given up.
+
+    lease_ttl_s: for a batch; dead_after_s: of silence, then a producer counts as frozen;
+    compile_grace_s: for which a `compiling` status stops a lease's clock; compile_budget_s: for
+    which all of a producer's do in one generation; max_nacks: refusals by which a batch fails.
+    """
+
+    lease_ttl_s: float = 30.0
+    dead_after_s: float = 5.0
+    compile_grace_s: float = 120.0
+    compile_budget_s: float = 600.0
+    max_nacks: int = 3
 
 
 @dataclass
@@ -18,7 +35,8 @@ class Item:
     g: int
     state: str = FREE
     lease: int | None = None
-    data: wire.Data | None = None
+    data: Data | None = None
+    set_aside: tuple[int, ...] = ()  # what `data` was made without
     producer: str = ""
     maker: bytes = b""
     failed_by: bytes | None = None
@@ -37,7 +55,8 @@ class LeaseRecord:
     peer: bytes
     issued: float
     deadline: float
-    content: bytes | None  # what the bytes may depend on besides (plan, g): the packed `extra`; None once rejected
+    set_aside: tuple[int, ...]  # the batch is to be made without these clips
+    rejected: bool = False  # its answer was taken and sent back
     outcome: str | None = None
 
 
@@ -49,11 +68,12 @@ class Peer:
     last_heard: float
     name: str = ""
     state: str = "joining"
-    info: dict = field(default_factory=dict)
+    pid: int = 0
     capacity: int = 1
     leases: dict[int, LeaseRecord] = field(default_factory=dict)
     status: str = ""
     busy_since: float | None = None  # start of the current `compiling…` status
+    compiled_s: float = 0.0  # of the generation's budget
     backoff: int = 0  # k of the strike rule; valid data takes one off
     backoff_until: float = 0.0
     strikes: int = 0  # ever
@@ -67,6 +87,9 @@ class Peer:
     def label(self) -> str:
         return self.name or self.id.hex()[-8:]
 
-    def compiling(self, now: float, grace_s: float) -> bool:
-        """Busy with what may take longer than a lease, and not for longer than that is believed."""
-        return self.busy_since is not None and now - self.busy_since <= grace_s
+    def compiling_until(self, rules: Rules) -> float:
+        """Until when it is believed to be compiling; -inf: it does not say so."""
+        if self.busy_since is None:
+            return -math.inf
+        left_s = max(0.0, rules.compile_budget_s - self.compiled_s)
+        return self.busy_since + min(rules.compile_grace_s, left_s)

@@ -10,25 +10,27 @@ and back to FREE from LEASED when the lease expires, is refused (NACK), or its p
 Rules: item i is leased only while i < released + target, which is at most W (see target.py); at most `capacity` leases per peer; the
 lowest free item first; an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without
 strikes go first, and the item does not go back to the peer that just failed it while another can take it; only READY makes a peer leasable.
-The first valid data for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.
+A lease is answered by the peer that it went to, after its READY, and by nobody else; its number cannot be guessed. The first valid data
+for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgpack
-
-from common.transport import wire
-from common.transport.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, LeaseRecord, Peer
+from common.transport.delivery import Difference
+from common.transport.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, LeaseRecord, Peer, Rules
+from common.transport.messages import Data, Lease, Message, Nack, Ready, Revoke
 from common.transport.target import IN_HAND, Target
 
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 LATER_S = 1.0  # before a peer that could not make a batch just then is asked again
 MAX_CAPACITY = 64
-REMEMBERED = 4096  # closed leases and digests kept for late copies
+REMEMBERED = 4096  # closed leases and digests kept for late copies, and differences between these
+LEASE_BITS = 63  # of a lease's number, at random: who was not told it cannot name it
 
 
 class LeaseBook:
@@ -38,35 +40,30 @@ class LeaseBook:
         self,
         window: int,
         *,
-        capacity: int,
-        lease_ttl_s: float,
-        dead_after_s: float,
-        compile_grace_s: float,
-        max_nacks: int,
+        rules: Rules,
         clock: Callable[[], float],
         on_event: Callable[..., None],
         start: int | None = None,
     ):
-        self.window, self.capacity, self._start = window, capacity, start
-        self.lease_ttl_s, self.dead_after_s, self.compile_grace_s, self.max_nacks = lease_ttl_s, dead_after_s, compile_grace_s, max_nacks
+        self.window, self.rules, self._start = window, rules, start
         self.clock, self._on_event = clock, on_event
         self.gen = 0
         self.peers: dict[bytes, Peer] = {}
-        self.outbox: deque[tuple[bytes, wire.Message]] = deque()
+        self.outbox: deque[tuple[bytes, Message]] = deque()
         self.counts: Counter[str] = Counter()  # events by kind
         self.outcomes: Counter[str] = Counter()  # closed leases by outcome
-        self._last_lease = 0
-        self._reset(iter(()), lambda plan, g: {})
+        self._reset(iter(()), lambda plan, g: ())
 
-    def _reset(self, schedule: Iterator[tuple[str, int]], extra: Callable[[str, int], dict]) -> None:
-        self._schedule, self._extra = schedule, extra
+    def _reset(self, schedule: Iterator[tuple[str, int]], set_aside: Callable[[str, int], Sequence[int]]) -> None:
+        self._schedule, self._set_aside = schedule, set_aside
         self.exhausted = False
         self.released = 0  # items trained, = position of the oldest unreleased one
         self.next_position = 0  # the next one to deliver
         self.target = Target(self.window, self._start)
         self._items: dict[int, Item] = {}
         self._records: OrderedDict[int, LeaseRecord] = OrderedDict()
-        self._digests: OrderedDict[tuple[str, int, bytes], tuple[str, str]] = OrderedDict()
+        self._digests: OrderedDict[tuple[str, int, tuple[int, ...]], tuple[str, str]] = OrderedDict()
+        self.differing: deque[Difference] = deque(maxlen=REMEMBERED)  # not yet taken
 
     def event(self, kind: str, **fields: Any) -> None:
         self.counts[kind] += 1
@@ -74,15 +71,16 @@ class LeaseBook:
 
     # generation
 
-    def open(self, gen: int, schedule: Iterable[tuple[str, int]], extra: Callable[[str, int], dict]) -> None:
+    def open(self, gen: int, schedule: Iterable[tuple[str, int]], set_aside: Callable[[str, int], Sequence[int]]) -> None:
         """Begin generation `gen` > the current one: leases and data of the old one are dropped, every peer must say READY again."""
         for peer in self.peers.values():
             for record in list(peer.leases.values()):
                 self._close(record, "revoked")
             peer.state = "refused" if peer.state == "refused" else "joining"
+            peer.compiled_s = 0.0
         self.outbox.clear()
         self.gen = gen
-        self._reset(iter(schedule), extra)
+        self._reset(iter(schedule), set_aside)
         self.event("open")
 
     # peers
@@ -91,18 +89,19 @@ class LeaseBook:
         """The peer, entered on its first message; every message counts as a sign of life."""
         peer = self.peers.get(peer_id)
         if peer is None:
-            peer = self.peers[peer_id] = Peer(peer_id, self.clock(), capacity=self.capacity)
+            peer = self.peers[peer_id] = Peer(peer_id, self.clock())
         peer.last_heard = self.clock()
         return peer
 
-    def peer_ready(self, peer: Peer, info: dict) -> None:
+    def peer_ready(self, peer: Peer, ready: Ready) -> None:
         """READY: leasable from now on. Whatever was leased to it before is free again: it says that it holds nothing."""
+        held = bool(peer.leases)
         self._free_all(peer, "lost", "said READY again")
-        capacity = info.get("capacity", self.capacity)
-        valid = isinstance(capacity, int) and not isinstance(capacity, bool) and capacity >= 1
-        peer.capacity = min(capacity, MAX_CAPACITY) if valid else self.capacity
-        peer.name, peer.info, peer.state = str(info.get("name", ""))[:64], info, "ready"
-        self.event("peer_ready", peer=peer.label, pid=info.get("pid"), capacity=peer.capacity)
+        peer.name, peer.pid, peer.state = ready.name, ready.pid, "ready"
+        peer.capacity = min(ready.capacity, MAX_CAPACITY)
+        self.event("peer_ready", peer=peer.label, pid=peer.pid, capacity=peer.capacity)
+        if held:  # else one that says nothing but READY would hold the same batches for ever
+            self._strike(peer, "gave its leases back")
 
     def peer_refused(self, peer: Peer, reason: str) -> None:
         self._free_all(peer, "lost", "refused")
@@ -118,14 +117,17 @@ class LeaseBook:
             self.event("peer_lost", peer=peer.label, why=why, state=peer.state, produced=peer.produced, status=peer.status)
 
     def peer_status(self, peer: Peer, status: str) -> None:
-        """Heartbeat text. While it begins with `compiling`, leases do not expire, for compile_grace_s per text."""
+        """Heartbeat text. While it begins with `compiling`, the clock of its leases stands still: for `compile_grace_s` with each
+        text, and for `compile_budget_s` with all of them in a generation."""
         if status == peer.status:
             return
-        was_busy, peer.status = peer.busy_since is not None, status
-        peer.busy_since = self.clock() if status.startswith("compiling") else None
-        if was_busy:  # what was compiled can only now be run
+        now = self.clock()
+        if peer.busy_since is not None:
+            until = min(now, peer.compiling_until(self.rules))
             for record in peer.leases.values():
-                record.deadline = max(record.deadline, self.clock() + self.lease_ttl_s)
+                record.deadline += max(0.0, until - max(peer.busy_since, record.issued))
+            peer.compiled_s += until - peer.busy_since
+        peer.status, peer.busy_since = status, now if status.startswith("compiling") else None
 
     def stalled(self, seconds: float) -> None:
         """This process itself stood still (SIGSTOP, a suspended machine): that time counts against nobody."""
@@ -138,16 +140,16 @@ class LeaseBook:
         """Expire leases and count silent peers as frozen. A peer that never said READY is never counted dead."""
         now = self.clock()
         for peer in list(self.peers.values()):
-            if peer.state == "ready" and now - peer.last_heard > self.dead_after_s:
+            if peer.state == "ready" and now - peer.last_heard > self.rules.dead_after_s:
                 peer.state = "frozen"
                 self.event("peer_frozen", peer=peer.label, silent_s=now - peer.last_heard, leases=len(peer.leases))
                 self._free_all(peer, "lost", "silent")
-            if peer.compiling(now, self.compile_grace_s):
+            if now <= peer.compiling_until(self.rules):
                 continue
             late = [record for record in peer.leases.values() if now > record.deadline]
             for record in late:
                 record.item.expired += 1
-                self.outbox.append((peer.id, wire.Revoke(self.gen, record.id)))
+                self.outbox.append((peer.id, Revoke(self.gen, record.id)))
                 self._fail(record, "expired", "")
             if late:
                 self._strike(peer, "expired")
@@ -187,16 +189,17 @@ class LeaseBook:
         return min(fit, key=lambda p: (p.backoff, len(p.leases) / p.capacity, p.id), default=None)
 
     def _lease(self, item: Item, peer: Peer, now: float) -> None:
-        self._last_lease += 1
-        extra = self._extra(item.plan, item.g)
-        ttl_s = self.lease_ttl_s * 2 ** min(item.expired, 4)  # a batch that nobody makes in time gets more of it, or would never be made
-        record = LeaseRecord(self._last_lease, item, peer.id, now, now + ttl_s, msgpack.packb(extra))
+        set_aside, number = tuple(self._set_aside(item.plan, item.g)), secrets.randbits(LEASE_BITS)
+        ttl_s = self.rules.lease_ttl_s * 2 ** min(
+            item.expired, 4
+        )  # a batch that nobody makes in time gets more of it, or would never be made
+        record = LeaseRecord(number, item, peer.id, now, now + ttl_s, set_aside)
         item.state, item.lease = LEASED, record.id
         peer.leases[record.id] = self._records[record.id] = record
         while len(self._records) > REMEMBERED and next(iter(self._records.values())).outcome is not None:
             self._records.popitem(last=False)
         self.event("lease", plan=item.plan, g=item.g, lease=record.id, peer=peer.label, position=item.position)
-        self.outbox.append((peer.id, wire.Lease(self.gen, item.plan, item.g, record.id, item.position, ttl_s, extra)))
+        self.outbox.append((peer.id, Lease(self.gen, item.plan, item.g, record.id, item.position, set_aside)))
 
     def _close(self, record: LeaseRecord, outcome: str, why: str = "") -> None:
         record.outcome = outcome
@@ -229,11 +232,18 @@ class LeaseBook:
 
     # answers
 
-    def on_data(self, peer: Peer, data: wire.Data, digest_is_right: bool) -> str:
+    def _answered(self, peer: Peer, answer: Data | Nack) -> LeaseRecord | None:
+        """The lease that a peer answers, if it went to this peer, for this batch, and the peer has said READY since."""
+        record = self._records.get(answer.lease)
+        if record is None or record.peer != peer.id or peer.state not in ("ready", "frozen"):
+            return None
+        return record if (record.item.plan, record.item.g) == (answer.plan, answer.g) else None
+
+    def on_data(self, peer: Peer, data: Data, digest_is_right: bool) -> str:
         """DATA of the current generation. Returns what became of it: accepted, duplicate, bad or unknown."""
-        record = self._records.get(data.lease)
+        record = self._answered(peer, data)
         fields = {"plan": data.plan, "g": data.g, "lease": data.lease, "peer": peer.label, "digest": data.digest}
-        if record is None or (record.item.plan, record.item.g) != (data.plan, data.g):
+        if record is None:
             self.event("unknown_lease", **fields)
             return "unknown"
         if not digest_is_right:
@@ -253,34 +263,37 @@ class LeaseBook:
         self._accept(item, record, data, peer)
         return "accepted"
 
-    def _accept(self, item: Item, record: LeaseRecord, data: wire.Data, peer: Peer) -> None:
+    def _accept(self, item: Item, record: LeaseRecord, data: Data, peer: Peer) -> None:
         if item.lease is not None and item.lease != record.id:  # it had been leased to another meanwhile
             other = self._records[item.lease]
-            self.outbox.append((other.peer, wire.Revoke(self.gen, other.id)))
+            self.outbox.append((other.peer, Revoke(self.gen, other.id)))
             self._close(other, "revoked", "another copy came first")
         if record.outcome is None:
             self._close(record, "accepted")
             peer.backoff = max(0, peer.backoff - 1)
             for behind in peer.leases.values():  # the peer gets on: leases it takes up after this one start to count now
                 if behind.item.position > item.position:
-                    behind.deadline = max(behind.deadline, self.clock() + self.lease_ttl_s)
-        item.state, item.data, item.producer, item.maker = READY, data, peer.label, peer.id
+                    behind.deadline = max(behind.deadline, self.clock() + self.rules.lease_ttl_s)
+        item.state, item.data, item.set_aside = READY, data, record.set_aside
+        item.producer, item.maker = peer.label, peer.id
         peer.produced += 1
 
     def _compare(self, record: LeaseRecord, digest: str, label: str) -> None:
-        if record.content is None:
+        if record.rejected:
             return
-        key = (record.item.plan, record.item.g, record.content)
+        plan, g = record.item.plan, record.item.g
+        key = (plan, g, record.set_aside)  # what the bytes may depend on
         known, by = self._digests.setdefault(key, (digest, label))
         self._digests.move_to_end(key)
         if len(self._digests) > REMEMBERED:
             self._digests.popitem(last=False)
         if known != digest:
-            self.event("digest_mismatch", plan=key[0], g=key[1], digests=(known, digest), peers=(by, label))
+            self.event("digest_mismatch", plan=plan, g=g, digests=(known, digest), peers=(by, label))
+            self.differing.append(Difference(plan, g, (by, label), (known, digest)))
 
-    def on_nack(self, peer: Peer, nack: wire.Nack) -> None:
-        record = self._records.get(nack.lease)
-        if record is None or record.outcome is not None or record.peer != peer.id:
+    def on_nack(self, peer: Peer, nack: Nack) -> None:
+        record = self._answered(peer, nack)
+        if record is None or record.outcome is not None:
             return
         item = record.item
         if nack.later:  # no fault of the batch's, nor of its maker's: others are asked first, and it again after a while
@@ -292,7 +305,7 @@ class LeaseBook:
         self._fail(record, "nacked", nack.why)
         self._strike(peer, "nack")
         able = {p.id for p in self.peers.values() if p.state == "ready"}
-        if len(item.nacks) >= self.max_nacks and able <= {peer_id for peer_id, _ in item.nacks}:
+        if len(item.nacks) >= self.rules.max_nacks and able <= {peer_id for peer_id, _ in item.nacks}:
             item.state = FAILED
             self.event("batch_failed", plan=item.plan, g=item.g, why=nack.why)
 
@@ -305,7 +318,7 @@ class LeaseBook:
     def at_end(self) -> bool:
         return self.exhausted and self.next_position not in self._items
 
-    def take(self) -> tuple[Item, wire.Data] | None:
+    def take(self) -> tuple[Item, Data] | None:
         """The next item in schedule order if its data is here; its arrays belong to the caller from now on."""
         item = self.head()
         if item is None or item.state != READY or item.data is None:
@@ -341,7 +354,7 @@ class LeaseBook:
         self._digests = OrderedDict((k, v) for k, v in self._digests.items() if k[:2] != (item.plan, item.g))
         for record in self._records.values():  # a late copy of what was rejected must not be taken for the new one
             if record.item is item:
-                record.item, record.content = Item(position, item.plan, item.g, state=DELIVERED), None
+                record.item, record.rejected = Item(position, item.plan, item.g, state=DELIVERED), True
         self.event("reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike)
         maker = self.peers.get(item.maker)
         if strike and maker is not None:
@@ -352,7 +365,7 @@ class LeaseBook:
     def compiling(self) -> bool:
         """Whether a producer that holds leases is compiling: what is awaited may come late."""
         now = self.clock()
-        return any(peer.leases and peer.compiling(now, self.compile_grace_s) for peer in self.peers.values())
+        return any(peer.leases and now <= peer.compiling_until(self.rules) for peer in self.peers.values())
 
     def in_state(self, *states: str) -> int:
         return sum(item.state in states for item in self._items.values())

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import uuid
+from collections.abc import Mapping
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.transport import wire
 from common.transport.address import ChannelError, Endpoint, check_address, check_ipc_free, connectable, explain_bind
+from common.transport.doorkeeper import HANDSHAKE_S, Doorkeeper
 from common.transport.keys import ZAP_ADDRESS, KeyPair, ServerKeys, zap_reply
+from common.transport.messages import FROM_PRODUCER, FROM_TRAINER, Data, Message, WireError
 
-MAX_FRAME_BYTES = 1 << 30
+CURVE_BYTES = 64  # by which CURVE makes a frame longer: a name, a number, a signature
 RECEIVE_AT_ONCE = 64  # messages per call, so that timers are looked at in between
+EVENTS_AT_ONCE = 1024  # of connections, likewise
 # For half-open links between hosts. ZMTP heartbeats under back-pressure lose data: safe here only because credits keep pipes from filling.
 TCP_HEARTBEAT_S, TCP_TIMEOUT_S = 5, 30
 
@@ -30,7 +34,7 @@ CHANGES = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "misunderstood",
 }
 
-Received = tuple[bytes, str, "wire.Message | wire.WireError"]
+Received = tuple[bytes, str, "Message | WireError"]
 
 
 class Wake:
@@ -67,17 +71,18 @@ def _common_options(sock: zmq.Socket, address: str) -> None:
         sock.setsockopt(zmq.IPV6, int("[" in address))
 
 
-def _decode(frames: list[zmq.Frame]) -> tuple[str, wire.Message | wire.WireError]:
+def decoded(frames: list[zmq.Frame], kinds: Mapping[str, type[Message]]) -> tuple[str, Message | WireError]:
+    """(run, message) of what a socket gave; in place of what is no message, the error that says why."""
     try:
-        return wire.decode([frame.buffer for frame in frames])
-    except wire.WireError as error:
+        return wire.decode([frame.buffer for frame in frames], kinds)
+    except WireError as error:
         return error.run or "", error.with_traceback(None)  # a traceback would keep the frames alive
 
 
 class RouterLink:
     """Trainer side. Raises ChannelError from the constructor when the address cannot be had."""
 
-    def __init__(self, bind: str, *, window: int, max_frame_bytes: int = MAX_FRAME_BYTES, keys: ServerKeys | None = None):
+    def __init__(self, bind: str, *, window: int, max_frame_bytes: int = wire.MAX_FRAME_BYTES, keys: ServerKeys | None = None):
         check_address(bind, keys is not None)
         self._keys = keys
         self.bytes_received = 0
@@ -86,6 +91,7 @@ class RouterLink:
         self._poller = zmq.Poller()
         self._zap: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None
+        self._door: Doorkeeper | None = None
         try:
             self._open(bind, window, max_frame_bytes)
         except BaseException:
@@ -102,7 +108,9 @@ class RouterLink:
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.RCVHWM, 2 * window)
         router.setsockopt(zmq.SNDHWM, 100)
+        max_frame_bytes = max(max_frame_bytes, wire.MAX_HEADER_BYTES) + CURVE_BYTES
         router.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         if self._keys is not None:
             self._zap = self._context.socket(zmq.REP)  # before the first connection: without it every key is accepted
             self._zap.linger = 0
@@ -111,7 +119,7 @@ class RouterLink:
             router.curve_server = 1
             router.curve_publickey = self._keys.pair.public.encode()
             router.curve_secretkey = self._keys.pair.secret.encode()
-        self._monitor = router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         if bind.startswith("ipc://"):
             check_ipc_free(bind)
         try:
@@ -120,6 +128,8 @@ class RouterLink:
             raise ChannelError(explain_bind(bind, error.errno, str(error))) from None
         self.address = connectable(router.last_endpoint.rstrip(b"\0").decode())
         self.public_key = self._keys.pair.public if self._keys else None
+        if bind.startswith("tcp://"):
+            self._door = Doorkeeper(int(self.address.rsplit(":", 1)[1]), max_frame_bytes)
 
     def receive(self, timeout_s: float) -> tuple[list[Received], bool]:
         """Up to 64 messages as (peer id, run, message or WireError), and whether a peer disconnected; waits at most timeout_s."""
@@ -130,20 +140,35 @@ class RouterLink:
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._zap.send_multipart(zap_reply(self._zap.recv_multipart(zmq.NOBLOCK), self._keys.allowed))
-        disconnected = False
-        while self._monitor in ready and self._monitor.poll(0):
-            recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            disconnected = True
+        changed = self._monitor in ready
+        disconnected = self._follow_connections() if changed else False
         messages: list[Received] = []
         if self._router in ready:
             with contextlib.suppress(zmq.Again):
                 while len(messages) < RECEIVE_AT_ONCE:
                     peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
                     self.bytes_received += sum(len(frame) for frame in frames)
-                    messages.append((peer.bytes, *_decode(frames)))
+                    if self._door is not None:
+                        self._door.heard(peer.get(zmq.SRCFD))
+                    messages.append((peer.bytes, *decoded(frames, FROM_PRODUCER)))
+        if self._door is not None and changed:
+            self._door.keep_order()
         return messages, disconnected
 
-    def send(self, peer: bytes, run: str, message: wire.Message) -> str:
+    def _follow_connections(self) -> bool:
+        """Read the monitor; whether a connection has ended."""
+        disconnected = False
+        for _ in range(EVENTS_AT_ONCE):
+            if not self._monitor.poll(0):
+                break
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            ended = event["event"] == zmq.EVENT_DISCONNECTED
+            disconnected = disconnected or ended
+            if self._door is not None:
+                (self._door.closed if ended else self._door.accepted)(int(event["value"]))
+        return disconnected
+
+    def send(self, peer: bytes, run: str, message: Message) -> str:
         """`sent`, `gone` (no such connection any more) or `full` (it does not read)."""
         try:
             self._router.send_multipart([peer, *wire.encode(run, message)], zmq.NOBLOCK)
@@ -205,7 +230,7 @@ class DealerLink:
         self._dealer, self._monitor = dealer, dealer.get_monitor_socket(sum(CHANGES))
         dealer.connect(endpoint.address)
 
-    def receive(self, timeout_s: float) -> tuple[list[tuple[str, wire.Message | wire.WireError]], list[str]]:
+    def receive(self, timeout_s: float) -> tuple[list[tuple[str, Message | WireError]], list[str]]:
         """(run, message or WireError) pairs, and what happened to the connection (see CHANGES); waits at most timeout_s."""
         poller = zmq.Poller()
         for end in (self._dealer, self._monitor, self._wake.fileno()):
@@ -224,15 +249,15 @@ class DealerLink:
         if self._dealer in ready:
             with contextlib.suppress(zmq.Again):
                 while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(_decode(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)))
+                    messages.append(decoded(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False), FROM_TRAINER))
         return messages, changes
 
-    def send(self, run: str, message: wire.Message) -> bool:
+    def send(self, run: str, message: Message) -> bool:
         """False if there is no connection, or it takes no more."""
         if self._dealer is None:
             return False
         try:
-            self._dealer.send_multipart(wire.encode(run, message), zmq.NOBLOCK, copy=not isinstance(message, wire.Data))
+            self._dealer.send_multipart(wire.encode(run, message), zmq.NOBLOCK, copy=not isinstance(message, Data))
         except zmq.Again:
             return False
         return True

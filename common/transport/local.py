@@ -14,9 +14,9 @@ import threading
 import time
 from collections import deque
 
-from common.transport import wire
 from common.transport.address import Endpoint
 from common.transport.links import Received
+from common.transport.messages import Data, Message
 
 
 class _Mailbox:
@@ -73,11 +73,11 @@ class LocalHub:
         messages = self._inbox.take_all(timeout_s)
         disconnected, self._disconnected = self._disconnected, False
         for _, _, message in messages:
-            if isinstance(message, wire.Data):
+            if isinstance(message, Data):
                 self.bytes_received += sum(array.nbytes for array in message.arrays.values())
         return messages, disconnected
 
-    def send(self, peer: bytes, run: str, message: wire.Message) -> str:
+    def send(self, peer: bytes, run: str, message: Message) -> str:
         link = self._peers.get(peer)
         if link is None:
             return "gone"
@@ -99,7 +99,7 @@ class LocalHub:
             self._disconnected = True
             self._inbox.wake()
 
-    def deliver(self, peer: bytes, run: str, message: wire.Message) -> None:
+    def deliver(self, peer: bytes, run: str, message: Message) -> None:
         self._inbox.put((peer, run, message))
 
 
@@ -126,14 +126,14 @@ class LocalLink:
         self._changes.append("disconnected")
         self.inbox.wake()
 
-    def receive(self, timeout_s: float) -> tuple[list[tuple[str, wire.Message]], list[str]]:
+    def receive(self, timeout_s: float) -> tuple[list[tuple[str, Message]], list[str]]:
         messages = self.inbox.take_all(0.0 if self._changes else timeout_s)
         changes = []
         while self._changes:
             changes.append(self._changes.popleft())
         return messages, changes
 
-    def send(self, run: str, message: wire.Message) -> bool:
+    def send(self, run: str, message: Message) -> bool:
         if self.connected:
             self._hub.deliver(self._peer, run, message)
         return self.connected

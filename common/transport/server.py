@@ -10,20 +10,37 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from common.transport import lease_records, server_status, wire
 from common.transport.address import ChannelError
-from common.transport.delivery import BatchFailed, Delivery, NoData, Stopped
+from common.transport.delivery import BatchFailed, Delivery, Difference, NoData, Stopped
 from common.transport.keys import ServerKeys
+from common.transport.lease_records import Rules
 from common.transport.leases import LeaseBook
-from common.transport.links import MAX_FRAME_BYTES, RECEIVE_AT_ONCE, Received, RouterLink
+from common.transport.links import RECEIVE_AT_ONCE, Received, RouterLink
+from common.transport.messages import (
+    Alive,
+    Bye,
+    Data,
+    Heartbeat,
+    Lease,
+    Message,
+    Nack,
+    Offer,
+    Ready,
+    Refuse,
+    Stop,
+    Welcome,
+    WireError,
+)
 
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
 TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
 MAX_WAIT_S = 900.0  # of next(), whatever the cause: a first step may compile for minutes before its release()
+MAX_PEERS = 512
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
 PROBES_S = (0.0, 0.03, 0.1, 0.3)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
 
@@ -36,7 +53,7 @@ class ServerLink(Protocol):
     bytes_received: int
 
     def receive(self, timeout_s: float) -> tuple[list[Received], bool]: ...
-    def send(self, peer: bytes, run: str, message: wire.Message) -> str: ...
+    def send(self, peer: bytes, run: str, message: Message) -> str: ...
     def wake(self) -> None: ...
     def close(self) -> None: ...
 
@@ -53,7 +70,7 @@ def _standstill(last: float, now: float) -> float:
 class LeaseServer:
     """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called from any other.
 
-    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. capacity: leases per producer that names none in its READY.
+    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes: of the largest array that a batch has.
     start: how many batches may exist at first, at most `window`; from there the number adapts (see target.py). None: always the window.
     on_event(kind, gen=…, t=…, **fields) gets every lease, lease_end, data, deliver, release, strike, peer and error event, in order,
     under the server's lock: it must be quick and must not call the server. Raises ChannelError when the address cannot be had.
@@ -65,13 +82,9 @@ class LeaseServer:
         run_id: str,
         window: int,
         *,
-        capacity: int = 2,
-        lease_ttl_s: float = 30.0,
-        dead_after_s: float = 5.0,
-        compile_grace_s: float = 120.0,
-        max_nacks: int = 3,
+        rules: Rules = Rules(),  # noqa: B008 - frozen
         keys: ServerKeys | None = None,
-        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_frame_bytes: int = wire.MAX_FRAME_BYTES,
         on_event: Callable[..., None] = _ignore,
         clock: Callable[[], float] = time.monotonic,
         link: ServerLink | None = None,
@@ -82,19 +95,9 @@ class LeaseServer:
         self._run = wire.check_run_id(run_id)
         self._clock = clock
         self._changed = threading.Condition()  # guards the book
-        self._book = LeaseBook(
-            window,
-            capacity=capacity,
-            lease_ttl_s=lease_ttl_s,
-            dead_after_s=dead_after_s,
-            compile_grace_s=compile_grace_s,
-            max_nacks=max_nacks,
-            clock=clock,
-            on_event=on_event,
-            start=start,
-        )
-        self._welcome: dict = {}
-        self._accept: Callable[[dict], str | None] = lambda info: None
+        self._book = LeaseBook(window, rules=rules, clock=clock, on_event=on_event, start=start)
+        self._offer = Offer("")
+        self._accept: Callable[[Ready], str | None] = lambda ready: None
         self._last_lost = ""
         self._stopping, self._closing_until = False, None
         self._error: BaseException | None = None
@@ -110,22 +113,23 @@ class LeaseServer:
     def open(
         self,
         generation: int,
-        welcome: dict,
+        offer: Offer,
         schedule: Iterable[tuple[str, int]],
-        accept: Callable[[dict], str | None] = lambda info: None,
-        extra: Callable[[str, int], dict] = lambda plan, g: {},
+        accept: Callable[[Ready], str | None] = lambda ready: None,
+        set_aside: Callable[[str, int], Sequence[int]] = lambda plan, g: (),
     ) -> None:
         """Begin a generation: leases, data and credits of the one before are dropped; every producer is welcomed anew.
 
-        schedule: (plan, g) in exactly the order of consumption, finite or endless. accept(info of READY) -> None, or the reason to refuse.
-        extra(plan, g) goes into the LEASE when it is sent. All three run in the server's thread: quick, and no calls back.
+        schedule: (plan, g) in exactly the order of consumption, finite or endless. accept(ready) -> None, or the reason to refuse.
+        set_aside(plan, g): clips that the batch is made without, asked when it is leased. All three run in the server's thread: quick,
+        and no calls back.
         """
-        wire.encode(self._run, wire.Welcome(generation, welcome))  # a mistake shows here, not in the thread
+        wire.encode(self._run, Welcome(generation, offer))  # a mistake shows here, not in the thread
         with self._changed:
             if generation <= self._book.gen:
                 raise ChannelError(f"generation {generation} is not above {self._book.gen}: producers would ignore it")
-            self._welcome, self._accept = welcome, accept
-            self._book.open(generation, schedule, extra)
+            self._offer, self._accept = offer, accept
+            self._book.open(generation, schedule, set_aside)
             for peer in self._book.peers.values():
                 self._greet(peer)
             self._changed.notify_all()
@@ -147,7 +151,9 @@ class LeaseServer:
                 if taken is not None:
                     item, data = taken
                     wait_s = time.monotonic() - start
-                    return Delivery(item.plan, item.g, data.arrays, data.meta, item.producer, data.digest, wait_s, item.position)
+                    return Delivery(
+                        item.plan, item.g, data.arrays, data.notes, item.set_aside, item.producer, data.digest, wait_s, item.position
+                    )
                 self._raise_if_failed()
                 if self._book.gen and self._book.at_end():
                     return None
@@ -182,6 +188,13 @@ class LeaseServer:
         with self._changed:
             self._check_alive()
             return self._book.in_state(lease_records.READY)
+
+    def differing(self) -> list[Difference]:
+        """Batches of this generation that were made twice with different bytes, since the last call."""
+        with self._changed:
+            found = list(self._book.differing)
+            self._book.differing.clear()
+            return found
 
     def target(self) -> int:
         """How many batches may exist now."""
@@ -241,7 +254,7 @@ class LeaseServer:
         with self._changed:
             if not self._stopping and stop_producers and self._error is None:
                 for peer_id in self._book.peers:
-                    self._book.outbox.append((peer_id, wire.Stop(self._book.gen, "the run is over")))
+                    self._book.outbox.append((peer_id, Stop(self._book.gen, "the run is over")))
             else:
                 drain_s = 0.0
             self._stopping, self._closing_until = True, time.monotonic() + drain_s
@@ -268,7 +281,7 @@ class LeaseServer:
         timeout_s = TICK_S
         while True:
             messages, disconnected = self._link.receive(timeout_s)
-            right = [isinstance(m, wire.Data) and wire.digest(m.arrays) == m.digest for _, _, m in messages]  # outside the lock
+            right = [isinstance(m, Data) and wire.digest(m.arrays) == m.digest for _, _, m in messages]  # outside the lock
             now = self._clock()
             with self._changed:
                 if now - last > STALL_S:
@@ -305,7 +318,7 @@ class LeaseServer:
     def _heartbeat(self) -> None:
         """Sent to every peer; with ROUTER_MANDATORY it is also how a killed one is found."""
         for peer in self._book.peers.values():
-            self._book.outbox.append((peer.id, wire.Heartbeat(self._book.gen)))
+            self._book.outbox.append((peer.id, Alive(self._book.gen)))
 
     def _flush(self) -> None:
         """Send what has collected. A peer that cannot be reached loses its leases, which are leased again at once."""
@@ -321,13 +334,13 @@ class LeaseServer:
                     book.assign()
             elif sent == "full" and book.peers[peer_id].state != "frozen":
                 book.counts["eagain"] += 1  # must stay 0: credits bound what is under way
-                if isinstance(message, wire.Lease):
+                if isinstance(message, Lease):
                     self._lost(peer_id, "does not read")
 
     def _lost(self, peer_id: bytes, why: str) -> None:
         peer = self._book.peers[peer_id]
         if peer.name:
-            self._last_lost = f"{peer.label} (pid {peer.info.get('pid')}) {why} after {peer.produced} batches"
+            self._last_lost = f"{peer.label} (pid {peer.pid}) {why} after {peer.produced} batches"
         self._garbage.pop(peer_id, None)
         self._book.peer_lost(peer_id, why)
 
@@ -335,19 +348,22 @@ class LeaseServer:
         for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
             self._on_message(peer_id, run, message, digest_is_right)
 
-    def _on_message(self, peer_id: bytes, run: str, message: wire.Message | wire.WireError, digest_is_right: bool) -> None:
+    def _on_message(self, peer_id: bytes, run: str, message: Message | WireError, digest_is_right: bool) -> None:
         book = self._book
-        if isinstance(message, wire.WireError):
+        if isinstance(message, WireError):
             self._on_garbage(peer_id, run, message)
+            return
+        if peer_id not in book.peers and len(book.peers) >= MAX_PEERS:
+            self._link.send(peer_id, run, Refuse(book.gen, f"this trainer has {MAX_PEERS} producers, which is the most"))
             return
         peer = book.heard(peer_id)
         if run != self._run:
             self._refuse(peer, f"this trainer runs {self._run}, the producer belongs to run {run}", run)
         elif peer.state == "refused":
             self._refuse(peer, peer.refused, run)
-        elif isinstance(message, wire.Bye):
+        elif isinstance(message, Bye):
             self._lost(peer_id, "left")
-        elif isinstance(message, wire.Heartbeat):
+        elif isinstance(message, Heartbeat):
             peer.gen = message.gen
             book.peer_status(peer, message.status)
             if message.gen != book.gen or message.ready != (peer.state == "ready"):
@@ -355,17 +371,20 @@ class LeaseServer:
         elif message.gen != book.gen:
             book.event("stale", peer=peer.label, type=message.TYPE, of=message.gen)
             self._greet(peer)
-        elif isinstance(message, wire.Ready):
-            reason = self._accept(message.info)
-            if reason is None:
-                book.peer_ready(peer, message.info)
-            else:
-                peer.name, peer.info = str(message.info.get("name", ""))[:64], message.info
-                self._refuse(peer, reason, run)
-        elif isinstance(message, wire.Data):
+        elif isinstance(message, Ready):
+            self._on_ready(peer, message, run)
+        elif isinstance(message, Data):
             book.on_data(peer, message, digest_is_right)
-        elif isinstance(message, wire.Nack):
+        elif isinstance(message, Nack):
             book.on_nack(peer, message)
+
+    def _on_ready(self, peer: lease_records.Peer, message: Ready, run: str) -> None:
+        reason = self._accept(message)
+        if reason is None:
+            self._book.peer_ready(peer, message)
+        else:
+            peer.name, peer.pid = message.name, message.pid
+            self._refuse(peer, reason, run)
 
     def _greet(self, peer: lease_records.Peer) -> None:
         """WELCOME, at most once a second per generation: a producer may take a minute to answer READY."""
@@ -373,13 +392,13 @@ class LeaseServer:
         if self._book.gen == 0 or peer.state == "refused" or (peer.welcomed_gen == self._book.gen and now - peer.welcomed_at < HEARTBEAT_S):
             return
         peer.welcomed_gen, peer.welcomed_at = self._book.gen, now
-        self._book.outbox.append((peer.id, wire.Welcome(self._book.gen, self._welcome)))
+        self._book.outbox.append((peer.id, Welcome(self._book.gen, self._offer)))
 
     def _refuse(self, peer: lease_records.Peer, reason: str, run: str) -> None:
         self._book.peer_refused(peer, reason)
-        self._link.send(peer.id, run, wire.Refuse(self._book.gen, reason))  # addressed in the producer's own run, or it would not listen
+        self._link.send(peer.id, run, Refuse(self._book.gen, reason))  # addressed in the producer's own run, or it would not listen
 
-    def _on_garbage(self, peer_id: bytes, run: str, error: wire.WireError) -> None:
+    def _on_garbage(self, peer_id: bytes, run: str, error: WireError) -> None:
         """Count it; the first of a peer is reported in full. A producer of another version is told so."""
         seen = self._garbage[peer_id] = self._garbage.get(peer_id, 0) + 1
         peer = self._book.peers.get(peer_id)
@@ -387,7 +406,7 @@ class LeaseServer:
         if len(self._garbage) > 1000:
             self._garbage.clear()
         if error.version is not None and error.version != wire.VERSION and run:
-            self._link.send(peer_id, run, wire.Refuse(self._book.gen, str(error)))
+            self._link.send(peer_id, run, Refuse(self._book.gen, str(error)))
 
     def _check_alive(self) -> None:
         if self._error is not None:

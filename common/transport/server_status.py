@@ -18,7 +18,7 @@ def stats(book: LeaseBook) -> dict[str, Any]:
         "peers": [
             {
                 "name": peer.label,
-                "pid": peer.info.get("pid"),
+                "pid": peer.pid,
                 "state": peer.state,
                 "outstanding": len(peer.leases),
                 "capacity": peer.capacity,

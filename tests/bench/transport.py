@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from common.transport import wire
 from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
 from common.transport.keys import run_keys
+from common.transport.messages import Data, Notes, Offer
 from common.transport.server import LeaseServer
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -65,7 +66,7 @@ def channel_producer(address: str, run_dir: str, megabytes: float) -> None:
     while True:
         event = client.poll(1.0)
         if isinstance(event, Welcome):
-            client.ready(event.gen, {})
+            client.ready(event.gen)
         elif isinstance(event, Lease):
             client.send(event, batches[event.g % RING])
         elif isinstance(event, Stop):
@@ -82,7 +83,7 @@ def push_producer(address: str, copy: str, megabytes: float) -> None:
     socket.connect(address)
     for g in itertools.count():
         arrays = batches[g % RING]
-        socket.send_multipart(wire.encode(RUN, wire.Data(1, "train", g, 0, "0" * 32, {}, arrays)), copy=copy == "True")
+        socket.send_multipart(wire.encode(RUN, Data(1, "train", g, 0, "0" * 32, Notes(), arrays)), copy=copy == "True")
 
 
 def tf_data_producer(_: str, port_file: str, megabytes: float) -> None:
@@ -105,8 +106,8 @@ PRODUCERS = {"channel": channel_producer, "push": push_producer, "tf_data": tf_d
 
 def over_channel(kind: str, folder: Path, megabytes: float, started: list) -> Iterator[dict[str, np.ndarray]]:
     address = f"ipc://{folder}/s" if kind == "ipc" else "tcp://127.0.0.1:*"
-    server = LeaseServer(address, RUN, 8, capacity=4, keys=run_keys(folder)[0] if kind == "tcp" else None)
-    server.open(1, {}, (("train", g) for g in itertools.count()))
+    server = LeaseServer(address, RUN, 8, keys=run_keys(folder)[0] if kind == "tcp" else None)
+    server.open(1, Offer("gpt"), (("train", g) for g in itertools.count()))
     started.append(start("channel", server.endpoint, str(folder), megabytes))
     try:
         while True:

@@ -13,6 +13,7 @@ import zmq
 from common.transport import wire
 from common.transport.client import Endpoint, Refused
 from common.transport.links import DealerLink, RouterLink
+from common.transport.messages import Data, Notes, Offer
 from common.transport.server import ChannelError, Stopped
 from tests.support import channel_fixtures
 from tests.support import channels as cb
@@ -55,7 +56,7 @@ def test_c34_what_a_trainer_does_not_read_stays_with_its_producer(tmp_path):
         dealer.connect(Endpoint(f"ipc://{tmp_path}/r.sock"))
         cb.wait_until(lambda: dealer.receive(0.1) and dealer.connected)
         batch = {"numbers": np.zeros(50_000, np.float32)}
-        message, sent, since = wire.Data(1, "train", 0, 1, wire.digest(batch), {}, batch), 0, time.monotonic()
+        message, sent, since = Data(1, "train", 0, 1, wire.digest(batch), Notes(), batch), 0, time.monotonic()
         while time.monotonic() - since < 0.5 and sent < 200:
             if dealer.send(cb.RUN, message):
                 sent, since = sent + 1, time.monotonic()
@@ -95,7 +96,7 @@ def test_the_delivery_says_where_the_batch_comes_from_and_arrays_are_read_only(c
     server = channel.serve(cb.train_schedule(1))
     channel.producer("maker")
     d = server.next(cb.LATER_S)
-    assert (d.plan, d.g, d.producer, d.meta, d.position) == ("train", 0, "maker", {"producer": "thread"}, 0)
+    assert (d.plan, d.g, d.producer, d.notes, d.set_aside, d.position) == ("train", 0, "maker", Notes(clips=7), (), 0)
     assert d.digest == wire.digest(d.arrays)
     if channel.kind == "ipc":
         assert not d.arrays["filler"].flags.writeable
@@ -115,15 +116,17 @@ def test_no_array_is_kept_after_release(channel):
     assert [r() is None for r in refs] == [True] * 30
 
 
-def test_extra_of_the_moment_of_leasing_goes_with_the_lease(channel):
+def test_what_is_set_aside_when_a_batch_is_leased_goes_with_the_lease_and_comes_with_the_batch(channel):
     quarantine: list[int] = []
-    server = channel.serve(cb.train_schedule(), extra=lambda plan, g: {"quarantined": list(quarantine)})
+    server = channel.serve(cb.train_schedule(), set_aside=lambda plan, g: quarantine)
     p = channel.producer()
     cb.wait_until(lambda: len(p.leases) == cb.WINDOW)
     quarantine.append(17)
     cb.train(server, 1)
     cb.wait_until(lambda: len(p.leases) == cb.WINDOW + 1)
-    assert [lease.extra["quarantined"] for lease in p.leases] == [[]] * cb.WINDOW + [[17]]
+    assert [lease.set_aside for lease in p.leases] == [()] * cb.WINDOW + [(17,)]
+    cb.train(server, cb.WINDOW - 1)
+    assert server.next(cb.LATER_S).set_aside == (17,)
 
 
 def test_a_rejected_batch_comes_again_in_its_place(channel):
@@ -143,10 +146,10 @@ def test_a_rejected_batch_comes_again_in_its_place(channel):
 
 def test_a_refused_producer_is_told_why_and_logged_once(channel):
     server = channel.serve(
-        cb.train_schedule(5), accept=lambda info: None if info.get("feature_hash") == "right" else "features differ: run prepare again"
+        cb.train_schedule(5), accept=lambda ready: None if ready.feature_hash == "right" else "features differ: run prepare again"
     )
-    wrong = channel.producer("wrong", info={"feature_hash": "old"})
-    channel.producer("right", info={"feature_hash": "right"})
+    wrong = channel.producer("wrong", features="old")
+    channel.producer("right", features="right")
     assert len(cb.train(server)) == 5
     cb.wait_until(lambda: wrong.ended is not None)
     assert isinstance(wrong.ended, Refused)
@@ -177,15 +180,10 @@ def test_a_producer_of_another_version_is_refused(ipc):
 
 
 def test_ready_carries_who_the_producer_is_and_welcome_what_the_generation_is(channel):
-    infos = []
-    server = channel.serve(cb.train_schedule(1), welcome={"stage": "gpt"}, accept=infos.append)
-    p = channel.producer("p7", info={"device": "GPU-1"})
+    said = []
+    server = channel.serve(cb.train_schedule(1), offer=Offer("gpt", "ab"), accept=said.append)
+    p = channel.producer("p7", features="ab")
     cb.train(server)
-    assert p.welcomes[0].info == {"stage": "gpt"}
-    assert {k: infos[0][k] for k in ("name", "pid", "capacity", "device")} == {
-        "name": "p7",
-        "pid": os.getpid(),
-        "capacity": 2,
-        "device": "GPU-1",
-    }
+    assert p.welcomes[0].offer == Offer("gpt", "ab")
+    assert (said[0].name, said[0].pid, said[0].capacity, said[0].feature_hash) == ("p7", os.getpid(), 2, "ab")
     assert [(s["name"], s["pid"]) for s in server.stats()["peers"]] == [("p7", os.getpid())]

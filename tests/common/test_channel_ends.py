@@ -12,6 +12,7 @@ import pytest
 
 from common.transport import wire
 from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
+from common.transport.messages import Offer
 from common.transport.server import ChannelError, NoData, Stopped
 from tests.support import channel_fixtures
 from tests.support import channels as cb
@@ -22,7 +23,7 @@ SOON_S = 15.0
 
 
 def test_a_second_generation_on_the_same_socket_begins_afresh(channel):
-    server = channel.serve(cb.train_schedule(), welcome={"stage": "dvae"})
+    server = channel.serve(cb.train_schedule(), offer=Offer("dvae"))
     kept: list[Lease] = []
 
     def keep_the_first(client, lease):
@@ -34,14 +35,14 @@ def test_a_second_generation_on_the_same_socket_begins_afresh(channel):
     p = channel.producer("p", work=keep_the_first)
     assert cb.train(server, 3) == [("train", 0), ("train", 1), ("train", 2)]
     cb.wait_until(lambda: len(kept) == cb.CAPACITY)
-    server.open(2, {"stage": "gpt"}, [("eval", 0), ("train", 0)])
+    server.open(2, Offer("gpt"), [("eval", 0), ("train", 0)])
     assert cb.train(server) == [("eval", 0), ("train", 0)]
-    assert [w.info["stage"] for w in p.welcomes] == ["dvae", "gpt"]
+    assert [w.offer.stage for w in p.welcomes] == ["dvae", "gpt"]
     assert not p.client.is_current(kept[0])
     assert not p.client.send(kept[0], cb.make(kept[0]))
     assert p.client.counts["dropped_old"] == 1
     with pytest.raises(ChannelError, match="generation 2 is not above 2"):
-        server.open(2, {}, [])
+        server.open(2, cb.OFFER, [])
 
 
 def test_a_restarted_trainer_gets_its_producers_back_within_a_second(ipc):
@@ -67,7 +68,7 @@ def test_a_killed_trainer_process_leaves_its_producers_waiting_warm(ipc):
         "from tests.support import channels as cb\n"
         "from common.transport.server import LeaseServer\n"
         "server = LeaseServer(sys.argv[2], cb.RUN, 6)\n"
-        "server.open(1, {}, (('train', g) for g in range(10**6)))\n"
+        "server.open(1, cb.OFFER, (('train', g) for g in range(10**6)))\n"
         "cb.train(server, 10**6, timeout_s=90)\n"
     )
     root = str(Path(cb.__file__).parents[2])
@@ -185,13 +186,13 @@ def test_errors_of_the_trainers_own_callbacks_come_out_of_next(channel):
 
 def test_mistakes_in_messages_show_where_they_are_made(channel):
     server = channel.serve()
-    with pytest.raises(wire.WireError, match="float32"):
-        server.open(1, {"loss": np.float32(1)}, [])
+    with pytest.raises(wire.WireError, match="stage: .* string"):
+        server.open(1, Offer(np.float32(1)), [])
     client = channel.client()
     with pytest.raises(wire.WireError):
-        client.ready(0, {"probe": b"bytes"})
+        client.ready(0, probe=b"bytes")
     with pytest.raises(wire.WireError, match="float64"):
-        client.send(Lease(1, "train", 0, 1, 0, 1.0), {"a": np.zeros(3)})
+        client.send(Lease(1, "train", 0, 1, 0), {"a": np.zeros(3)})
     with pytest.raises(wire.WireError, match="run id"):
         LeaseClient(lambda: None, "my run", "p")
 
@@ -200,7 +201,7 @@ def test_leases_are_polled_in_the_order_they_are_needed_and_can_be_revoked(chann
     server = channel.serve(cb.train_schedule(), lease_ttl_s=2.0)
     client = channel.client()
     cb.wait_until(lambda: isinstance(client.poll(0.1), Welcome))
-    client.ready(1, {})
+    client.ready(1)
     cb.wait_until(lambda: server.stats()["leased"] == 2)
     lease = client.poll(cb.LATER_S)
     assert (lease.plan, lease.g, lease.position) == ("train", 0, 0)

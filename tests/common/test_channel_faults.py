@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
+from common.transport import messages, wire
 from common.transport import server as channel_module
-from common.transport import wire
 from common.transport.server import BatchFailed
 from tests.support import channel_fixtures
 from tests.support import channels as cb
@@ -112,9 +112,9 @@ def test_heartbeats_go_on_while_the_producer_computes(channel):
 def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
     def suspend(plan, g):
         time.sleep(3.0 if g == cb.WINDOW else 0.0)
-        return {}
+        return ()
 
-    server = ipc.serve(cb.train_schedule(20), dead_after_s=2.0, extra=suspend)
+    server = ipc.serve(cb.train_schedule(20), dead_after_s=2.0, set_aside=suspend)
 
     def work(client, lease):
         time.sleep(1.5 if lease.g in (1, 2) else 0.0)
@@ -195,13 +195,15 @@ def test_hostile_traffic_changes_nothing(ipc):
         [os.urandom(300), os.urandom(5000)],
         [msgpack.packb([])],
         [b"x"] * 60,
-        wire.encode(cb.RUN, wire.Data(6, "train", 5, 1, right, {}, arrays)),  # an old generation
-        wire.encode(cb.RUN, wire.Data(7, "train", 5, 99999, right, {}, arrays)),  # a lease nobody has
-        *(wire.encode(cb.RUN, wire.Data(7, "train", g, g + 1, "0" * 32, {}, arrays)) for g in range(4)),  # a digest that is wrong
-        wire.encode(cb.RUN, wire.Nack(7, "train", 0, 1, "not mine")),
-        wire.encode(cb.RUN, wire.Heartbeat(9, "from the future", True)),
-        wire.encode(cb.RUN, wire.Lease(7, "train", 0, 1, 0, 1.0)),  # what only a trainer sends
-        wire.encode(cb.RUN, wire.Stop(7, "stop")),
+        wire.encode(cb.RUN, messages.Data(6, "train", 5, 1, right, messages.Notes(), arrays)),  # an old generation
+        wire.encode(cb.RUN, messages.Data(7, "train", 5, 99999, right, messages.Notes(), arrays)),  # a lease nobody has
+        *(
+            wire.encode(cb.RUN, messages.Data(7, "train", g, g + 1, "0" * 32, messages.Notes(), arrays)) for g in range(4)
+        ),  # a digest that is wrong
+        wire.encode(cb.RUN, messages.Nack(7, "train", 0, 1, "not mine")),
+        wire.encode(cb.RUN, messages.Heartbeat(9, "from the future", True)),
+        wire.encode(cb.RUN, messages.Lease(7, "train", 0, 1, 0)),  # what only a trainer sends
+        wire.encode(cb.RUN, messages.Stop(7, "stop")),
     ]
     seen = []
     for frames in itertools.islice(itertools.cycle(bad), 150):

@@ -32,7 +32,7 @@ def curve(tmp_path, closing):
     keys, client = run_keys(tmp_path)
     server = LeaseServer("tcp://127.0.0.1:*", cb.RUN, 4, keys=keys)
     closing.append(lambda: server.close(stop_producers=False))
-    server.open(1, {}, (("train", g) for g in range(20)))
+    server.open(1, cb.OFFER, (("train", g) for g in range(20)))
     return server, client
 
 
@@ -198,7 +198,7 @@ def test_an_address_of_another_host_is_named():
 def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_path, closing):
     where = f"ipc://{tmp_path}/s.sock"
     first = LeaseServer(where, cb.RUN, 4)
-    first.open(1, {}, (("train", g) for g in range(3)))
+    first.open(1, cb.OFFER, (("train", g) for g in range(3)))
     with pytest.raises(ChannelError, match="is used by .*a trainer of this run is alive"):
         LeaseServer(where, cb.RUN, 4)
     producer = cb.Producer(connect(closing, Endpoint(where), None))

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from common.transport import wire
+from common.transport import messages, wire
+from common.transport.messages import Data, Lease, Notes, Offer, Refuse
 
 RUN = "0123456789abcdef" * 2
 
@@ -20,29 +21,38 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
-def data(arrays=None) -> wire.Data:
+NOTES = Notes(bad=((17, "cut off"),), spent_ms={"read": 1.5, "make": 2}, clips=3, sent=1.7e9)
+
+
+def data(arrays=None) -> Data:
     arrays = batch() if arrays is None else arrays
-    return wire.Data(3, "train", 17, 5, wire.digest(arrays), {"rows": [1, 2], "why": None}, arrays)
+    return Data(3, "train", 17, 5, wire.digest(arrays), NOTES, arrays)
+
+
+def seal(fields: dict) -> dict:
+    """As a peer does that knows the protocol and means harm."""
+    return {**fields, "seal": xxhash.xxh3_64_hexdigest(msgpack.packb(fields))}
 
 
 def header(**changes) -> bytes:
     fields = {"v": wire.VERSION, "type": "HB", "run": RUN, "gen": 1, "status": "", "ready": False}
-    return msgpack.packb({k: v for k, v in {**fields, **changes}.items() if v != "DROP"})
+    return msgpack.packb(seal({k: v for k, v in {**fields, **changes}.items() if v != "DROP"}))
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Ready(2, {"feature_hash": "ab", "capacity": 2, "nested": {"list": [1, 2.5, None, True, "é"]}}),
-        wire.Welcome(2, {"stage": "gpt"}),
-        wire.Refuse(2, "other vocabulary"),
-        wire.Lease(2, "eval", 0, 9, 4, 30.0, {"quarantine": [3, 4]}),
-        wire.Nack(2, "train", 7, 1, "file is gone"),
-        wire.Revoke(2, 1),
-        wire.Heartbeat(0),
-        wire.Heartbeat(2, "compiling(3)", True),
-        wire.Stop(2, "done"),
-        wire.Bye(2),
+        messages.Ready(2, "produktör 1", 17, 2, "ab", "cd"),
+        messages.Welcome(2, Offer("gpt", "0a")),
+        messages.Refuse(2, "other vocabulary"),
+        messages.Lease(2, "eval", 0, 9, 4, (3, 4)),
+        messages.Nack(2, "train", 7, 1, "file is gone"),
+        messages.Revoke(2, 2**63 - 1),
+        messages.Heartbeat(0),
+        messages.Heartbeat(2, "compiling(3)", True),
+        messages.Alive(2),
+        messages.Stop(2, "done"),
+        messages.Bye(2),
     ],
 )
 def test_small_messages_make_the_round_trip_in_one_frame(message):
@@ -63,7 +73,7 @@ def test_data_has_one_frame_per_array_largest_last_and_keeps_field_order():
         assert got.arrays[name].shape == array.shape
         np.testing.assert_array_equal(got.arrays[name], array)
         assert not got.arrays[name].flags.writeable
-    assert (got.plan, got.g, got.lease, got.gen, got.meta) == ("train", 17, 5, 3, {"rows": [1, 2], "why": None})
+    assert (got.plan, got.g, got.lease, got.gen, got.notes) == ("train", 17, 5, 3, NOTES)
     assert wire.digest(got.arrays) == sent.digest
 
 
@@ -116,22 +126,29 @@ def test_other_dtypes_do_not_travel(dtype):
         (b"", "msgpack"),
         (b"\x80\x04\x95", "expected a map|msgpack"),  # a pickle
         (b"\xff" * 100, "msgpack"),
-        (msgpack.packb([1, 2]), "list"),
+        (msgpack.packb([1, 2]), "expected a map"),
         (msgpack.packb({"v": msgpack.ExtType(4, b"x")}), "msgpack|extension"),
         (msgpack.packb({"v": msgpack.Timestamp(1)}), "msgpack|extension"),
-        (header(status=float("nan")), "finite"),
+        (header(status=float("nan")), "valid string"),
+        (header(gen=float("inf")), "valid integer"),
         (header(status=b"bytes"), "msgpack|bytes"),
         (header(status=7), "status"),
         (header(gen=-1), "gen"),
         (header(gen=True), "gen"),
-        (header(gen="DROP"), "missing or unknown"),
-        (header(more=1), "missing or unknown"),
+        (header(gen="DROP"), "gen: Field required"),
+        (header(more=1), "more: Unexpected"),
+        (header(status="two\nlines"), "control characters"),
+        (header(status="\x1b[2J"), "control characters"),
+        (header(ready=1), "ready"),
         (header(type="PICKLE"), "unknown message type"),
         (header(type=["HB"]), "unknown message type"),
         (header(run="ab"), "run id"),
         (header(run=RUN.upper()), "run id"),
         (header(status="x" * 5000), "status"),
-        (header(status={"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}), "deeper"),
+        (header(status={"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}), "status: Input should be a valid string"),
+        (msgpack.packb({"run": RUN, "v": wire.VERSION, "type": "HB", "gen": 1, "status": "", "ready": False}), "damaged"),
+        (header(seal="0" * 16), "damaged|seal"),
+        (b"\x81\xa3run" + b"\x91" * 1000 + b"\x01", "run id"),
         (b"\x82\xa1v\x01\xa1v\x01", "twice"),
         (b"\x81\x01\x01", "msgpack|string"),
         (b"\xdd\xff\xff\xff\xff", "msgpack"),  # an array of 4 G entries
@@ -149,14 +166,30 @@ def test_other_versions_are_named_and_refusals_readable_in_all():
         wire.decode([header(v=wire.VERSION + 1)])
     assert (caught.value.version, caught.value.run) == (wire.VERSION + 1, RUN)
     refusal = msgpack.packb({"v": 9, "type": "REFUSE", "run": RUN, "gen": 1, "reason": "too old"})
-    assert wire.decode([refusal])[1] == wire.Refuse(1, "too old")
+    assert wire.decode([refusal])[1] == Refuse(1, "too old")
+    assert wire.decode([msgpack.packb({"v": 9, "type": "REFUSE", "run": RUN, "gen": 1, "reason": "a\nb", "more": 1})])[1] == Refuse(
+        1, "a?b"
+    )
+
+
+def test_peers_of_the_protocol_before_are_named_and_read_our_refusal():
+    """Messages as version 2 sent them, and what its decoder asked of a refusal: one frame, and these keys."""
+    before = {"v": 2, "type": "HB", "run": RUN, "gen": 0, "status": "starting", "ready": False}
+    with pytest.raises(wire.WireError, match=f"version 2, this side speaks {wire.VERSION}") as caught:
+        wire.decode([msgpack.packb(before)])
+    assert (caught.value.version, caught.value.run) == (2, RUN)
+    [frame] = wire.encode(RUN, Refuse(1, "protocol version 2"))
+    sent = msgpack.unpackb(frame)
+    assert sent.keys() == {"v", "type", "run", "gen", "reason"}
+    assert (sent["type"], sent["run"], sent["reason"]) == ("REFUSE", RUN, "protocol version 2")
 
 
 def tampered(**changes) -> list[bytes]:
     frames = wire.encode(RUN, data({"a": np.arange(4, dtype=np.int32), "b": np.zeros(9, np.uint8)}))
     fields = msgpack.unpackb(frames[0])
+    del fields["seal"]
     fields["arrays"][0].update(changes)
-    return [msgpack.packb(fields), *frames[1:]]
+    return [msgpack.packb(seal(fields)), *frames[1:]]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +200,7 @@ def tampered(**changes) -> list[bytes]:
         {"shape": [5]},
         {"shape": [-1]},
         {"shape": [2**62, 2**62]},
+        {"shape": [2**63]},
         {"shape": [1] * 9},
         {"shape": [4.0]},
         {"frame": 0, "name": "c", "shape": [9]},
@@ -192,11 +226,90 @@ def test_frame_counts_are_checked():
 
 def test_headers_over_the_limit_are_not_sent_and_long_reasons_are_cut():
     with pytest.raises(wire.WireError, match="header of"):
-        wire.encode(RUN, wire.Welcome(1, {str(i): "x" * 1000 for i in range(100)}))
-    assert len(wire.decode(wire.encode(RUN, wire.Nack(1, "train", 0, 1, "y" * 9999)))[1].why) == wire.MAX_TEXT
+        wire.encode(RUN, Data(1, "train", 0, 1, "0" * 32, Notes(bad=tuple((g, "x" * 500) for g in range(200)))))
+    assert len(wire.decode(wire.encode(RUN, messages.Nack(1, "train", 0, 1, "y" * 9999)))[1].why) == messages.MAX_TEXT
+    sent = messages.Nack(1, "train", 0, 1, "no such file: a\udcff\n.wav")
+    assert wire.decode(wire.encode(RUN, sent))[1].why == "no such file: a??.wav"
 
 
-@pytest.mark.parametrize("info", [{"a": np.float32(1)}, {1: 2}, {"a": b"x"}, {"a": float("inf")}, {"a": {1, 2}}, {"a": 2**70}])
-def test_only_plain_values_go_into_headers(info):
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Ready(1, "p", np.int64(1), 1),
+        messages.Ready(1, "p", 1, 0),
+        messages.Ready(1, "p", 1, True),
+        messages.Ready(1, "p\n", 1, 1),
+        messages.Ready(1, "p", 1, 1, "a/b"),
+        messages.Welcome(1, Offer(7)),
+        messages.Welcome(1, {"stage": "gpt", "more": 1}),
+        Lease(1, "train", 2**63, 1, 1),
+        Lease(1, "train", 1, 1, 1, ("7",)),
+        Data(1, "train", 1, 1, "0" * 32, Notes(bad=(3,))),
+        Data(1, "train", 1, 1, "0" * 32, Notes(bad=((-1, "x"),))),
+        Data(1, "train", 1, 1, "0" * 32, Notes(spent_ms={"read": float("inf")})),
+        Data(1, "train", 1, 1, "0" * 32, Notes(sent="now")),
+        Data(1, "train", 1, 1, "0" * 32, Notes(), {"a b": np.zeros(1, np.int32)}),
+        Data(1, "train", 1, 1, "0" * 32, Notes(), {f"a{i}": np.zeros(1, np.int32) for i in range(33)}),
+    ],
+)
+def test_a_message_is_held_to_its_fields_before_it_is_sent(message):
     with pytest.raises(wire.WireError):
-        wire.encode(RUN, wire.Welcome(1, info))
+        wire.encode(RUN, message)
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        *(None, [], "notes", 3),
+        *(
+            {"bad": 3},
+            {"bad": [3]},
+            {"bad": [[3]]},
+            {"bad": [["3", "gone"]]},
+            {"bad": [[3, 4]]},
+            {"bad": [[3, "gone", 1]]},
+            {"bad": [[-1, ""]]},
+        ),
+        *({"spent_ms": [1]}, {"spent_ms": {"read": "fast"}}, {"spent_ms": {"read": -1.0}}, {"spent_ms": {"a b": 1.0}}, {"spent_ms": None}),
+        *({"sent": "now"}, {"sent": float("nan")}, {"cpu_ms": []}, {"threads": 1.5}, {"clips": None}, {"cached": -1}, {"without": [3]}),
+    ],
+)
+def test_notes_of_any_other_form_are_refused(notes):
+    """Six kinds of them ended the trainer, which used them as they came."""
+    frames = wire.encode(RUN, data())
+    fields = msgpack.unpackb(frames[0])
+    del fields["seal"]
+    assert wire.decode([msgpack.packb(seal(fields)), *frames[1:]])[1].notes == NOTES
+    fields["notes"] = notes
+    with pytest.raises(wire.WireError, match="DATA: notes"):
+        wire.decode([msgpack.packb(seal(fields)), *frames[1:]])
+
+
+def test_a_shape_that_numpy_cannot_make_is_refused():
+    """It ended the trainer's thread: `np.empty` raises ValueError for it, although it holds nothing."""
+    frames = wire.encode(RUN, data({"a": np.zeros((0, 3), np.int64)}))
+    fields = msgpack.unpackb(frames[0])
+    del fields["seal"]
+    for shape in ([0, 2**61], [2**61, 0], [0, 2**31, 2**31], [0, *[2**40] * 7], [2**62, 0, 2**62]):
+        fields["arrays"][0]["shape"] = shape
+        with pytest.raises(wire.WireError, match="no shape of a batch"):
+            wire.decode([msgpack.packb(seal(fields)), b""])
+    fields["arrays"][0]["shape"] = [0, 3]
+    assert wire.decode([msgpack.packb(seal(fields)), b""])[1].arrays["a"].shape == (0, 3)
+
+
+def test_a_header_that_was_damaged_on_its_way_is_not_believed():
+    frames = wire.encode(RUN, data())
+    for place in range(len(frames[0])):
+        damaged = bytearray(frames[0])
+        damaged[place] ^= 4
+        with pytest.raises(wire.WireError):
+            wire.decode([bytes(damaged), *frames[1:]])
+
+
+def test_each_side_hears_only_what_the_other_may_say():
+    for kinds, others in ((messages.FROM_PRODUCER, messages.FROM_TRAINER), (messages.FROM_TRAINER, messages.FROM_PRODUCER)):
+        assert not kinds.keys() & others.keys()
+        frame = msgpack.packb({"v": wire.VERSION, "type": next(iter(others)), "run": RUN})
+        with pytest.raises(wire.WireError, match="unknown message type"):
+            wire.decode([frame], kinds)

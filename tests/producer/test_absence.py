@@ -225,6 +225,6 @@ def test_reasons_of_a_whole_batch_fit_into_its_header(tmp_path, channel):
     c = channel(run)
     c.produce("p0", make=Wordy, roots=())
     c.open([("train", 0)])
-    bad = c.server.next(cb.LATER_S).meta["bad"]
+    bad = c.server.next(cb.LATER_S).notes.bad
     assert [u for u, _ in bad] == list(range(256))
     assert all(reason.startswith(f"{u} گ") for u, reason in bad)

@@ -1,6 +1,7 @@
 """The producer's loop against the real lease server, in one process, with arithmetic in place of features."""
 
 import contextlib
+import os
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from common.system.errors import BadInput
 from common.transport.client import Lease, LeaseClient, Welcome
 from common.transport.local import LocalHub
+from common.transport.messages import Offer, Ready
 from common.transport.server import BatchFailed, LeaseServer, NoData
 from common.transport.wire import digest
 from producer import serve
@@ -84,23 +86,21 @@ def test_two_epochs_and_an_evaluation_in_order_each_utterance_once_per_epoch(wor
     for epoch in (taken[:n], taken[n + 1 :]):
         values = sum(int(a["value"].sum()) for _, _, a, _ in epoch)
         assert values == sum(3 * i + 7 for i in range(20))
-    for p, g, arrays, meta in taken:
+    for p, g, arrays, notes in taken:
         planned = run.plan("gpt", p).batch(g)
         np.testing.assert_array_equal(arrays["value"], np.where(planned.utterances >= 0, 3 * planned.utterances + 7, 0))
         np.testing.assert_array_equal(arrays["weights"], planned.weights)
-        assert meta["bad"] == []
+        assert notes.bad == ()
 
 
 def test_ready_says_what_the_trainer_compares(world):
     run, server, start = world
     seen = []
-    open_stage(server, run, 1, [("train", 0)], accept=lambda info: seen.append(info))
-    start(info={"device": "CPU", "leases": 2})
+    open_stage(server, run, 1, [("train", 0)], accept=seen.append)
+    start()
     take_all(server)
     maker = ArithmeticMaker(run, "gpt")
-    wanted = {"feature_hash": maker.feature_hash, "probe": maker.probe(), "device": "CPU", "leases": 2, "name": "p0", "capacity": 2}
-    assert wanted.items() <= seen[0].items()
-    assert {"pid", "host"} <= set(seen[0])
+    assert seen == [Ready(1, "p0", os.getpid(), 2, maker.feature_hash, maker.probe())]
 
 
 def test_a_generation_of_the_same_stage_keeps_the_maker_and_another_stage_opens_one(world):
@@ -118,7 +118,7 @@ def test_quarantined_utterances_become_rows_of_weight_0_and_nothing_moves(world)
     run, server, start = world
     planned = run.plan("gpt", "train").batch(1)
     out = [int(planned.utterances[1]), 999]
-    open_stage(server, run, 1, [("train", 0), ("train", 1)], extra=lambda plan, g: {"quarantined": out} if g == 1 else {})
+    open_stage(server, run, 1, [("train", 0), ("train", 1)], set_aside=lambda plan, g: out if g == 1 else ())
     start()
     arrays = take_all(server)[1][2]
     expected = value_of(planned.utterances)
@@ -180,10 +180,10 @@ def test_a_clip_that_does_not_decode_is_named_beside_the_batch(world):
     write_wav(run.path / "clips" / f"c{good}.wav", sine(22050))
     open_stage(server, run, 1, [("train", g)])
     start(make_stage=lambda s: WithClips(run), data_roots=(str(run.path / "clips"),))
-    ((_, _, arrays, meta),) = take_all(server)
+    ((_, _, arrays, notes),) = take_all(server)
     assert arrays["weights"].tolist() == [0, 0, 1, 0]
-    assert [u for u, _ in meta["bad"]] == [u for u in planned.utterances.tolist() if u != good]
-    assert all("cannot be opened (No such file or directory)" in reason for _, reason in meta["bad"])
+    assert [u for u, _ in notes.bad] == [u for u in planned.utterances.tolist() if u != good]
+    assert all("cannot be opened (No such file or directory)" in reason for _, reason in notes.bad)
 
 
 def test_a_data_folder_that_is_gone_condemns_no_clip(world):
@@ -280,7 +280,7 @@ def test_the_next_batch_is_packed_and_the_one_before_sent_while_the_device_compu
 
 def test_other_features_are_refused_and_the_producer_says_why(world):
     run, server, start = world
-    open_stage(server, run, 1, [("train", 0)], accept=lambda info: "its features are of another vocabulary")
+    open_stage(server, run, 1, [("train", 0)], accept=lambda ready: "its features are of another vocabulary")
     p = start()
     p.thread.join(LATER_S)
     assert isinstance(p.error, BadInput)
@@ -331,10 +331,10 @@ class Script:
         if not self.said or self.said[-1] != text:
             self.said.append(text)
 
-    def ready(self, gen, info):
+    def ready(self, gen, feature_hash, probe):
         self.said.append("READY")
 
-    def send(self, lease, arrays, meta):
+    def send(self, lease, arrays, notes):
         self.sent.append(lease.g)
 
     def bye(self):
@@ -348,12 +348,12 @@ def follow(run, script, maker=ArithmeticMaker):
 
 
 def lease(g, position):
-    return Lease(1, "train", g, 100 + g, position, 30.0)
+    return Lease(1, "train", g, 100 + g, position)
 
 
 def test_what_is_needed_soonest_is_made_first_and_what_is_revoked_not_at_all(world):
     run, _, _ = world
-    script = Script([Welcome(1, {"stage": "gpt"}), lease(3, 9), lease(0, 4), lease(1, 7), lease(2, 5)], revoked=[101])
+    script = Script([Welcome(1, Offer("gpt")), lease(3, 9), lease(0, 4), lease(1, 7), lease(2, 5)], revoked=[101])
     follow(run, script)
     assert script.sent == [0, 2, 3]
     assert script.said == ["opening stage gpt", "READY", "ready", "working", "blocked", "BYE"]
@@ -366,7 +366,7 @@ def test_it_says_what_it_compiles_and_stops_saying_so(world):
         def compiles(self, planned):
             return planned.g == 0
 
-    script = Script([Welcome(1, {"stage": "gpt"}), lease(0, 0), lease(1, 1)])
+    script = Script([Welcome(1, Offer("gpt")), lease(0, 0), lease(1, 1)])
     follow(run, script, Compiling)
     bucket = run.plan("gpt", "train").bucket_of(0)
     assert script.said[3:5] == [f"compiling(bucket {bucket})", "working"]
@@ -375,7 +375,7 @@ def test_it_says_what_it_compiles_and_stops_saying_so(world):
 @pytest.mark.parametrize(("silent_s", "name", "other"), [(0.5, "blocked", "idle"), (60.0, "idle", "blocked")])
 def test_waiting_is_blocked_with_a_trainer_and_idle_without(world, silent_s, name, other):
     run, _, _ = world
-    script = Script([Welcome(1, {"stage": "gpt"})], silent_s=silent_s)
+    script = Script([Welcome(1, Offer("gpt"))], silent_s=silent_s)
     service = follow(run, script)
     assert script.said[-2] == name
     line = service.meter.line(time.monotonic() + 20)

@@ -4,6 +4,7 @@ import threading
 
 from common.transport.client import LeaseClient
 from common.transport.local import LocalHub
+from common.transport.messages import Offer
 from common.transport.server import LeaseServer
 from producer.batches.decode import DecodePool
 from producer.batches.maker import Clip
@@ -49,7 +50,7 @@ class Channel:
         self._ends.append((thread, client, pool))
 
     def open(self, schedule):
-        self.server.open(1, {"stage": "gpt", "feature_hash": self.run.feature_hash("gpt")}, schedule)
+        self.server.open(1, Offer("gpt", self.run.feature_hash("gpt")), schedule)
 
     def close(self):
         self.done.set()

@@ -26,11 +26,14 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from common.transport.client import Endpoint, Lease, LeaseClient, Refused, Stop, Welcome
+from common.transport.lease_records import Rules
 from common.transport.local import LocalHub
+from common.transport.messages import Notes, Offer
 from common.transport.server import LeaseServer
 
 RUN = "00112233445566778899aabbccddeeff"
 WINDOW, CAPACITY = 6, 2
+OFFER = Offer("gpt", "0" * 32)
 OFFSETS = {"train": 0, "eval": 1_000_000}
 LATER_S = 200.0  # longer than anything takes that still happens, on a machine with other things to do
 
@@ -46,9 +49,9 @@ def make(lease: Lease) -> dict[str, np.ndarray]:
 class Producer(threading.Thread):
     """A producer in a thread: answers every lease after `delay_s`, or does with it what `work` says."""
 
-    def __init__(self, client: LeaseClient, work: Callable[[LeaseClient, Lease], object] | None = None, delay_s: float = 0.0, info=None):
+    def __init__(self, client: LeaseClient, work: Callable[[LeaseClient, Lease], object] | None = None, delay_s: float = 0.0, features=""):
         super().__init__(daemon=True)
-        self.client, self.work, self.delay_s, self.info = client, work or self.produce, delay_s, info or {}
+        self.client, self.work, self.delay_s, self.features = client, work or self.produce, delay_s, features
         self.welcomes: list[Welcome] = []
         self.leases: list[Lease] = []
         self.ended: object = None
@@ -60,7 +63,7 @@ class Producer(threading.Thread):
             event = self.client.poll(0.05)
             if isinstance(event, Welcome):
                 self.welcomes.append(event)
-                self.client.ready(event.gen, self.info)
+                self.client.ready(event.gen, self.features)
             elif isinstance(event, Lease):
                 self.leases.append(event)
                 self.work(self.client, event)
@@ -72,7 +75,7 @@ class Producer(threading.Thread):
 
     def produce(self, client: LeaseClient, lease: Lease) -> None:
         time.sleep(self.delay_s)
-        client.send(lease, make(lease), {"producer": "thread"})
+        client.send(lease, make(lease), Notes(clips=7))
 
     def end(self) -> None:
         self.leave.set()
@@ -160,15 +163,16 @@ class Channel:
         self.producers: list[Producer] = []
         self.processes: list[subprocess.Popen] = []
 
-    def serve(self, schedule=None, generation=1, welcome=None, accept=lambda info: None, extra=lambda plan, g: {}, **options):
+    def serve(self, schedule=None, generation=1, offer=OFFER, accept=lambda ready: None, set_aside=lambda plan, g: (), **options):
         if self.kind == "local":
             self.hub = options["link"] = LocalHub()
-        options = {"window": WINDOW, "capacity": CAPACITY, "on_event": self.log, **options}
+        rules = Rules(**{name: options.pop(name) for name in Rules.__dataclass_fields__ if name in options})
+        options = {"window": WINDOW, "rules": rules, "on_event": self.log, **options}
         server = LeaseServer(self.address, RUN, **options)
         self.servers.append(server)
         self.endpoint = Endpoint(server.endpoint)
         if schedule is not None:
-            server.open(generation, welcome or {}, schedule, accept, extra)
+            server.open(generation, offer, schedule, accept, set_aside)
         return server
 
     def client(self, name="p0", run=RUN, heartbeat_s=0.2, **options) -> LeaseClient:
@@ -177,8 +181,8 @@ class Channel:
         self.clients.append(client)
         return client
 
-    def producer(self, name="p0", work=None, delay_s=0.0, info=None, **options) -> Producer:
-        producer = Producer(self.client(name, **options), work, delay_s, info)
+    def producer(self, name="p0", work=None, delay_s=0.0, features="", **options) -> Producer:
+        producer = Producer(self.client(name, **options), work, delay_s, features)
         self.producers.append(producer)
         return producer
 
@@ -227,8 +231,8 @@ def run_trainer(address: str, folder: Path, count: int) -> None:
     def on_event(kind: str, **fields) -> None:
         events.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    server = LeaseServer(address, RUN, 8, dead_after_s=1.0, lease_ttl_s=2.0, on_event=on_event)
-    server.open(generation, {}, (("train", g) for g in range(checkpoint["next_g"], count)))
+    server = LeaseServer(address, RUN, 8, rules=Rules(dead_after_s=1.0, lease_ttl_s=2.0), on_event=on_event)
+    server.open(generation, OFFER, (("train", g) for g in range(checkpoint["next_g"], count)))
     while (delivery := server.next(30.0)) is not None:
         np.testing.assert_array_equal(delivery.arrays["numbers"], numbers("train", delivery.g))
         wait_until(lambda g=delivery.g: g <= int((folder / "limit").read_text()))

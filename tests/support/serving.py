@@ -4,6 +4,8 @@ import time
 
 import numpy as np
 
+from common.transport.messages import Offer
+
 LATER_S = 200.0  # longer than anything takes that still happens
 
 
@@ -15,12 +17,12 @@ def wait_for(condition):
 
 
 def open_stage(server, run, gen, schedule, stage="gpt", **options):
-    server.open(gen, {"stage": stage, "feature_hash": run.feature_hash(stage)}, schedule, **options)
+    server.open(gen, Offer(stage, run.feature_hash(stage)), schedule, **options)
 
 
 def take_all(server):
     taken = []
     while (d := server.next(LATER_S)) is not None:
-        taken.append((d.plan, d.g, {k: np.array(v) for k, v in d.arrays.items()}, d.meta))
+        taken.append((d.plan, d.g, {k: np.array(v) for k, v in d.arrays.items()}, d.notes))
         server.release()
     return taken

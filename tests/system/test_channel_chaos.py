@@ -88,7 +88,7 @@ def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(tmp_pat
     assert chaos.kills["trainer"] > 0
     state = ""
     for g in range(COUNT):
-        state = cb.chain(state, wire.digest(cb.make(Lease(1, "train", g, 0, 0, 1.0))))
+        state = cb.chain(state, wire.digest(cb.make(Lease(1, "train", g, 0, 0))))
     assert json.loads((tmp_path / "checkpoint").read_text()) == {"next_g": COUNT, "state": state}
     lineage: list[int] = []
     for path in sorted(tmp_path.glob("events-*.jsonl")):

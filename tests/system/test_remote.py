@@ -15,6 +15,7 @@ from common.run import settings as config
 from common.run.folder import RunFolder
 from common.system import status
 from common.transport.keys import KeyPair, run_keys
+from common.transport.messages import Offer
 from common.transport.server import LeaseServer
 from producer.creation.prepare import prepare_run
 from tests.support import channels as cb
@@ -102,7 +103,7 @@ def test_a_run_begun_anew_refuses_the_bundle_of_the_old_one(tmp_path):
     run, keys = bundled(tmp_path)
     server = LeaseServer(run.config.transport.bind, cb.RUN, 4, keys=keys)
     try:
-        server.open(1, {"stage": "dvae", "feature_hash": run.feature_hash("dvae")}, [("train", 0)])
+        server.open(1, Offer("dvae", run.feature_hash("dvae")), [("train", 0)])
         p = produce(tmp_path / "f", server.endpoint, tmp_path / "corpus")
         text, _ = p.communicate(timeout=cb.LATER_S)
     finally:
@@ -141,8 +142,8 @@ def test_real_features_from_the_copied_corpus_until_stage_2_needs_the_dvae(tmp_p
         p = produce(tmp_path / "f", server.endpoint, moved)
         sent = take_all(server)
         assert [(plan, g) for plan, g, *_ in sent] == [("train", 0), ("eval", 0)]
-        assert all(meta["bad"] == [] and np.abs(arrays["mel"].astype(np.float32)).max() > 0.1 for _, _, arrays, meta in sent)
-        server.open(2, {"stage": "gpt", "feature_hash": "0" * 32}, [("train", 0)])
+        assert all(notes.bad == () and np.abs(arrays["mel"].astype(np.float32)).max() > 0.1 for _, _, arrays, notes in sent)
+        server.open(2, Offer("gpt", "0" * 32), [("train", 0)])
         text, _ = p.communicate(timeout=cb.LATER_S)
     finally:
         server.close(stop_producers=False)

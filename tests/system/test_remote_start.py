@@ -125,7 +125,7 @@ def server(tmp_path):
 
 def test_the_runs_trainer_lets_its_bundle_in_and_hears_nothing_more(server):
     server, keys, client = server
-    server.open(1, {}, [("train", 0)])
+    server.open(1, cb.OFFER, [("train", 0)])
     assert far(Endpoint(server.endpoint, keys.pair.public), client, cb.LATER_S).wait_for_trainer(print) is None
     assert server.stats()["peers"] == []
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.gates import Gate
 from trainer import gate
-from trainer.step.arithmetic import ArithmeticStep
 
 
 class Counted(ArithmeticStep):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.system import status as status_module
-from common.system.errors import Hopeless, Replaced, Stopped
+from common.system.errors import FAILED, Hopeless, Replaced, RunError, Stopped
 from common.system.lifecycle import Stop
 from tests.support import loop_runs
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact
@@ -33,13 +33,13 @@ def test_a_stop_saves_even_where_saves_take_long(tmp_path, stop_at, monkeypatch,
     assert newest(run)["step"] == 37
 
 
-def failing_saves(monkeypatch, steps):
-    """Saves of stage 2's `steps` fail as on a full disk."""
+def failing_saves(monkeypatch, steps, cause=None):
+    """Saves of stage 2's `steps` fail as on a full disk, or for another cause."""
     save = Checkpoints.save
 
     def maybe(self, step, *args, **kwargs):
         if step in steps and self.folder.parent.name != "dvae":
-            raise SaveFailed("No space left on device")
+            raise SaveFailed("No space left on device" if cause is None else str(cause)) from cause
         return save(self, step, *args, **kwargs)
 
     monkeypatch.setattr(Checkpoints, "save", maybe)
@@ -102,6 +102,15 @@ def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkey
     with pytest.raises(Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"):
         train(run)
     assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
+
+
+def test_too_many_open_files_are_no_full_disk(tmp_path, monkeypatch):
+    """The end asks for no room, and a restart, which begins with none open, is not hopeless."""
+    failing_saves(monkeypatch, {15, 20, 25}, OSError(errno.EMFILE, "Too many open files"))
+    run = arithmetic_run(tmp_path, train__max_steps=40, data__eval_fraction=0.0)
+    with pytest.raises(RunError, match="step 10: too many files were open") as caught:
+        train(run)
+    assert caught.value.exit_code == FAILED
 
 
 def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):

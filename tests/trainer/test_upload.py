@@ -12,6 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from common.data.buckets import Bucket
 from common.data.plan import PlannedBatch
 from common.system.errors import Stopped
+from common.transport.messages import Notes
 from common.transport.server import Delivery
 from trainer import feed as feeds
 from trainer.feed import Feed, HostCopy, Quarantine
@@ -94,7 +95,7 @@ class Server:
                 return None
         self.left, self.taken = self.left - 1, self.taken + 1
         arrays = {"weights": np.ones(2, np.float32)}
-        return Delivery("train", self.taken - 1, arrays, {"bad": [], "sent": time.time()}, "p", "d", 0.0, self.taken)
+        return Delivery("train", self.taken - 1, arrays, Notes(sent=time.time()), (), "p", "d", 0.0, self.taken)
 
 
 class SlowUpload(HostCopy):

@@ -19,6 +19,7 @@ from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from common.transport.client import LeaseClient
 from common.transport.local import LocalHub
+from common.transport.messages import Notes
 from common.transport.server import LeaseServer
 from producer.__main__ import decode_threads
 from producer.batches.decode import DecodePool
@@ -44,8 +45,8 @@ class Ticks(Clock):
         self._ticks.extend(Tick(*t) for t in ticks)
 
 
-def fed(asked, got, bucket=0, rows=4, producer="p0", meta=None, **more):
-    return FedRecord(bucket, rows, producer, asked, got, 0.001, None, meta or {}, **more)
+def fed(asked, got, bucket=0, rows=4, producer="p0", notes=Notes(), **more):  # noqa: B008 - frozen
+    return FedRecord(bucket, rows, producer, asked, got, 0.001, None, notes, **more)
 
 
 def watch_of(ticks, batches, per_step=1, **more) -> Watch:
@@ -159,10 +160,8 @@ def test_variation_of_steps_whose_shapes_hardly_recur():
 def test_rates_and_producers_come_from_what_they_sent():
     ticks, ends = even_ticks([0.1] * 41)
     starts = [0.0, *ends[:-1]]
-    meta = [
-        {"spent_ms": {"read": 1.0, "codes": 20.0, "decode": 30.0}, "threads": 2, "clips": 4, "cached": 1, "cpu_ms": 8.0} for _ in range(41)
-    ]
-    batches = [fed(t, t, producer=f"p{g % 2}", meta=m) for g, (t, m) in enumerate(zip(starts, meta, strict=True))]
+    notes = Notes(spent_ms={"read": 1.0, "codes": 20.0, "decode": 30.0}, threads=2, clips=4, cached=1, cpu_ms=8.0)
+    batches = [fed(t, t, producer=f"p{g % 2}", notes=notes) for g, t in enumerate(starts)]
     speed = watch_of(ticks, batches, recent=100).speed()
     assert speed.steps == 40
     assert speed.utterances_per_s == pytest.approx(40)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
@@ -62,6 +63,17 @@ def fold(lines: list[dict]) -> list[dict]:
     return steps
 
 
+def lost_steps(lines: list[dict], step: int) -> dict[int, dict]:
+    """The lines of the steps after `step` that were trained since the last resume, by number: a resume at `step` loses them."""
+    lost: dict[int, dict] = {}
+    for line in lines:
+        if "resumed_from" in line:
+            lost.clear()
+        elif line.get("step", 0) > step:
+            lost[line["step"]] = line
+    return lost
+
+
 def last_checkpoint(lines: list[dict]) -> int | None:
     """The newest step of which the ledger says that a checkpoint existed."""
     saved = [line["checkpoint"] for line in lines if "checkpoint" in line]
@@ -69,7 +81,10 @@ def last_checkpoint(lines: list[dict]) -> int | None:
 
 
 class Ledger:
-    """Appends to a run's ledger. One writer: the holder of RUN/lock."""
+    """Appends to a run's ledger. One writer: the holder of RUN/lock.
+
+    on_difference(line, line before): a step that a resume had lost was trained again, on other bytes.
+    """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
@@ -77,6 +92,8 @@ class Ledger:
         self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._length = os.fstat(self._fd).st_size
         self._unwritten: list[bytes] = []
+        self._lost: dict[int, dict] = {}
+        self.on_difference: Callable[[dict, dict], None] = lambda line, before: None
 
     def _cut_torn_line(self) -> None:
         if not self.path.exists():
@@ -86,14 +103,18 @@ class Ledger:
         if keep < len(data):
             os.truncate(self.path, keep)
 
-    def resume(self, step: int) -> None:
-        """Say that training goes on after `step`; what later lines say is void."""
+    def resume(self, step: int, lines: list[dict] = ()) -> None:
+        """Say that training goes on after `step`; what later ones of `lines` (the ledger so far) say is void, but compared with."""
+        self._lost = lost_steps(lines, step)
         self._append({"resumed_from": step})
         self.flush()
 
     def append(self, line: dict) -> None:
         """One step's line. Durable after the next `flush`."""
         self._append(line)
+        before = self._lost.pop(line.get("step"), None)
+        if before is not None and before.get("digest") != line.get("digest"):
+            self.on_difference(line, before)
 
     def checkpoint(self, step: int) -> None:
         """Say that checkpoint `step` is on disk."""

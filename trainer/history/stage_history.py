@@ -64,5 +64,5 @@ def restore(
         log.info("resumed step %d from %s", position.step, found.path.name)
     book = Ledger(files.ledger)
     if lines:
-        book.resume(position.step)
+        book.resume(position.step, lines)
     return StageHistory(files, facts, checkpoints, book), position

@@ -18,6 +18,7 @@ from rich.table import Table
 from common.run.folder import RunFolder
 from common.run.stages import load
 from common.system.files import write_atomically
+from trainer import differing
 from trainer.history import ledger
 from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
 
@@ -97,6 +98,7 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
             **_speed(history),
             **_learning(history, spec.judged),
             "quarantined": _num_lines(run.stage_folder(stage) / "quarantine.jsonl"),
+            "differing": len(differing.read(run.stage_folder(stage))),
             "retraces": history.retraces,
         }
         figures |= load(spec.figures)(history, run, unigram_nats)
@@ -168,7 +170,7 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
 
 def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
-    return [
+    rows = [
         ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
         ("utterances/s, last half", _number(figures["utterances_per_s"])),
         ("ms/step, median of the last half", _number(figures["step_ms"])),
@@ -176,6 +178,9 @@ def _ran(figures: dict) -> list[tuple[str, str]]:
         ("quarantined utterances", str(figures["quarantined"])),
         ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
     ]
+    if figures.get("differing"):
+        rows.append(("batches made twice, with different bytes", str(figures["differing"])))
+    return rows
 
 
 def _number(value: float | None) -> str:

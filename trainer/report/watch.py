@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from common.transport.messages import Notes
 from trainer.report.clock import Clock, Tick
 from trainer.report.gpu_use import GpuUse, Use
 from trainer.report.verdict import Measured, ProducerLoad, Settings, Verdict, verdict
@@ -28,7 +29,7 @@ MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean:
 class FedRecord:
     """A batch that the step has taken. `asked`, `got`: time.perf_counter around the loop's wait for it; `feed_s`: check and transfer.
 
-    `meta`: what the producer sent along (`producer.serve`); `transit_s`: from there to the feed, None if it had waited here.
+    `notes`: what the producer says of how it was made; `transit_s`: from there to the feed, None if it had waited here.
     """
 
     bucket: int
@@ -38,7 +39,7 @@ class FedRecord:
     got: float
     feed_s: float
     transit_s: float | None
-    meta: Mapping = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Watch:
             utterances_per_s=rows / total,
             produced_per_s=sum(len([b for b in batches if b.producer == p.name]) for p in measured.producers) / total,
             per_bucket={k: (len(v), statistics.fmean(v), statistics.pstdev(v)) for k, v in sorted(per_bucket.items())},
-            cpu_s=sum(b.meta.get("cpu_ms", 0.0) for b in batches) / 1e3 / max(1, rows),
+            cpu_s=sum(b.notes.cpu_ms for b in batches) / 1e3 / max(1, rows),
             gpus=self._gpus,
         )
 
@@ -282,15 +283,15 @@ def _loads(batches: list[FedRecord]) -> list[ProducerLoad]:
     """Each producer's mean timings, by name."""
     by_name: dict[str, list[FedRecord]] = {}
     for b in batches:
-        if "spent_ms" in b.meta:
+        if b.notes.spent_ms:
             by_name.setdefault(b.producer, []).append(b)
     loads = []
     for name, of in sorted(by_name.items()):
         parts: dict[str, float] = {}
         for b in of:
-            for part, ms in b.meta["spent_ms"].items():
-                parts[part] = parts.get(part, 0.0) + float(ms) / 1e3 / len(of)
-        clips = statistics.fmean(b.meta.get("clips", 1) for b in of)
-        cached = sum(b.meta.get("cached", 0) for b in of) / max(1, sum(b.rows for b in of))
-        loads.append(ProducerLoad(name, len(of), parts, int(of[-1].meta.get("threads", 1)), clips, cached))
+            for part, ms in b.notes.spent_ms.items():
+                parts[part] = parts.get(part, 0.0) + ms / 1e3 / len(of)
+        clips = statistics.fmean(b.notes.clips for b in of)
+        cached = sum(b.notes.cached for b in of) / max(1, sum(b.rows for b in of))
+        loads.append(ProducerLoad(name, len(of), parts, of[-1].notes.threads, clips, cached))
     return loads
