@@ -30,6 +30,8 @@ from tests.support.coqui_files import (
     GPT_DIMS,
     VOCODER_DIMS,
     arrays,
+    assert_same_tensors,
+    contents,
     dvae_arrays,
     mel_stats,
     model_arrays,
@@ -103,10 +105,6 @@ def files(tmp_path_factory):
     pth.save(folder / "dvae.pth", dvae_arrays())
     import_model(folder / "model.pth", folder / "plain", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
 def test_what_the_folder_holds(files):
@@ -305,26 +303,6 @@ def test_a_model_alone_comes_back_to_the_bit(files, tmp_path):
     assert contents(tmp_path / "b") == contents(files / "plain")
     export_model(Parts.of_weights(tmp_path / "b"), tmp_path / "c/model.pth")
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
-
-
-def assert_same_tensors(one: Path, other: Path) -> None:
-    """Equal names, dtypes and bits."""
-    with pth.PthFile(one) as before, pth.PthFile(other) as after:
-        flat = [
-            dict(_leaves(file.value.get("model", file.value) if isinstance(file.value, dict) else file.value)) for file in (before, after)
-        ]
-        assert set(flat[0]) == set(flat[1])
-        for key, tensor in flat[0].items():
-            assert tensor.read().tobytes() == flat[1][key].read().tobytes(), key
-            assert (tensor.dtype, tensor.shape) == (flat[1][key].dtype, flat[1][key].shape)
-
-
-def _leaves(tree, at: str = ""):
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{at}/{key}")
-    else:
-        yield at, tree
 
 
 def test_export_refuses_what_does_not_fit(files, tmp_path):

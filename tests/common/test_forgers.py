@@ -12,7 +12,7 @@ from tests.support import channels as cb
 from tests.support.arithmetic_maker import ArithmeticMaker
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact
 from tests.support.hostile import Forger
-from tests.support.lease_harness import Bench
+from tests.support.lease_harness import Harness
 from tests.support.loop_runs import train
 from trainer import stages
 
@@ -22,7 +22,7 @@ FORGED = {"numbers": np.full(4, -1, np.int32), "filler": np.full(3000, -1, np.fl
 
 @pytest.fixture
 def bench():
-    b = Bench()
+    b = Harness()
     yield b
     b.check_accounts()
 

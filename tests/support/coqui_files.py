@@ -75,3 +75,28 @@ def write_vocabulary(path: Path, pairs: list[tuple[str, str]], size: int, langua
 def with_tokens(dims: GptDims, tokenizer: Tokenizer) -> GptDims:
     """`dims` for a vocabulary."""
     return dataclasses.replace(dims, num_text_tokens=tokenizer.vocab_size, start_text=tokenizer.start, stop_text=tokenizer.stop)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of the files of a folder."""
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """Equal names, dtypes and bits."""
+    with pth.PthFile(one) as before, pth.PthFile(other) as after:
+        flat = [
+            dict(_leaves(file.value.get("model", file.value) if isinstance(file.value, dict) else file.value)) for file in (before, after)
+        ]
+        assert set(flat[0]) == set(flat[1])
+        for key, tensor in flat[0].items():
+            assert tensor.read().tobytes() == flat[1][key].read().tobytes(), key
+            assert (tensor.dtype, tensor.shape) == (flat[1][key].dtype, flat[1][key].shape)
+
+
+def _leaves(tree, at: str = ""):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{at}/{key}")
+    else:
+        yield at, tree

@@ -20,12 +20,13 @@ from common.xtts.checkpoints.coqui_rules import Rules
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.text import clean as cleaning
 from common.xtts.text.tokenizer import Tokenizer
-from tests.common.test_coqui import assert_same_tensors, contents
 from tests.support.coqui_files import (
     CONFIG,
     DVAE_DIMS,
     GPT_DIMS,
     arrays,
+    assert_same_tensors,
+    contents,
     dvae_arrays,
     mel_stats,
     model_arrays,
