@@ -23,7 +23,7 @@ from common.system.stopwatch import Stopwatch
 from common.transport.messages import Notes
 from common.transport.server import BatchFailed, NoData
 from common.transport.server import Stopped as ChannelStopped
-from trainer.differing import Differing
+from trainer.history.differing import Differing
 from trainer.report.watch import FedRecord, Watch
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.system.errors import Replaced, RunError, Stopped
-from trainer.differing import BytesDiffer
 from trainer.feed import FedBatch, Feed
 from trainer.history import ledger
+from trainer.history.differing import BytesDiffer
 from trainer.history.schedule import Position, Schedule
 from trainer.readback import LAG, Readback, TrainedStep
 from trainer.report.observe import Observer

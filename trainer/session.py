@@ -15,9 +15,9 @@ from common.transport.messages import Offer, Ready
 from common.transport.server import BatchFailed, LeaseServer, NoData
 from common.transport.server import Stopped as ChannelStopped
 from trainer import ahead, gate, profile, stages
-from trainer.differing import Differing
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
+from trainer.history.differing import Differing
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 from trainer.history.stage_history import restore

@@ -126,7 +126,7 @@ def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *se
     own = {name: value for section in (optim, *sections) for name, value in section if name in names}
     own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
     # Weights that will be loaded need not be drawn first.
-    given = run.first_dvae.is_file() if stage == "dvae" else run.pretrained is not None
+    given = run.first_dvae.is_file() if run.spec(stage).publishes else run.pretrained is not None
     loaded = given or any(files_of(run, stage).checkpoints.glob("step-*"))
     seed = None if loaded else config.seed
     return StepOptions(**own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import yaml
 
+from common.run.stages import FAMILY
 from common.system.errors import BadInput
 from common.system.files import file_digest
 from common.xtts.checkpoints import coqui, coqui_folder, pretrained
@@ -149,8 +150,8 @@ def _of_weights(text: str, folder: Path) -> Beginning:
 
 def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
     identity = json.loads((run / "identity.json").read_text())
-    if identity.get("kind") == "arithmetic":
-        raise BadInput(f"model.weights={text}: {run} trains arithmetic instead of networks")
+    if identity.get("kind", FAMILY) != FAMILY:
+        raise BadInput(f"model.weights={text}: {run} trains no networks")
     try:
         gpt = checkpoint_of(run, which, verify)
     except BadInput as e:

@@ -1,4 +1,4 @@
-"""Messages as lists of frames. Knows bytes, not sockets; what a message may say is in common/messages.py.
+"""Messages as lists of frames. Knows bytes, not sockets; what a message may say is in common/transport/messages.py.
 
 Frame 0 is a msgpack map of at most 64 kB; a DATA message has one raw frame per array after it,
 smallest first, so that the largest travels last. Nothing is ever unpickled: what a peer sends can at

@@ -281,7 +281,8 @@ def test_memory_stays_far_below_the_file(tmp_path):
     size = (tmp_path / "model.pth").stat().st_size
     assert size > 230e6
     code = (
-        "import sys; from common.xtts.checkpoints.coqui import import_model; from common.xtts.coqui_export import Parts, export_model\n"
+        "import sys; from common.xtts.checkpoints.coqui import import_model\n"
+        "from common.xtts.checkpoints.coqui_export import Parts, export_model\n"
         "import_model(sys.argv[1] + '/model.pth', sys.argv[1] + '/out')\n"
         "export_model(Parts.of_weights(sys.argv[1] + '/out'), sys.argv[1] + '/again.pth')\n"
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"

@@ -20,7 +20,7 @@ from tests.support.hostile import until
 from tests.support.loop_runs import train
 
 DECLARED = [*FROM_PRODUCER.values(), *FROM_TRAINER.values(), Offer, Notes]
-CARRIERS = ("common.messages", "common.transport.wire", "common.transport.links", "common.transport.local")
+CARRIERS = ("common.transport.messages", "common.transport.wire", "common.transport.links", "common.transport.local")
 # Of every message, and the first thing that is looked at, whatever it is.
 ENVELOPE = "gen"
 

@@ -170,7 +170,7 @@ def test_a_door_keeps_the_oldest_out_and_leaves_what_is_not_its_own():
 def test_the_limit_of_open_files_is_raised_as_far_as_it_goes():
     code = (
         "import resource, sys\n"
-        "from common.doorkeeper import raise_file_limit\n"
+        "from common.transport.doorkeeper import raise_file_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))\n"
         "sys.exit(raise_file_limit(512) - int(sys.argv[2]) or resource.getrlimit(resource.RLIMIT_NOFILE)[0] - int(sys.argv[2]))\n"
     )

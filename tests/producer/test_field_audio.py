@@ -140,7 +140,7 @@ def test_d2_silent_clips_never_move_the_statistics(tmp_path, tokenizer):
         scan(settings, tmp_path / name / "m", tokenizer, deep=False)
         with scan_cases.Manifest.open(tmp_path / name / "m") as m:
             assert len(m) == (12 if silent else 6)
-            found[name] = _mel_stats(settings, m, None, settings.dims)
+            found[name] = _mel_stats(settings, m, None, settings.dims, None)
     np.testing.assert_allclose(found["mixed"], found["good"], rtol=1e-6)
 
 
@@ -342,7 +342,7 @@ def test_d11_a_large_corpus_of_broken_samples_is_bad_input(tmp_path, tokenizer, 
     assert "10 of 50 recordings were decoded; of the others the headers alone are known (corpora above 40 rows)" in s.report.lines()
     settings = scan_cases.settings(root)
     with scan_cases.Manifest.open(tmp_path / "run.manifest") as m:
-        assert (_mel_stats(settings, m, None, settings.dims) > 0).all()  # of those that can be used
+        assert (_mel_stats(settings, m, None, settings.dims, None) > 0).all()  # of those that can be used
 
 
 def test_d11_one_good_clip_of_a_small_corpus_is_kept(tmp_path, scanned):
@@ -362,7 +362,7 @@ def test_d11_statistics_of_no_usable_clip_are_bad_input(tmp_path, tokenizer):
     scan(scan_cases.settings(root, eval_fraction=0), tmp_path / "m", tokenizer, deep=False)
     settings = scan_cases.settings(root)
     with scan_cases.Manifest.open(tmp_path / "m") as m, pytest.raises(BadInput, match=r"none of the 1 clips (?s:.*)a.wav: non-finite: 1"):
-        _mel_stats(settings, m, None, settings.dims)
+        _mel_stats(settings, m, None, settings.dims, None)
 
 
 # -- D13: what does not belong together ----------------------------------------------------------------------------------------------------

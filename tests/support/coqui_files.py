@@ -100,3 +100,13 @@ def _leaves(tree, at: str = ""):
             yield from _leaves(value, f"{at}/{key}")
     else:
         yield at, tree
+
+
+def voices(*names: str, latents=(1, 8, 32), embedding=(1, 512, 1)) -> dict:
+    """Named voices as speakers_xtts.pth holds them, drawn."""
+    rng = np.random.default_rng(5)
+    made = {}
+    for name in names:
+        pair = (rng.standard_normal(s).astype(np.float32) for s in (latents, embedding))
+        made[name] = dict(zip(("gpt_cond_latent", "speaker_embedding"), pair, strict=True))
+    return made

@@ -23,9 +23,8 @@ from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.synthesize import Voice
 from producer.creation.prepare import prepare_run
-from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
+from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, voices, with_tokens, write_model, write_vocabulary
 from tests.support.corpora import make_corpus, sine, write_wav
-from tests.trainer.test_exchange import voices
 from trainer.commands import make_voices, speak
 from trainer.commands import synthesize as synthesize_command
 from trainer.commands import voices as trainer_voices
@@ -183,8 +182,13 @@ def test_a_long_recording_costs_what_is_used(tmp_path):
             file.write(loud(60) if i == 30 else quiet(60))
     read = []
     real = soundfile.SoundFile.read
+
+    def noted(self, frames=-1, out=None, **more):
+        read.append(frames if out is None else len(out))
+        return real(self, frames, out=out, **more)
+
     try:
-        soundfile.SoundFile.read = lambda self, frames=-1, **more: read.append(frames) or real(self, frames, **more)
+        soundfile.SoundFile.read = noted
         (found,) = speak.references_of([str(path)], 22050)
     finally:
         soundfile.SoundFile.read = real

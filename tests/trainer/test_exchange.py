@@ -30,6 +30,7 @@ from tests.support.coqui_files import (
     dvae_arrays,
     mel_stats,
     model_arrays,
+    voices,
     with_tokens,
     write_model,
     write_vocabulary,
@@ -44,15 +45,6 @@ SETTINGS = {
     "model_args": {"gpt_layers": 2, "gpt_n_heads": 4, "gpt_start_text_token": None, "tokenizer_file": "", "num_chars": 255},
 }
 FILES = {"model.pth", "config.json", "vocab.json", "dvae.pth", "mel_stats.pth", "speakers_xtts.pth"}
-
-
-def voices(*names: str, latents=(1, 8, 32), embedding=(1, 512, 1)) -> dict:
-    rng = np.random.default_rng(5)
-    made = {}
-    for name in names:
-        pair = (rng.standard_normal(s).astype(np.float32) for s in (latents, embedding))
-        made[name] = dict(zip(("gpt_cond_latent", "speaker_embedding"), pair, strict=True))
-    return made
 
 
 @pytest.fixture(scope="module")

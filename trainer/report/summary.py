@@ -18,8 +18,7 @@ from rich.table import Table
 from common.run.folder import RunFolder
 from common.run.stages import load
 from common.system.files import write_atomically
-from trainer import differing
-from trainer.history import ledger
+from trainer.history import differing, ledger
 from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
 
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
