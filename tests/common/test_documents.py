@@ -102,7 +102,7 @@ def test_settings_that_pages_name_exist():
     for page in PAGES:
         for key in re.findall(r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z_.]+)\b", page.read_text()):
             section, tree = settings.Config, key.split(".")
-            if tree[-1] in ("yaml", "py", "csv", "md", "npy", "json", "tsv", "pth"):
+            if tree[-1] in ("yaml", "py", "csv", "md", "npy", "json", "tsv", "pth", "safetensors"):
                 continue
             for part in tree:
                 field = section.model_fields.get(part)
