@@ -14,6 +14,7 @@ from common.gpu.choose import DRIVER_MB, Gpu, list_gpus
 
 log = logging.getLogger(__name__)
 
+MEMORY = "GPU memory: "  # how the account begins in the log
 LATER_MB = 700
 # A card with less than this free is given to a trainer that is alone on it at once, but for the driver's part. On a larger one its
 # memory grows as needed: what it does not need stays free for others.
@@ -98,6 +99,6 @@ class Account:
     def __str__(self) -> str:
         part = f"at most {self.limit_mb / 1e3:.1f} GB" if self.limit_mb is not None else "grows as needed"
         return (
-            f"GPU memory: the largest step needs {self.step_mb / 1e3:.1f} GB, {self.state_mb / 1e3:.1f} of it between steps; TensorFlow's "
+            f"{MEMORY}the largest step needs {self.step_mb / 1e3:.1f} GB, {self.state_mb / 1e3:.1f} of it between steps; TensorFlow's "
             f"part {part}; {self.free_mb / 1e3:.1f} of {self.card_mb / 1e3:.1f} GB free"
         )

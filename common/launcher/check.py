@@ -24,6 +24,7 @@ import soundfile
 
 from common.gpu import choose
 from common.gpu.choose import Device, Devices, Listing
+from common.gpu.memory import MEMORY
 from common.run.settings import Config
 from common.system import logs
 from common.system.errors import BAD_INPUT, INTERRUPTED, OK, TERMINATED, BadInput, RunError
@@ -231,6 +232,15 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
         yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms without compilation)")
     else:
         yield Finding(False, "steps", f"{len(steps)} of {STEPS} steps, losses {losses}: {why}", _advice(why))
+    if said := _memory(run_dir / "logs" / "trainer.log"):
+        yield Finding(True, "memory", said)
+
+
+def _memory(log: Path) -> str:
+    """What the trainer said of the largest step's memory and of how many rows would fit; "" on a CPU."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    said = [line.message for line in map(logs.parse, lines) if line and line.message.startswith(MEMORY)]
+    return said[-1].removeprefix(MEMORY) if said else ""
 
 
 def _without_time(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import textwrap
@@ -12,6 +13,7 @@ import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu import device
 from common.gpu.choose import CPU, Device, Gpu, Listing
+from common.gpu.memory import Account, Context, limit_mb
 from common.launcher import check
 from common.run import settings
 from common.system.errors import BadInput
@@ -123,7 +125,7 @@ def test_a_child_that_crashes_fails_with_its_last_words(tmp_path):
 # -- three steps ----------------------------------------------------------------------------------------------------------------
 
 
-def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "", raises: Exception | None = None):
+def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "", raises: Exception | None = None, logged: str = ""):
     """A `launch.train` that leaves such a run behind."""
 
     def train(small, out):
@@ -134,6 +136,9 @@ def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "",
         (small.run_dir / "ledger.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
         events = [{"kind": "deliver", "digest": f"d{i}"} for i in range(steps)] + [{"kind": "bad_digest"}] * bad_digest
         (small.run_dir / "channel.jsonl").write_text("".join(json.dumps(x) + "\n" for x in events))
+        if logged:
+            (small.run_dir / "logs").mkdir()
+            (small.run_dir / "logs" / "trainer.log").write_text(logged)
         out.write(says)
         return code
 
@@ -160,6 +165,39 @@ def test_evidence_of_three_steps_passes_and_leaves_nothing_behind(on_cpu, tmp_pa
     assert any("3 batches with equal digests at both ends, the first d0" in x for x in lines)
     assert lines[-1] == "all in order"
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_it_says_which_batch_fits(on_cpu):
+    account = str(Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400))
+    assert account.startswith("GPU memory: the largest step needs 10.5 GB, 5.4 of it between steps")
+    logged = "".join(f"2026-11-29 03:00:0{i},000 INFO trainer: {text}\n" for i, text in enumerate(("began", account)))
+    _, lines = checked(NONE, pretend(3, logged=logged), **on_cpu)
+    assert [x for x in lines if x.startswith("ok   memory: ")] == ["ok   memory: " + account.removeprefix("GPU memory: ")]
+
+
+def test_how_many_rows_fit():
+    """12 rows take 5 100 MB beside the state: 425 each. 97 % of what the limit leaves are 10 864 MB; without a limit, of what is free."""
+    limited = Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400)
+    assert limited.rows(12) == 25
+    assert dataclasses.replace(limited, limit_mb=None).rows(12) == 18
+    assert dataclasses.replace(limited, limit_mb=5_000).rows(12) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "whole", "expected"),
+    [
+        (16_000, None, False, 16_000),  # NVML says nothing: as the launcher said
+        (16_000, Context(400, 20_000), False, 16_000),  # the launcher left 1200 for it: 400 and 700 fit
+        (16_000, Context(900, 20_000), False, 15_600),
+        (1_200, Context(900, 20_000), False, 1_024),
+        (None, Context(500, 23_000), True, 22_300),  # a small card, alone on it: at once, but for the driver's part
+        (None, Context(500, 23_000), False, None),
+        (None, Context(500, 140_000), True, None),  # a large one: as needed
+        (None, None, True, None),
+    ],
+)
+def test_tensorflow_gets_what_the_driver_leaves(given, context, whole, expected):
+    assert limit_mb(given, context, whole) == expected
 
 
 @pytest.mark.parametrize(
