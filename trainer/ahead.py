@@ -9,6 +9,7 @@ Compilations cannot be interrupted. They run in daemon threads, so that a stop d
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import queue
@@ -116,6 +117,7 @@ class Compiled:
             while left:
                 self._collect(workers, left, wait=True)
             log.info("all programs are compiled, %.0f s after the first steps could begin", time.monotonic() - began)
+            gc.freeze()  # what was traced stays, as before the first step (`trainer.session`)
         except Stopped:
             pass  # the loop notices by itself
         finally:
