@@ -3,7 +3,7 @@
     python tests/bench/coqui_accepts.py --coqui venv-0.27/bin/python --coqui venv-0.28/bin/python [--work runs/coqui_accepts]
 
 Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57 (coqui-tts 0.28.0 does not speak with 5.24), and
-pypinyin, cutlet, fugashi, unidic-lite and hangul-romanize.
+pypinyin, cutlet, fugashi, unidic-lite and hangul-romanize; and babel and ftfy, which `coqui_languages.py` asks for.
 With each: Coqui's own classes make a model of XTTS's width with two layers and random weights, as its folder; imported here, fine-tuned for
 some steps on the CPU on English, German, Arabic and (new) Persian, and exported. Then Coqui loads the folder as its README says and speaks;
 tokens of its tokenizer are compared with ours; folder -> import -> export gives equal bits.
@@ -192,6 +192,13 @@ def coqui_speak(work: Path) -> None:
     sys.path.insert(0, str(folder))
     import coqui_languages
 
+    sys.modules["ftfy"] = None  # as where only Coqui is installed
+    try:
+        coqui_languages.install()
+        raise AssertionError("the rules were installed without ftfy")
+    except ImportError as e:
+        say(f"  install() without ftfy: {e}")
+    del sys.modules["ftfy"]
     coqui_languages.install()
     coqui_languages.install()
     figures["samples of fa with the named voice"] = speak("fa", "named")

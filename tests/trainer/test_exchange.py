@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import types
@@ -375,7 +376,7 @@ def coquis(monkeypatch):
 
 
 @pytest.mark.parametrize("parity", [True, False])
-def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity):
+def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
     """Persian, Arabic as before the vocabulary grew, and where the voice was trained with our cleaning, that; carried in the file."""
     rules = Rules(grown, parity=parity, keep_diacritics=True)
     (tmp_path / "coqui_languages.py").write_text(rules.module(), encoding="utf-8")
@@ -386,6 +387,13 @@ def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity):
     with pytest.raises(NotImplementedError, match="'fa'"):
         early.encode("سلام", "fa")
     assert early.encode("مرحبا کتاب", "ar") != rules.tokenizer.encode("مرحبا کتاب", "ar")
+    with monkeypatch.context() as without:
+        for name in ("babel", "ftfy"):
+            without.setitem(sys.modules, name, None)
+        with pytest.raises(ImportError, match=r"pip install babel==[\d.]+ ftfy==[\d.]+ "):
+            module.install()
+        with pytest.raises(NotImplementedError, match="'fa'"):  # nothing is done by halves
+            early.encode("سلام", "fa")
     module.install()
     module.install()
     assert module.rules().__name__.startswith("voice_rules")
@@ -399,14 +407,16 @@ def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity):
     assert "en-us" not in early.checked
 
 
-def test_the_readme_shows_what_there_is(imported, tmp_path):
+def test_the_readme_shows_what_there_is(imported, grown, tmp_path):
     voice = export(imported, tmp_path / "voice")
     text = (voice / "README.md").read_text(encoding="utf-8")
     assert "speakers['Claribel Dervla']" in text
     assert "coqui_languages" not in text
-    bare = readme(json.loads((voice / "config.json").read_text()), [], {}, rules=True)
+    bare = readme(json.loads((voice / "config.json").read_text()), [], {}, Rules(grown, parity=True, keep_diacritics=True))
     assert 'get_conditioning_latents(audio_path=["clip.wav"]' in bare
     assert "coqui_languages.install()" in bare
+    assert "pip install coqui-tts`" in text
+    assert re.search(r"pip install coqui-tts babel==[\d.]+ ftfy==[\d.]+ num2words==[\d.]+`", bare)
     for shown in (text, bare):
         code = shown.split("```python")[1].split("```")[0]
         compile(code, "README.md", "exec")

@@ -28,7 +28,7 @@ FLAGS: dict[str, dict] = {
     "--list-voices": {"action": "store_true", "help": "list their names and do nothing else"},
     "--reference": {"metavar": "CLIP", "nargs": "+", "help": "recordings of the voice instead, together 3 s or more; 30 s are used"},
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
-    "--stream": {"action": "store_true", "help": "write write 16-bit mono samples to standard output as they are made"},
+    "--stream": {"action": "store_true", "help": "write 16-bit mono samples to standard output as they are made"},
     "--step": {"metavar": "N", "help": "checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
     "--device": {"metavar": "X", "help": "a GPU's index or UUID, or cpu (default: a GPU if there is one)"},
     "--seed": {"metavar": "N", "type": int, "default": 0, "help": "random seed; the same seed gives the same speech (0)"},

@@ -191,7 +191,7 @@ def _fill(parts: Parts, folder: Path, rules: Rules | None, tell: Callable[[str],
     clips = _copy_clips(parts, named, folder / "voices")
     if rules is not None and rules.needed:
         (folder / "coqui_languages.py").write_text(rules.module(), encoding="utf-8")
-    text = readme(config, list(named), clips, rules is not None and rules.needed)
+    text = readme(config, list(named), clips, rules if rules is not None and rules.needed else None)
     (folder / "README.md").write_text(text, encoding="utf-8")
     return number
 
@@ -260,7 +260,7 @@ def _sizes(d: GptDims) -> dict[str, int]:
     }
 
 
-def readme(config: Mapping, names: list[str], clips: Mapping[str, str], rules: bool) -> str:
+def readme(config: Mapping, names: list[str], clips: Mapping[str, str], rules: Rules | None) -> str:
     """Ten lines on what the folder is, and the code that loads it."""
     voice = names[0] if names else None
     languages = ", ".join(config["languages"])
@@ -286,7 +286,8 @@ def readme(config: Mapping, names: list[str], clips: Mapping[str, str], rules: b
         f'out = model.inference("Hello there.", "en", latents, speaker, {sampling})',
         'soundfile.write("out.wav", out["wav"], 24000)',
     ]
-    needs = "`pip install coqui-tts` (0.27 or newer); run this in the folder"
+    packages = " ".join(["coqui-tts", *(rules.packages.values() if rules else ())])
+    needs = f"`pip install {packages}` (coqui-tts 0.27 or newer); run this in the folder"
     rest = ", so that coqui_languages.py is found" if rules else ""
     return "\n".join(
         [f"An XTTS v2 voice. Languages: {languages}. Voices: {shown}.", "", f"{needs}{rest}:", "", "```python", *code, "```", ""]

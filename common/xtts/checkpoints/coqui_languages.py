@@ -1,4 +1,5 @@
-"""Gives Coqui's tokenizer the text rules that a voice was trained with. Needs the coqui-tts package and nothing of the project it is from.
+"""Gives Coqui's tokenizer the text rules that a voice was trained with. Needs coqui-tts and the packages of PACKAGES, which `install`
+names where they are missing, and nothing of the project it is from.
 
     import coqui_languages
 
@@ -10,6 +11,7 @@ others as before. What Coqui does well by itself stays as it is.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -22,6 +24,8 @@ LIMITS: dict[str, int] = {}
 OPTIONS: dict[str, bool] = {}
 # How many of the vocabulary's merges a language uses, "*" for those not named; empty: all of them.
 MERGE_LIMITS: dict[str, int] = {}
+# What the rules import: module → package, of the version they were exported with.
+PACKAGES: dict[str, str] = {}
 # The rules, as modules: name → source.
 ROOT = ""
 SOURCES: dict[str, str] = {}
@@ -42,14 +46,23 @@ class _Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def rules():
-    """The module that cleans texts: `clean(text, language, …)`."""
+    """The module that cleans texts: `clean(text, language, …)`. ImportError: packages are missing; says which to install."""
+    missing = {}
+    for module, package in PACKAGES.items():
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing[package] = error
+    if missing:
+        reasons = "; ".join(map(str, missing.values()))
+        raise ImportError(f"this voice's text rules need packages that Coqui does without: pip install {' '.join(missing)}  ({reasons})")
     if SOURCES and not any(isinstance(finder, _Sources) for finder in sys.meta_path):
         sys.meta_path.append(_Sources())
     return importlib.import_module(ROOT)
 
 
 def install() -> None:
-    """Teach Coqui's `VoiceBpeTokenizer` the rules, those made already too. Twice is once."""
+    """Teach Coqui's `VoiceBpeTokenizer` the rules, those made already too. Twice is once. ImportError as of `rules`."""
     from TTS.tts.layers.xtts.tokenizer import VoiceBpeTokenizer as Coquis
 
     if getattr(Coquis, "has_coqui_languages", False):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import tokenizers
@@ -103,12 +105,18 @@ class Rules:
         plain = cleaning.clean(text, language, parity=True)
         return self._coquis.encode((language_tag(language) + plain).replace(" ", "[SPACE]")).ids
 
+    @property
+    def packages(self) -> dict[str, str]:
+        """What the written module imports: module → package and version, as here; languages' own packages are asked for by the rules."""
+        return _packages(_sources()) if self.needed else {}
+
     def module(self) -> str:
         """The source of coqui_languages.py for this voice."""
         values = {
             "LIMITS": {x: cleaning.char_limit(x) for x in self.installed},
             "OPTIONS": self.options,
             "MERGE_LIMITS": self.merge_limits,
+            "PACKAGES": _packages(_sources()),
             "ROOT": cleaning.__name__.replace(_PACKAGE, _CARRIED, 1),
         }
         lines = []
@@ -139,6 +147,18 @@ def _sources() -> dict[str, str]:
                 left += [alias.name for alias in node.names if alias.name.startswith(f"{_PACKAGE}.")]
     sources = {_CARRIED: ""} | {k: found[k] for k in sorted(found) if k != _PACKAGE}
     return {k.replace(_PACKAGE, _CARRIED, 1): s.replace(_PACKAGE, _CARRIED) for k, s in sources.items()}
+
+
+def _packages(sources: dict[str, str]) -> dict[str, str]:
+    """The packages that modules import at once: name → requirement, the version that is installed here."""
+    found = set()
+    for source in sources.values():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ImportFrom):
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+    return {x: f"{x}=={metadata.version(x)}" for x in sorted(found - {*sys.stdlib_module_names, _CARRIED})}
 
 
 def _file_of(name: str) -> Path | None:
