@@ -38,6 +38,7 @@ SAVER_GRACE_S = 9.5
 SAVE_S = 29.5
 ORPHAN_S = 8.0
 REPLACE_S = 58.0
+_HEARD_S = 0.3
 
 _PR_SET_PDEATHSIG = 1
 _STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
@@ -182,7 +183,13 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
     """Become a fresh process: same pid, same supervisor, same log, nothing of today's memory, on a GPU neither.
 
     `argv` as for `sys.executable`; `env` is added to the environment. What is not inheritable is closed, locks too (`Lock.keep`).
+    Nothing may be left to save. From the main thread; raises the stop's error.
     """
+    # A signal from here on ends the process at once; one that came before is heard of in a moment, by the watching thread.
+    for sig in _STOP_SIGNALS:
+        signal.signal(sig, signal.SIG_DFL)
+    stop.wait(_HEARD_S)
+    stop.check()
     if stop.parent_fd is not None:
         os.set_inheritable(stop.parent_fd, True)
         os.environ[PARENT_FD] = str(stop.parent_fd)
