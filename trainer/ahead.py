@@ -61,7 +61,6 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
         run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
         workers.wait(stop, observer)
-        compiled.ready.update(now)
     bucket = stage.schedule.train.buckets[largest]
     observer.trying(f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})")
     run_aside(lambda: dry_step(stage, largest), stop)
@@ -73,14 +72,10 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
 
 class Compiled:
-    """Which functions of a stage are compiled, and the thread that compiles the others beside training.
-
-    `ready`: ("training" or "evaluation", bucket).
-    """
+    """Which functions of a stage are compiled, and the thread that compiles the others beside training. `given`: what has been compiled, or is."""
 
     def __init__(self, stage: Stage, stop: Stop):
         self._stage, self._stop = stage, stop
-        self.ready: set[Function] = set()
         self.given: set = set()
         self._coming: set[Function] = set()
         self._changed = threading.Condition()
@@ -147,7 +142,6 @@ class Compiled:
     def _is_there(self, function: Function) -> None:
         with self._changed:
             self._coming.discard(function)
-            self.ready.add(function)
             self._changed.notify_all()
 
 
