@@ -72,7 +72,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
 
 class Compiled:
-    """Which functions of a stage are compiled, and the thread that compiles the others beside training. `given`: what has been compiled, or is."""
+    """Which functions of a stage are compiled, and the thread that compiles the others beside training."""
 
     def __init__(self, stage: Stage, stop: Stop):
         self._stage, self._stop = stage, stop
@@ -118,7 +118,8 @@ class Compiled:
         finally:
             workers.end()
             with self._changed:
-                self._coming.clear()
+                if not self._stop.is_set():  # else whoever waits leaves, instead of compiling by itself
+                    self._coming.clear()
                 self._changed.notify_all()
 
     def _collect(self, workers: Workers, left: dict[Function, int], wait: bool) -> None:
