@@ -258,7 +258,7 @@ def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
     step, released, stop = Noting(), threading.Event(), Stop()
     programs_of, calls = step.programs, []
     endless = types.SimpleNamespace(name="endless", compile=lambda: released.wait(60))
-    step.programs = lambda bucket, grouped, training: [endless] if bucket == 3 else programs_of(bucket, grouped, training)
+    step.programs = lambda bucket, grouped, training: [endless] if training and bucket == 3 else programs_of(bucket, grouped, training)
     step.update = lambda bucket, *rest: calls.append(bucket)
     try:
         waiting = ahead.prepare(a_planned_stage(step), Position(), Seen(), stop).watch(step)
