@@ -1,4 +1,5 @@
-"""Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between them.
+"""Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
+them.
 
 python launch.py [--config configs/x.yaml] [flags] [key=value ...]     train (no config: configs/demo.yaml)
 python launch.py COMMAND --help                                        everything else
@@ -39,11 +40,15 @@ from trainer.commands import synthesize as synthesize_command
 ROOT = Path(__file__).resolve().parent
 
 
-# -- the program ----------------------------------------------------------------------------------------------------------------
+# -- the program
+# --------------------------------------------------------------------------------------------------
 
 
 def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
-    """Every process of a run, its device and its environment. The trainer first: the producers connect to it."""
+    """Every process of a run, its device and its environment.
+
+    The trainer first: the producers connect to it.
+    """
     run_dir = run_dir.resolve()
     trainer = ProcessSpec(
         name="trainer",
@@ -59,13 +64,18 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
         lock=run_dir / "lock",
     )
     on = devices.producers
-    producers = (producer_spec(f"producer-{i}", run_dir, on[i % len(on)]) for i in range(config.producers.count))
+    producers = (
+        producer_spec(f"producer-{i}", run_dir, on[i % len(on)])
+        for i in range(config.producers.count)
+    )
     speaks = sampler_specs(config, run_dir, devices.sampler)
     return Program(run_dir, (trainer, *producers, *speaks))
 
 
 def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
-    """A producer: leases batch numbers from the address in RUN/endpoint.json, sends batches there."""
+    """A producer: leases batch numbers from the address in RUN/endpoint.json, sends
+    batches there.
+    """
     return ProcessSpec(
         name=name,
         role="producer",
@@ -77,7 +87,9 @@ def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
 
 
 def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[ProcessSpec, ...]:
-    """The process that makes samples while the run trains; none where the settings ask for no samples before the run's end."""
+    """The process that makes samples while the run trains; none where the settings ask for no
+    samples before the run's end.
+    """
     if not config.sample_every:
         return ()
     return (
@@ -95,16 +107,27 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
 
 
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
-    """A child's environment: its one device, XLA's settings for it, and this project importable whatever the working directory holds."""
+    """A child's environment: its one device, XLA's settings for it, and this project importable
+    whatever the working directory holds.
+    """
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    return {**choose.child_env(device, os.environ), **xla_env(os.environ, device, xla_cache), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {
+        **choose.child_env(device, os.environ),
+        **xla_env(os.environ, device, xla_cache),
+        "PYTHONPATH": path,
+        "PYTHONSAFEPATH": "1",
+    }
 
 
-# -- commands -------------------------------------------------------------------------------------------------------------------
+# -- commands
+# --------------------------------------------------------------------------------------------------
 
 
 def train(config: Config, out: TextIO | None = None) -> int:
-    """Create or resume the run and see it through. Returns the exit code; BadInput before any process starts."""
+    """Create or resume the run and see it through.
+
+    Returns the exit code; BadInput before any process starts.
+    """
     devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
     with ownership.own_run(config.run_dir):
         ownership.check_bind(config.transport.bind)
@@ -131,8 +154,11 @@ def trainer_command(args: argparse.Namespace) -> int:
     if changed:
         _prepare(config, devices)
     program = make_program(config, config.run_dir, devices)
-    # Neither restarted nor followed here: the run's own launcher adopts this trainer, and two would race.
-    alone = tuple(replace(p, restarts=0, lock=None) for p in program.processes if p.role != "producer")
+    # Neither restarted nor followed here: the run's own launcher adopts this trainer, and two would
+    # race.
+    alone = tuple(
+        replace(p, restarts=0, lock=None) for p in program.processes if p.role != "producer"
+    )
     return _supervise(Program(program.run_dir, alone), devices.notes)
 
 
@@ -141,7 +167,9 @@ def producer_command(args: argparse.Namespace) -> int:
     far = remote.open_bundle(args)
     config, changed = (far.config, ()) if far else resolve.existing_run(args)
     if changed:
-        raise BadInput(f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}")
+        raise BadInput(
+            f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}"
+        )
     name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
         device = choose.choose_one(config, args.gpu, number, choose.list_gpus(), os.environ)
@@ -150,7 +178,10 @@ def producer_command(args: argparse.Namespace) -> int:
             far.wait_for_trainer(tell)
             spec = replace(spec, argv=(*spec.argv, *far.argv))
         elif holder(config.run_dir / "lock") is None:
-            tell(f"no trainer runs in {config.run_dir}; the producer waits for one: launch.py trainer --run {config.run_dir}")
+            tell(
+                f"no trainer runs in {config.run_dir}; the producer waits for one: launch.py"
+                f" trainer --run {config.run_dir}"
+            )
         return _supervise(Program(config.run_dir.resolve(), (replace(spec, main=True),)), ())
 
 
@@ -170,7 +201,11 @@ def scan_command(args: argparse.Namespace) -> int:
     config = resolve.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
-        start = None if config.model.weights is None else beginning.locate(config.model.weights, verify=False)
+        start = (
+            None
+            if config.model.weights is None
+            else beginning.locate(config.model.weights, verify=False)
+        )
         tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
@@ -193,7 +228,9 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def profile_command(args: argparse.Namespace) -> int:
-    """Measure where the time of a step and of a batch goes, on your own data; the run itself does not change."""
+    """Measure where the time of a step and of a batch goes, on your own data; the run itself does
+    not change.
+    """
     from trainer.commands import profile
 
     out = sys.stderr if args.json else None
@@ -206,7 +243,14 @@ def profile_command(args: argparse.Namespace) -> int:
         with Console(program, out) as view:
             return Supervisor(program, view).run()
 
-    return profile.run(config, changed, args.steps, lambda c: _prepare(c, devices, out), supervise, as_json=args.json)
+    return profile.run(
+        config,
+        changed,
+        args.steps,
+        lambda c: _prepare(c, devices, out),
+        supervise,
+        as_json=args.json,
+    )
 
 
 def status_command(args: argparse.Namespace) -> int:
@@ -216,7 +260,9 @@ def status_command(args: argparse.Namespace) -> int:
     run_dir = resolve.run_dir_of(args)
     if not status.read_all(run_dir):
         raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(status.table(run_dir))
+    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(
+        status.table(run_dir)
+    )
     return OK
 
 
@@ -227,12 +273,16 @@ def stop_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to speak with."""
+    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to
+    speak with.
+    """
     return coqui.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with them."""
+    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with
+    them.
+    """
 
     def device() -> tuple[Device, dict[str, str | None]]:
         chosen = synthesize_command.device_of(args.device)
@@ -262,7 +312,9 @@ def _switch(text: str) -> dict:
 COMMANDS = {
     "train": Command(train_command, None),
     "trainer": Command(
-        trainer_command, ("--run", "--model-gpu"), {"--replace": _switch("take over from the running trainer, which saves first")}
+        trainer_command,
+        ("--run", "--model-gpu"),
+        {"--replace": _switch("take over from the running trainer, which saves first")},
     ),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
@@ -271,7 +323,9 @@ COMMANDS = {
         ("--train-data", "--val-data"),
         {
             "--strict": _switch("exit 2 if any row is rejected"),
-            "--texts": _switch("show up to twenty texts of each language before and after cleaning"),
+            "--texts": _switch(
+                "show up to twenty texts of each language before and after cleaning"
+            ),
             "--json": _switch("print JSON"),
         },
     ),
@@ -279,7 +333,15 @@ COMMANDS = {
     "profile": Command(
         profile_command,
         None,
-        {"--steps": {"metavar": "N", "type": int, "default": 100, "help": "steps to measure (100)"}, "--json": _switch("print JSON")},
+        {
+            "--steps": {
+                "metavar": "N",
+                "type": int,
+                "default": 100,
+                "help": "steps to measure (100)",
+            },
+            "--json": _switch("print JSON"),
+        },
     ),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
@@ -289,7 +351,8 @@ COMMANDS = {
 }
 
 
-# -- steps the commands share ---------------------------------------------------------------------------------------------------
+# -- steps the commands share
+# --------------------------------------------------------------------------------------------------
 
 
 def tell(text: str, out: TextIO | None = None) -> None:
@@ -302,7 +365,12 @@ def tell(text: str, out: TextIO | None = None) -> None:
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
     from producer.creation.prepare import prepare_run
 
-    return prepare_run(config, on_cpu=devices.trainer.kind == "cpu", cores=cores(), out=lambda text: tell(text, out))
+    return prepare_run(
+        config,
+        on_cpu=devices.trainer.kind == "cpu",
+        cores=cores(),
+        out=lambda text: tell(text, out),
+    )
 
 
 def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
@@ -314,33 +382,56 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         return code
     if code == OK:
         note = _show_summary(program.run_dir, out)
-        tell(f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard --logdir {program.run_dir}){note}", out)
-    elif code in (INTERRUPTED, TERMINATED) and (s := status.read(program.run_dir, "trainer")) is not None:
-        tell(f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same command resumes there", out)
+        tell(
+            f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard"
+            f" --logdir {program.run_dir}){note}",
+            out,
+        )
+    elif (
+        code in (INTERRUPTED, TERMINATED)
+        and (s := status.read(program.run_dir, "trainer")) is not None
+    ):
+        tell(
+            f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same"
+            " command resumes there",
+            out,
+        )
     return code
 
 
 def _show_summary(run_dir: Path, out: TextIO | None) -> str:
-    """Show the figures that the trainer left, as a table; what the last line has to say of them besides."""
+    """Show the figures that the trainer left, as a table; what the last line has to say of them
+    besides.
+    """
     path, differing = run_dir / "summary.json", 0
     if path.is_file():
         from rich.console import Console as RichConsole
 
         from trainer.report import summary
 
-        view = RichConsole(file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False)
+        view = RichConsole(
+            file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False
+        )
         figures = json.loads(path.read_text())
         view.print(summary.table(figures))
         differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
-    return f"; {differing} batches were made twice, with different bytes (differing.jsonl)" if differing else ""
+    return (
+        f"; {differing} batches were made twice, with different bytes (differing.jsonl)"
+        if differing
+        else ""
+    )
 
 
 def _parser(name: str) -> flags.Parser:
     command = COMMANDS[name]
     text = command.run.__doc__
     if name == "train":
-        text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items())
-    parser = flags.build("launch.py" if name == "train" else f"launch.py {name}", text, command.flags)
+        text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(
+            f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items()
+        )
+    parser = flags.build(
+        "launch.py" if name == "train" else f"launch.py {name}", text, command.flags
+    )
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)
     return parser
@@ -354,9 +445,13 @@ def main(argv: list[str]) -> int:
     """Run the command line; returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a Persian path must not end a command in a terminal that knows ASCII alone
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell script's background job starts with it ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell script's background job starts with it ignored
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminated)

@@ -1,1 +1,3 @@
-"""Files to batches: the process that decodes, computes features and answers the trainer's leases."""
+"""Files to batches: the process that decodes, computes features and answers the
+trainer's leases.
+"""

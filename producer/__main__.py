@@ -36,8 +36,17 @@ def parse_args() -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m producer", description=__doc__)
     p.add_argument("--run", type=Path, required=True, help="the run folder")
     p.add_argument("--name", default=f"producer-{os.getpid()}", help="in logs, status and ledger")
-    p.add_argument("--connect", metavar="tcp://HOST:PORT", help="where the trainer listens, instead of what RUN/endpoint.json says")
-    p.add_argument("--data-root", action="append", metavar="DIR", help="where a source's clips lie on this machine; once per source")
+    p.add_argument(
+        "--connect",
+        metavar="tcp://HOST:PORT",
+        help="where the trainer listens, instead of what RUN/endpoint.json says",
+    )
+    p.add_argument(
+        "--data-root",
+        action="append",
+        metavar="DIR",
+        help="where a source's clips lie on this machine; once per source",
+    )
     return p.parse_args()
 
 
@@ -54,7 +63,11 @@ def main(stop: Stop) -> None:
     status.update(device=device, phase="connecting")
 
     client = LeaseClient(
-        endpoint_of(run, args.connect), run.run_id, args.name, run.config.producers.leases, keys=client_keys(run, args.connect, stop)
+        endpoint_of(run, args.connect),
+        run.run_id,
+        args.name,
+        run.config.producers.leases,
+        keys=client_keys(run, args.connect, stop),
     )
     pool = DecodePool(decode_threads(run.config), DECODE_QUEUE, stop.is_set)
     service = Service(
@@ -63,7 +76,9 @@ def main(stop: Stop) -> None:
         pool,
         stop.is_set,
         data_roots=tuple(map(str, run.manifest.roots)) if run.trains_networks else (),
-        report=lambda phase, batches: status.update(phase=phase, batches=batches, stage_name=service.stage),
+        report=lambda phase, batches: status.update(
+            phase=phase, batches=batches, stage_name=service.stage
+        ),
     )
     try:
         log.info("leaving: %s", service.run())
@@ -79,7 +94,9 @@ def open_device(config: Config) -> str:
     from common.gpu.device import prove_device
     from producer.batches.features import configure_tensorflow
 
-    info = prove_device(intra_threads=config.threads.producer_intra, inter_threads=config.threads.producer_inter)
+    info = prove_device(
+        intra_threads=config.threads.producer_intra, inter_threads=config.threads.producer_inter
+    )
     configure_tensorflow(config)
     return info.label
 
@@ -87,7 +104,10 @@ def open_device(config: Config) -> str:
 def make_stage(run: RunFolder, stage: str) -> Maker:
     """The maker of a stage's batches. BadInput: no such stage, or its inputs are missing."""
     if stage not in STAGES:
-        raise BadInput(f"the trainer asks for stage '{stage}', this producer knows {', '.join(STAGES)}; both must be of one version")
+        raise BadInput(
+            f"the trainer asks for stage '{stage}', this producer knows {', '.join(STAGES)}; both"
+            " must be of one version"
+        )
     return load(run.spec(stage).maker)(run)
 
 
@@ -105,7 +125,10 @@ def endpoint_of(run: RunFolder, connect: str | None):
 
 
 def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | None:
-    """The producers' key pair; None on one host. The trainer writes it before it listens, so a missing one is waited for."""
+    """The producers' key pair; None on one host.
+
+    The trainer writes it before it listens, so a missing one is waited for.
+    """
     path = run.path / "keys" / "client.json"
     if (connect or run.config.transport.bind).startswith("ipc"):
         return None
@@ -125,7 +148,9 @@ def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | No
 
 def decode_threads(config: Config) -> int:
     """Threads that read files: as set, else this producer's share of the cores."""
-    return config.producers.decode_threads or min(MAX_DECODE_THREADS, max(1, cores() // max(1, config.producers.count)))
+    return config.producers.decode_threads or min(
+        MAX_DECODE_THREADS, max(1, cores() // max(1, config.producers.count))
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The producer's event loop: leases in, batches out. Three things go on at once: threads decode the clips of the next batches, this one
+"""The producer's event loop: leases in, batches out.
+
+Three things go on at once: threads decode the clips of the next batches, this one
 packs and sends, and a thread of the device's computes one batch after the other.
 
-Nothing here is remembered between leases but the open stage: a lease that is revoked or dropped costs only the work in hand. Clips of
-at most `leases` batches are in memory. Without a trainer the loop waits, warm, for as long as it takes.
+Nothing here is remembered between leases but the open stage: a lease that is revoked or dropped
+costs only the work in hand. Clips of at most `leases` batches are in memory. Without a trainer the
+loop waits, warm, for as long as it takes.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ WAIT_SLICE_S = 0.05  # how late an event may be noticed while there is work in h
 ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
 DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
 TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
-REASONS_BYTES = 24_000  # of all bad clips of a batch: they travel in DATA's header, which holds 64 kB
+REASONS_BYTES = (
+    24_000  # of all bad clips of a batch: they travel in DATA's header, which holds 64 kB
+)
 GOOD_FOLDERS = 16
 AWAY_SAID_S = 30.0  # between the lines on data that are away
 
@@ -99,8 +104,12 @@ class Meter:
         if elapsed < self._every_s:
             return None
         waits = {name: self._spent.pop(name, 0.0) for name in ("blocked", "idle")}
-        parts = ", ".join(f"{name} {1000 * s / max(1, self._made):.1f}" for name, s in self._spent.items())
-        text = f"made {self._made / elapsed:.2f}/s ({self.total} batches so far, {self.bad} bad clips)"
+        parts = ", ".join(
+            f"{name} {1000 * s / max(1, self._made):.1f}" for name, s in self._spent.items()
+        )
+        text = (
+            f"made {self._made / elapsed:.2f}/s ({self.total} batches so far, {self.bad} bad clips)"
+        )
         text += f"; ms per batch: {parts}" if parts else ""
         text += "".join(f"; {name} {100 * s / elapsed:.0f} %" for name, s in waits.items())
         self._start()
@@ -116,11 +125,11 @@ class Service:
 
     Args:
         client: the channel's end.
-        make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the features have changed.
-        pool: decodes; must take `leases` batches' clips without blocking.
+        make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the
+        features have changed. pool: decodes; must take `leases` batches' clips without blocking.
         should_stop: looked at several times a second.
-        data_roots: folders of the corpus; when one is away, batches are put off instead of their clips being set aside.
-        report: called with the phase and the number of batches made.
+        data_roots: folders of the corpus; when one is away, batches are put off instead of their
+        clips being set aside. report: called with the phase and the number of batches made.
         log_every_s: seconds between the lines that say where the time goes.
     """
 
@@ -135,7 +144,12 @@ class Service:
         report: Callable[[str, int], None] = _ignore,
         log_every_s: float = 10.0,
     ):
-        self._client, self._make_stage, self._pool, self._should_stop = client, make_stage, pool, should_stop
+        self._client, self._make_stage, self._pool, self._should_stop = (
+            client,
+            make_stage,
+            pool,
+            should_stop,
+        )
         self._data_roots, self._report = data_roots, report
         self.meter = Meter(log_every_s)
         self.stage, self.maker, self._probe = "", None, ""
@@ -145,13 +159,16 @@ class Service:
         self._watch = Stopwatch()  # of this thread, since the last batch left
         self._cpu_s = time.process_time()
         self._away_said = -AWAY_SAID_S
-        self._good: dict[str, str] = {}  # folder → a recording of it that was read, of the last few folders
+        self._good: dict[
+            str, str
+        ] = {}  # folder → a recording of it that was read, of the last few folders
 
     def run(self) -> str:
         """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
 
         Raises:
-            BadInput: the trainer refuses this producer (other features, another version, a key it does not know).
+            BadInput: the trainer refuses this producer (other features, another version, a key it
+            does not know).
         """
         reason = "stop was asked for"
         while not self._should_stop():
@@ -181,7 +198,8 @@ class Service:
             return self._client.poll(0.0)
         start = time.perf_counter()
         event = self._client.poll(POLL_S)
-        # Not "lease_wait" while there is no trainer, or before its first lease: nobody waits for this producer then.
+        # Not "lease_wait" while there is no trainer, or before its first lease: nobody waits for
+        # this producer then.
         self._watch.add("lease_wait" if self._needed() else "idle", time.perf_counter() - start)
         return event
 
@@ -198,20 +216,26 @@ class Service:
         self._report(text, self.meter.total)
 
     def _waited(self) -> None:
-        """POLL_S without leases: blocked if the trainer is there and needs none, idle if it is not."""
+        """POLL_S without leases: blocked if the trainer is there and needs none, idle
+        if it is not.
+        """
         what = "blocked" if self._needed() else "idle"
         self.meter.spend(what, POLL_S)
         self._status(what)
 
     def _open(self, welcome: Welcome) -> None:
-        """Answer a generation; the maker stays, with what it has compiled, where stage and features are the same."""
+        """Answer a generation; the maker stays, with what it has compiled, where stage and features
+        are the same.
+        """
         running = self._drop_all()
         stage, wanted = welcome.offer.stage, welcome.offer.feature_hash
         if self.maker is None or stage != self.stage or self.maker.feature_hash != wanted:
             self._status(f"opening stage {stage}")
             if wait(running, DEVICE_S).not_done:
                 raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
-            self.maker = None  # before the next one is built: both would not fit into a small device
+            self.maker = (
+                None  # before the next one is built: both would not fit into a small device
+            )
             self.stage, self.maker = stage, self._make_stage(stage)
             self._probe = self.maker.probe()
             log.info("stage %s, features %s, probe %s", stage, self.maker.feature_hash, self._probe)
@@ -229,24 +253,37 @@ class Service:
         except (BatchError, IndexError, KeyError) as e:
             self._refuse(lease, f"{type(e).__name__}: {e}")
             return
-        futures = [self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c)) for c in clips]
+        futures = [
+            self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c))
+            for c in clips
+        ]
         self._jobs.append(Job(lease, planned, clips, futures))
         self._jobs.sort(key=lambda job: job.lease.position)
 
     def _drop_all(self) -> list[Future]:
-        """Nobody needs what is in hand; returns what the device's thread cannot be kept from ending."""
+        """Nobody needs what is in hand; returns what the device's thread cannot be kept from
+        ending.
+        """
         jobs = [*self._jobs, *self._on_device]
         self._jobs.clear()
         self._on_device.clear()
         for job in jobs:
             job.drop()
-        return [job.computed for job in jobs if job.computed is not None and not job.computed.done()]
+        return [
+            job.computed for job in jobs if job.computed is not None and not job.computed.done()
+        ]
 
     def _advance(self) -> None:
-        """Whatever can be done at once: pack the next batch for the device, or send the one that it is done with; else wait for either."""
+        """Whatever can be done at once: pack the next batch for the device, or send the one that it
+        is done with; else wait for either.
+        """
         if self._jobs and not self._client.is_current(self._jobs[0].lease):
             self._jobs.pop(0).drop()
-        elif self._jobs and len(self._on_device) < ON_DEVICE and all(f.done() for f in self._jobs[0].futures):
+        elif (
+            self._jobs
+            and len(self._on_device) < ON_DEVICE
+            and all(f.done() for f in self._jobs[0].futures)
+        ):
             self._pack(self._jobs.pop(0))
         elif self._on_device and self._on_device[0].computed.done():
             self._send(self._on_device.pop(0))
@@ -257,8 +294,14 @@ class Service:
             self._status(self._phase())
             ahead = self._jobs[0].futures if self._jobs and len(self._on_device) < ON_DEVICE else ()
             with self._part("device_wait"):
-                wait([first.computed, *(f for f in ahead if not f.done())], WAIT_SLICE_S, FIRST_COMPLETED)
-            first.waited_s += min(time.monotonic() - since, 1.0)  # not what this process stood still for
+                wait(
+                    [first.computed, *(f for f in ahead if not f.done())],
+                    WAIT_SLICE_S,
+                    FIRST_COMPLETED,
+                )
+            first.waited_s += min(
+                time.monotonic() - since, 1.0
+            )  # not what this process stood still for
         else:
             self._status("working")
             with self._part("decode_wait"):
@@ -266,14 +309,22 @@ class Service:
 
     def _phase(self) -> str:
         """What the trainer is told: while a function is compiled, leases do not expire."""
-        compiling = [job.planned.bucket for job in self._on_device if job.compiles and not job.computed.done()]
+        compiling = [
+            job.planned.bucket
+            for job in self._on_device
+            if job.compiles and not job.computed.done()
+        ]
         return f"compiling(bucket {compiling[0]})" if compiling else "working"
 
     def _pack(self, job: Job) -> None:
         decoded = job.decoded()
         try:
             self._remember(job, decoded)
-            away = why_away([d for d in decoded if isinstance(d, DecodeError)], self._data_roots, self._good.values())
+            away = why_away(
+                [d for d in decoded if isinstance(d, DecodeError)],
+                self._data_roots,
+                self._good.values(),
+            )
             if away:
                 self._postpone(job.lease, away)
                 return
@@ -296,9 +347,17 @@ class Service:
         if not self._client.is_current(job.lease):
             return
         for utterance, reason in made.bad:
-            log.warning("%s %d: utterance %d is left out: %s", job.planned.plan, job.planned.g, utterance, reason)
+            log.warning(
+                "%s %d: utterance %d is left out: %s",
+                job.planned.plan,
+                job.planned.g,
+                utterance,
+                reason,
+            )
         notes = self._notes(job, made)
-        with self._part("serialise"):  # belongs to the next batch's timings: this one's are on their way
+        with self._part(
+            "serialise"
+        ):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, notes)
         self.meter.batch(made)
         self._status(self._phase())
@@ -311,7 +370,8 @@ class Service:
         self.meter.spend(name, time.perf_counter() - start)
 
     def _notes(self, job: Job, made: Made) -> Notes:
-        """What DATA says of the batch, and of the time since the last one left: ms by part; `decode` and `resample` are summed over
+        """What DATA says of the batch, and of the time since the last one left: ms by part;
+        `decode` and `resample` are summed over
         threads."""
         spent = Counter(self._watch.take())
         spent.update(made.spent_s)
@@ -344,7 +404,9 @@ class Service:
             self._good.pop(next(iter(self._good)))
 
     def _postpone(self, lease: Lease, why: str) -> None:
-        """What the batch needs is away for now: not its fault, and none of its clips is set aside."""
+        """What the batch needs is away for now: not its fault, and none of its clips is
+        set aside.
+        """
         now = time.monotonic()
         if now >= self._away_said + AWAY_SAID_S:
             self._away_said = now
@@ -358,4 +420,7 @@ def _cut(reason: str, num_bytes: int) -> str:
 
 def _as_scanned(clip: Clip) -> dict[str, int]:
     """What the manifest knows of the file, for `decode` to compare."""
-    return {"source_rate": clip.utterance.source_rate, "source_frames": clip.utterance.source_frames}
+    return {
+        "source_rate": clip.utterance.source_rate,
+        "source_frames": clip.utterance.source_frames,
+    }

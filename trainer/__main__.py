@@ -1,4 +1,6 @@
-"""`python -m trainer --run RUN`: takes the run's lock, binds, leases batches, trains every stage from where it stands, and leaves."""
+"""`python -m trainer --run RUN`: takes the run's lock, binds, leases batches, trains every stage
+from where it stands, and leaves.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def main(stop: Stop) -> None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
-    held = lock(args.run / "lock", "trainer", advice=f"`launch.py trainer --run {args.run} --replace` takes over from it")
+    held = lock(
+        args.run / "lock",
+        "trainer",
+        advice=f"`launch.py trainer --run {args.run} --replace` takes over from it",
+    )
     status = StatusFile(args.run, "trainer", "trainer")
     stop.at_exit(status.finish)
     try:
@@ -49,10 +55,17 @@ def main(stop: Stop) -> None:
         server = _bind(run)
         try:
             for name in run.stages:
-                if run.spec(name).publishes and profile.free_steps() is not None and not run.dvae_weights.is_file():
+                if (
+                    run.spec(name).publishes
+                    and profile.free_steps() is not None
+                    and not run.dvae_weights.is_file()
+                ):
                     profile.untrained_dvae(run)
                 if run.spec(name).publishes and run.dvae_weights.is_file():
-                    log.info("stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now", run.dvae_weights)
+                    log.info(
+                        "stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now",
+                        run.dvae_weights,
+                    )
                     continue
                 stage = train_stage(run, name, server, status, stop)
                 if name != run.stages[-1] and run.trains_networks:
@@ -70,22 +83,26 @@ def main(stop: Stop) -> None:
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
-    """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory that it does not give back."""
+    """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory
+    that it does not give back.
+    """
     stop.check()
     log.info("the next stage begins in a fresh process, with all of the device's memory")
     begin_anew(stop, ["-m", "trainer", "--run", str(run)], held.keep())
 
 
 def _set_up_device(run: RunFolder, status: StatusFile) -> None:
-    """Threads, memory and determinism before TensorFlow does any work; prove the device with real operations."""
+    """Threads, memory and determinism before TensorFlow does any work; prove the device with real
+    operations.
+    """
     if not run.trains_networks:
         return
     from common.gpu.device import prove_device
 
     t = run.config.threads
     status.update(phase="opening the device")
-    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the CPU's bits ask for, one after the
-    # other, and training behind them.
+    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the
+    # CPU's bits ask for, one after the other, and training behind them.
     inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
     info = prove_device(intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True)
     import tensorflow as tf
@@ -121,9 +138,14 @@ def _bind(run: RunFolder) -> LeaseServer:
 
 
 def _listener(folder: Path) -> Callable[..., None]:
-    """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of RUN/channel.jsonl, which the channel's invariants
+    """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of
+    RUN/channel.jsonl, which the channel's invariants
     are checked from."""
-    out = open(folder / "channel.jsonl", "a", buffering=1) if os.environ.get("XTTS_CHANNEL_LOG") else None
+    out = (
+        open(folder / "channel.jsonl", "a", buffering=1)
+        if os.environ.get("XTTS_CHANNEL_LOG")
+        else None
+    )
 
     def on_event(kind: str, **fields) -> None:
         if out is not None:

@@ -1,10 +1,12 @@
-"""Before step 1: compile what the first steps need, several programs side by side, and prove that the largest step fits.
+"""Before step 1: compile what the first steps need, several programs side by side, and prove that
+the largest step fits.
 
-All of it on batches of padding, changing no weight and no ledger line, while the producers make the first batches. What later steps and
-evaluations need is compiled while training goes on, in the order in which the plan will ask for it; a step whose programs are not
-ready waits for them.
+All of it on batches of padding, changing no weight and no ledger line, while the producers make the
+first batches. What later steps and evaluations need is compiled while training goes on, in the
+order in which the plan will ask for it; a step whose programs are not ready waits for them.
 
-Compilations cannot be interrupted. They run in daemon threads, so that a stop does not wait for them: the process leaves under them.
+Compilations cannot be interrupted. They run in daemon threads, so that a stop does not wait for
+them: the process leaves under them.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ Job = tuple[str, Callable[[], object]]
 
 
 def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
-    """Compile and try what the steps from `position` on need; what else the stage needs follows beside training.
+    """Compile and try what the steps from `position` on need; what else the stage needs follows
+    beside training.
 
     Nothing is compiled where the step compiles nothing.
 
@@ -62,7 +65,9 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
         run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
         workers.wait(stop, observer)
     bucket = stage.schedule.train.buckets[largest]
-    observer.trying(f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})")
+    observer.trying(
+        f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})"
+    )
     run_aside(lambda: dry_step(stage, largest), stop)
     run_aside(lambda: ROOM.measure(lambda: stage.step.dry_run(largest, grouped=grouped)), stop)
     tell_memory(stage, largest)
@@ -72,7 +77,9 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
 
 class Compiled:
-    """Which functions of a stage are compiled, and the thread that compiles the others beside training."""
+    """Which functions of a stage are compiled, and the thread that compiles the others beside
+    training.
+    """
 
     def __init__(self, stage: Stage, stop: Stop):
         self._stage, self._stop = stage, stop
@@ -82,7 +89,9 @@ class Compiled:
 
     def programs(self, what: str, bucket: int) -> list[Job]:
         """What there is to compile for a function, traced now."""
-        found = self._stage.step.programs(bucket, self._stage.schedule.accumulate > 1, training=what == "training")
+        found = self._stage.step.programs(
+            bucket, self._stage.schedule.accumulate > 1, training=what == "training"
+        )
         return [(program.name, program.compile) for program in found]
 
     def go_on(self, wanted: list[Function]) -> None:
@@ -91,14 +100,18 @@ class Compiled:
         threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
 
     def wait(self, what: str, bucket: int) -> None:
-        """Until a function that is being compiled is there, or has failed, so that its first call fails. Raises the stop's error."""
+        """Until a function that is being compiled is there, or has failed, so that its first call
+        fails. Raises the stop's error.
+        """
         with self._changed:
             while (what, bucket) in self._coming:
                 self._stop.check()
                 self._changed.wait(_POLL_S)
 
     def watch(self, step: Step) -> WaitingStep:
-        """`step`, whose calls wait for their programs: where a stop can be noticed, as it is not inside a compilation."""
+        """`step`, whose calls wait for their programs: where a stop can be noticed, as it is not
+        inside a compilation.
+        """
         return WaitingStep(step, self)
 
     def _run(self, wanted: list[Function]) -> None:
@@ -111,14 +124,19 @@ class Compiled:
                 self._collect(workers, left, wait=False)
             while left:
                 self._collect(workers, left, wait=True)
-            log.info("all programs are compiled, %.0f s after the first steps could begin", time.monotonic() - began)
+            log.info(
+                "all programs are compiled, %.0f s after the first steps could begin",
+                time.monotonic() - began,
+            )
             gc.freeze()  # what was traced stays, as before the first step (`trainer.session`)
         except Stopped:
             pass  # the loop notices by itself
         finally:
             workers.end()
             with self._changed:
-                if not self._stop.is_set():  # else whoever waits leaves, instead of compiling by itself
+                if (
+                    not self._stop.is_set()
+                ):  # else whoever waits leaves, instead of compiling by itself
                     self._coming.clear()
                 self._changed.notify_all()
 
@@ -174,14 +192,26 @@ class WaitingStep:
 def largest_bucket(stage: Stage) -> int:
     """The bucket with the most positions."""
     buckets = stage.schedule.train.buckets
-    return max(range(len(buckets)), key=lambda b: buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents))
+    return max(
+        range(len(buckets)),
+        key=lambda b: (
+            buckets[b].batch_size * (buckets[b].row_len + stage.step.dims.gpt.num_latents)
+        ),
+    )
 
 
 def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
-    """("training" or "evaluation", bucket), each once, as the plan asks for them from `position` on."""
+    """("training" or "evaluation", bucket), each once, as the plan asks for them from `position`
+    on.
+    """
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
-    wanted += [("evaluation", b) for b in dict.fromkeys(schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches))]
+    wanted += [
+        ("evaluation", b)
+        for b in dict.fromkeys(
+            schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)
+        )
+    ]
     seen: dict[Function, None] = {}
     for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
         batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
@@ -207,26 +237,40 @@ def dry_step(stage: Stage, number: int) -> None:
         rows = bucket.batch_size
         smaller = f"--batch-size {rows // 2}" if rows > 1 else "fewer model.layers"
         raise Hopeless(
-            f"out of memory in the dry step, before step 1: bucket {number} ({rows} rows x {bucket.row_len} positions); "
-            f"try {smaller}, or train.recompute=true. Checkpoints are as they were"
+            f"out of memory in the dry step, before step 1: bucket {number} ({rows} rows x"
+            f" {bucket.row_len} positions); try {smaller}, or train.recompute=true. Checkpoints are"
+            " as they were"
         ) from e
 
 
 def tell_memory(stage: Stage, largest: int) -> None:
-    """What the largest step takes of the card, and how many rows of its length would fit: measured, where there is a GPU."""
+    """What the largest step takes of the card, and how many rows of its length would fit: measured,
+    where there is a GPU.
+    """
     from trainer.step.snapshot import ROOM
 
     bucket, account = stage.schedule.train.buckets[largest], ROOM.account()
     if account is None:
         return
     rows = account.rows(bucket.batch_size)
-    log.info("%s. About %d rows of %d positions would fit, %d are asked for", account, rows, bucket.row_len, bucket.batch_size)
+    log.info(
+        "%s. About %d rows of %d positions would fit, %d are asked for",
+        account,
+        rows,
+        bucket.row_len,
+        bucket.batch_size,
+    )
     if account.free_mb < LEAST_FREE_MB:
-        log.warning("only %d MB of the card are left for the driver: a smaller batch is safer", account.free_mb)
+        log.warning(
+            "only %d MB of the card are left for the driver: a smaller batch is safer",
+            account.free_mb,
+        )
 
 
 class Workers:
-    """Threads that compile what they are given, but for what is in `given`, where it is noted: each program once, whoever asks."""
+    """Threads that compile what they are given, but for what is in `given`, where it is noted: each
+    program once, whoever asks.
+    """
 
     def __init__(self, threads: int, given: set):
         self._threads, self._given, self._began = threads, given, time.monotonic()
@@ -243,7 +287,9 @@ class Workers:
             self._waiting.put((job, function))
             if self._started < self._threads:
                 self._started += 1
-                threading.Thread(target=self._run, name=f"compile-{self._started}", daemon=True).start()
+                threading.Thread(
+                    target=self._run, name=f"compile-{self._started}", daemon=True
+                ).start()
         return len(new)
 
     def end(self) -> None:
@@ -263,7 +309,10 @@ class Workers:
             return None
 
     def wait(self, stop: Stop, observer: Observer) -> None:
-        """Until all are compiled; `observer` shows how far they are. Raises what one of them raised, and the stop's error."""
+        """Until all are compiled; `observer` shows how far they are.
+
+        Raises what one of them raised, and the stop's error.
+        """
         total = self._new
         self.end()
         for done in range(total):
@@ -286,7 +335,10 @@ class Workers:
 
 
 def run_aside(function: Callable[[], object], stop: Stop) -> None:
-    """Run something that cannot be interrupted, in a daemon thread. Raises what it raised, and the stop's error."""
+    """Run something that cannot be interrupted, in a daemon thread.
+
+    Raises what it raised, and the stop's error.
+    """
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def run() -> None:

@@ -1,7 +1,9 @@
-"""From the channel to the device, ahead of the step: receive in order, hold the batch to its spec, set aside clips that failed, transfer.
+"""From the channel to the device, ahead of the step: receive in order, hold the batch to its spec,
+set aside clips that failed, transfer.
 
-Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of two). On a GPU the loop gets batch k
-only once the copy of k + 1 has been issued, if that is at hand: see `trainer.step.upload`.
+Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of
+two). On a GPU the loop gets batch k only once the copy of k + 1 has been issued, if that is at
+hand: see `trainer.step.upload`.
 """
 
 from __future__ import annotations
@@ -46,11 +48,15 @@ class FedBatch:
     num_bytes: int
     notes: Notes = field(default_factory=Notes, repr=False)
     feed_s: float = 0.0  # the feed's own work on it
-    transit_s: float | None = None  # from the producer's hands to the feed; None: it had to wait here
+    transit_s: float | None = (
+        None  # from the producer's hands to the feed; None: it had to wait here
+    )
 
 
 class HostCopy:
-    """In place of `trainer.step.upload.Upload` where there is no device: NumPy arrays, copied once."""
+    """In place of `trainer.step.upload.Upload` where there is no device: NumPy arrays,
+    copied once.
+    """
 
     waits_for_steps = False
 
@@ -58,14 +64,18 @@ class HostCopy:
         """Copies."""
         return {k: np.array(v) for k, v in arrays.items()}, seed
 
-    def to_device(self, on_host: tuple, issuing: Callable[[], None]) -> tuple[dict, tuple[int, int]]:
+    def to_device(
+        self, on_host: tuple, issuing: Callable[[], None]
+    ) -> tuple[dict, tuple[int, int]]:
         """They are there."""
         issuing()
         return on_host
 
 
 class Ahead:
-    """Says whether the feed's next copy is about to be issued: a step issued before it would be waited for by it (see step/upload.py)."""
+    """Says whether the feed's next copy is about to be issued: a step issued before it would be
+    waited for by it (see step/upload.py).
+    """
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -105,22 +115,30 @@ class Quarantine:
         if utterance in self._by_id:
             return False
         entry = {"id": utterance, "plan": planned.plan, "g": planned.g, "reason": reason}
-        self._by_id = {**self._by_id, utterance: entry}  # readers in other threads see the old dict or the new one
+        self._by_id = {
+            **self._by_id,
+            utterance: entry,
+        }  # readers in other threads see the old dict or the new one
         return True
 
     def check_room(self, bad: list[tuple[int, str]]) -> None:
         """Hopeless: with these clips, more would be set aside than may be. None of them is then."""
-        new = list({u: reason for u, reason in bad if u not in self._by_id}.items())  # a clip that is in several rows is named for each
+        new = list(
+            {u: reason for u, reason in bad if u not in self._by_id}.items()
+        )  # a clip that is in several rows is named for each
         if new and self._limit is not None and len(self._by_id) + len(new) > self._limit:
             raise Hopeless(
-                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more; at most {self._limit} may be set aside "
-                f"(train.max_set_aside): the corpus has changed, or cannot be read. The newest ones: utterance {new[0][0]}: {new[0][1]}"
+                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more; at"
+                f" most {self._limit} may be set aside (train.max_set_aside): the corpus has"
+                f" changed, or cannot be read. The newest ones: utterance {new[0][0]}: {new[0][1]}"
                 + (f" and {len(new) - 1} more" if len(new) > 1 else "")
                 + ". With the files back in their place, the same command goes on"
             )
 
     def of(self, planned: PlannedBatch) -> list[int]:
-        """The batch's utterances, conditioning clips' included, that it has to be made without (`producer.batches.maker.without`)."""
+        """The batch's utterances, conditioning clips' included, that it has to be made without
+        (`producer.batches.maker.without`).
+        """
         known = self._by_id
         if not known:
             return []
@@ -129,7 +147,8 @@ class Quarantine:
 
     @staticmethod
     def _holds(entry: dict, planned: PlannedBatch) -> bool:
-        # An evaluation meets the same clip again and again, in any order relative to its own numbers.
+        # An evaluation meets the same clip again and again, in any order relative to its own
+        # numbers.
         return planned.plan != "train" or entry["plan"] != "train" or entry["g"] <= planned.g
 
     def before(self, next_g: int) -> list[dict]:
@@ -138,9 +157,15 @@ class Quarantine:
 
 
 def no_batch(e: NoData | BatchFailed) -> RunError:
-    """The error for a user. Without any producer it is hopeless: a restarted trainer would wait as long again, and nobody comes."""
+    """The error for a user.
+
+    Without any producer it is hopeless: a restarted trainer would wait as long again, and nobody
+    comes.
+    """
     kind = Hopeless if isinstance(e, NoData) and not e.connected else RunError
-    return kind(f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run RUN`")
+    return kind(
+        f"{e}; see RUN/logs/producer-*.log, or start one with `launch.py producer --run RUN`"
+    )
 
 
 class Feed:
@@ -149,8 +174,9 @@ class Feed:
     Args:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
         planned: (plan, g) → the batch that is due, and its arrays' dtypes and shapes.
-        upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`); must copy, since the frames are dropped.
-        data_timeout_s: how long to wait for one batch before giving up.
+        upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`);
+        must copy, since the frames are dropped. data_timeout_s: how long to wait for one batch
+        before giving up.
         inspect: sees every accepted batch as it arrived, before the transfer.
         watch: told of every training batch that is taken.
         differing: told of batches that were made twice with different bytes.
@@ -183,8 +209,9 @@ class Feed:
         """The next batch and the seconds spent waiting for it.
 
         Raises:
-            RunError: no data within the deadline, a batch that no producer can make, or a stop was asked for.
-            BytesDiffer: a batch was made twice with different bytes, and the run is deterministic.
+            RunError: no data within the deadline, a batch that no producer can make, or a stop was
+            asked for. BytesDiffer: a batch was made twice with different bytes, and the run is
+            deterministic.
         """
         start = time.perf_counter()
         while True:
@@ -203,7 +230,19 @@ class Feed:
             got = time.perf_counter()
             if self._watch is not None and item.planned.plan == "train":
                 p = item.planned
-                self._watch.fed(p.g, FedRecord(p.bucket, p.num_rows, item.producer, start, got, item.feed_s, item.transit_s, item.notes))
+                self._watch.fed(
+                    p.g,
+                    FedRecord(
+                        p.bucket,
+                        p.num_rows,
+                        item.producer,
+                        start,
+                        got,
+                        item.feed_s,
+                        item.transit_s,
+                        item.notes,
+                    ),
+                )
             return item, got - start
 
     def release(self) -> None:
@@ -238,7 +277,9 @@ class Feed:
                 self._ahead.set(True)
                 fed = self._accept(delivery)
                 if fed is not None:
-                    self._ahead.set(True)  # before the loop can take it: the next batch may be at hand
+                    self._ahead.set(
+                        True
+                    )  # before the loop can take it: the next batch may be at hand
                     self._put(fed)
         except (NoData, BatchFailed) as e:
             self._put(no_batch(e))
@@ -263,34 +304,49 @@ class Feed:
         try:
             check_batch(delivery.arrays, spec)
         except ValueError as e:
-            self._server.reject(delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True)
+            self._server.reject(
+                delivery, f"{delivery.producer} sent a batch of another shape: {e}", strike=True
+            )
             return None
         bad = delivery.notes.bad
-        foreign = {u for u, _ in bad}.difference(planned.utterances.tolist(), planned.prompts.tolist())
+        foreign = {u for u, _ in bad}.difference(
+            planned.utterances.tolist(), planned.prompts.tolist()
+        )
         if foreign:
-            reason = f"{delivery.producer} says of utterance {min(foreign)} that it is bad, which is not in the batch"
+            reason = (
+                f"{delivery.producer} says of utterance {min(foreign)} that it is bad, which is not"
+                " in the batch"
+            )
             self._server.reject(delivery, reason, strike=True)
             return None
         self._quarantine.check_room(bad)
         for utterance, reason in bad:
             if self._quarantine.add(utterance, planned, reason):
-                log.warning("utterance %d set aside from batch %d on: %s", utterance, planned.g, reason)
+                log.warning(
+                    "utterance %d set aside from batch %d on: %s", utterance, planned.g, reason
+                )
         stale = self._stale(delivery, planned)
         if stale is not None:
-            self._server.reject(delivery, f"utterance {stale} was set aside meanwhile", strike=False)
+            self._server.reject(
+                delivery, f"utterance {stale} was set aside meanwhile", strike=False
+            )
             return None
         if self._inspect is not None:
             self._inspect(planned, delivery.arrays)
         return self._transfer(delivery, planned, time.perf_counter() - began)
 
     def _stale(self, delivery, planned: PlannedBatch) -> int | None:
-        """An utterance that is set aside and that this batch does not do without: made again, so that a replay makes the same bytes.
+        """An utterance that is set aside and that this batch does not do without: made again, so
+        that a replay makes the same bytes.
 
-        A row whose own clip failed is one of weight 0 at once. Where the clip lent by another utterance failed, the row is to take its own.
+        A row whose own clip failed is one of weight 0 at once. Where the clip lent by another
+        utterance failed, the row is to take its own.
         """
         out, weights = set(self._quarantine.of(planned)), delivery.arrays["weights"]
         done_without = set(delivery.set_aside)
-        for row, (own, prompt) in enumerate(zip(planned.utterances.tolist(), planned.prompts.tolist(), strict=True)):
+        for row, (own, prompt) in enumerate(
+            zip(planned.utterances.tolist(), planned.prompts.tolist(), strict=True)
+        ):
             if own in out:
                 if weights[row] != 0:
                     return own
@@ -308,8 +364,11 @@ class Feed:
             on_host = self._upload.to_host(delivery.arrays, planned.seed)
         start = time.perf_counter()
         arrays, seed = self._upload.to_device(on_host, lambda: self._ahead.set(False))
-        # Most of this may be the wait for a step; the fastest copy so far tells what a copy alone takes.
-        self._best_copy_s_per_byte = min(self._best_copy_s_per_byte, (time.perf_counter() - start) / num_bytes)
+        # Most of this may be the wait for a step; the fastest copy so far tells what a copy alone
+        # takes.
+        self._best_copy_s_per_byte = min(
+            self._best_copy_s_per_byte, (time.perf_counter() - start) / num_bytes
+        )
         return FedBatch(
             replace(planned, seed=seed),
             arrays,

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class TargetCounter:
-    """Counts the audio targets of an evaluation set as its batches come by, each batch once; their entropy is what a model that knows
+    """Counts the audio targets of an evaluation set as its batches come by, each batch once; their
+    entropy is what a model that knows
     nothing but how often each code occurs would score."""
 
     def __init__(self, num_batches: int, num_audio_tokens: int):
@@ -44,21 +45,33 @@ class TargetCounter:
 
 
 def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
-    """Keep the evaluation set's entropy in the run, so that a run resumed at its very end has it, too."""
+    """Keep the evaluation set's entropy in the run, so that a run resumed at its very end has it,
+    too.
+    """
     if counter is not None and counter.entropy_nats is not None:
-        write_atomically(run.path / "eval_codes.json", json.dumps({"unigram_nats": counter.entropy_nats}) + "\n")
+        write_atomically(
+            run.path / "eval_codes.json", json.dumps({"unigram_nats": counter.entropy_nats}) + "\n"
+        )
 
 
 def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
     """Speak the samples with the final weights, then write curves.png and summary.json."""
-    from trainer.report import summary  # matplotlib: not before it is needed, a restarted trainer should be quick
+    from trainer.report import (
+        summary,
+    )  # matplotlib: not before it is needed, a restarted trainer should be quick
 
     if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
         try:
             _speak(run, stage)
-        except Exception as e:  # the edge of a finished run: what lacks a package, or memory, must not begin the trainer anew
-            log.exception("no samples: %s: %s; `launch.py synthesize --run %s` speaks later", type(e).__name__, e, run.path)
+        # What lacks a package, or memory, must not begin a finished run's trainer anew.
+        except Exception as e:  # the edge of a finished run
+            log.exception(
+                "no samples: %s: %s; `launch.py synthesize --run %s` speaks later",
+                type(e).__name__,
+                e,
+                run.path,
+            )
     path = run.path / "eval_codes.json"
     nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
     for line in summary.lines(summary.finish(run, nats)):
@@ -75,7 +88,11 @@ def _speak(run: RunFolder, stage: Stage) -> None:
     weights.load_state_dict(dvae, load_file(run.dvae_weights))
     events = EventWriter(run.samples_events)
     try:
-        infos = maker_of(run, stage.step.model, dvae).make(run.path / "samples", stage.schedule.total_steps, events)
+        infos = maker_of(run, stage.step.model, dvae).make(
+            run.path / "samples", stage.schedule.total_steps, events
+        )
     finally:
         events.close()
-    log.info("%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began)
+    log.info(
+        "%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began
+    )

@@ -1,10 +1,13 @@
-"""For tests: a run that goes as far as the test lets it, so that an event falls into the same work on every machine.
+"""For tests: a run that goes as far as the test lets it, so that an event falls into the same work
+on every machine.
 
 XTTS_TEST_GATE=FOLDER. What a test may put into FOLDER, and take away again:
     limit        "STAGE STEP": no step after this one begins
-    evaluating   the next evaluation does not go on; the same with `saving` and the next checkpoint's snapshot
+    evaluating   the next evaluation does not go on; the same with `saving` and the next
+                 checkpoint's snapshot
 
-FOLDER/evaluating.held and FOLDER/saving.held tell the test that the run stands there. A stop is not kept waiting.
+FOLDER/evaluating.held and FOLDER/saving.held tell the test that the run stands there. A stop is not
+kept waiting.
 """
 
 from __future__ import annotations
@@ -21,13 +24,17 @@ _MAX_S = 500.0
 
 
 def held(step, stage: int, position: int, stopping: Callable[[], bool]):
-    """`step` with its gate, where the test has one; `position` is the last step of stage `stage` that was trained."""
+    """`step` with its gate, where the test has one; `position` is the last step of stage `stage`
+    that was trained.
+    """
     folder = os.environ.get(GATE)
     return GatedStep(step, Path(folder), stage, position, stopping) if folder else step
 
 
 class GatedStep:
-    """A `trainer.step.gpt.Step` that waits as the folder says; everything else is the step's own."""
+    """A `trainer.step.gpt.Step` that waits as the folder says; everything else is the
+    step's own.
+    """
 
     def __init__(self, step, folder: Path, stage: int, position: int, stopping: Callable[[], bool]):
         self._step, self._folder, self._stage, self._stopping = step, folder, stage, stopping
@@ -64,7 +71,10 @@ class GatedStep:
 
     def _begin(self) -> None:
         if not self._begun:
-            self._wait(lambda: (self._stage, self._next) > self._limit(), f"step {self._next} of stage {self._stage}: {self._folder}/limit")
+            self._wait(
+                lambda: (self._stage, self._next) > self._limit(),
+                f"step {self._next} of stage {self._stage}: {self._folder}/limit",
+            )
         self._begun = True
 
     def _limit(self) -> tuple[float, float]:
@@ -84,5 +94,7 @@ class GatedStep:
         deadline = time.monotonic() + _MAX_S
         while closed() and not self._stopping():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{GATE} has held {what} for {_MAX_S:.0f} s: its test has forgotten it")
+                raise RuntimeError(
+                    f"{GATE} has held {what} for {_MAX_S:.0f} s: its test has forgotten it"
+                )
             time.sleep(_POLL_S)

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IN_WORDS = {"update": "the training step", "micro": "the training step", "evaluate": "the evaluation"}
+_IN_WORDS = {
+    "update": "the training step",
+    "micro": "the training step",
+    "evaluate": "the evaluation",
+}
 
 
 class Loop:
@@ -36,7 +40,8 @@ class Loop:
 
     Args:
         score: which evaluated loss names the best checkpoint ("audio" or "recon").
-        stop: None, or why to leave now: "stop" (save and leave), "replace" (another trainer takes over: save and leave),
+        stop: None, or why to leave now: "stop" (save and leave), "replace" (another trainer takes
+        over: save and leave),
             "orphan" (the supervisor is gone: leave without saving).
     """
 
@@ -68,7 +73,9 @@ class Loop:
             self._leave()
         except BytesDiffer:  # weights that may be wrong are not saved
             raise
-        except RunError:  # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained so far is whole
+        # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained
+        # so far is whole
+        except RunError:
             self._save_before_failing()
             raise
         finally:
@@ -78,7 +85,10 @@ class Loop:
         return self.position
 
     def _run(self) -> None:
-        if self.schedule.eval_due(self.position.step) and self.position.evaluated != self.position.step:
+        if (
+            self.schedule.eval_due(self.position.step)
+            and self.position.evaluated != self.position.step
+        ):
             self._evaluate()
         while self.position.step < self.schedule.total_steps:
             self._train_step()
@@ -118,7 +128,9 @@ class Loop:
             "wait_ms": round(waited * 1e3, 2),
             "step_ms": round((time.perf_counter() - began) * 1e3, 2),
         }
-        self.position = replace(self.position, step=planned.step, next_g=planned.first_g + planned.count)
+        self.position = replace(
+            self.position, step=planned.step, next_g=planned.first_g + planned.count
+        )
         self.readback.add(TrainedStep(line, metrics, batches, rows))
         for b in batches:
             b.arrays = None  # the device's memory is the next batch's
@@ -139,7 +151,10 @@ class Loop:
         """
         fed, wait_s = self.feed.next()
         if (fed.planned.plan, fed.planned.g) != (plan, g):
-            raise RuntimeError(f"the feed gave {fed.planned.plan} batch {fed.planned.g} where {plan} batch {g} was due")
+            raise RuntimeError(
+                f"the feed gave {fed.planned.plan} batch {fed.planned.g} where {plan} batch {g}"
+                " was due"
+            )
         return fed, wait_s
 
     def _announce(self, what: str, fed: FedBatch) -> None:
@@ -152,7 +167,12 @@ class Loop:
             return
         self._announced.add(key)
         self.readback.write()  # what is told next concerns this step and none before it
-        self.observer.compiling(_IN_WORDS[what], bucket, len(self.schedule.train.buckets), self.schedule.train.buckets[bucket])
+        self.observer.compiling(
+            _IN_WORDS[what],
+            bucket,
+            len(self.schedule.train.buckets),
+            self.schedule.train.buckets[bucket],
+        )
 
     # -- evaluation and checkpoints ----------------------------------------------------------------
 
@@ -220,4 +240,7 @@ def mean_losses(results: list[dict]) -> dict[str, float]:
         for k, v in r.items():
             totals[k] = totals.get(k, 0.0) + float(v)
     names = [k[:-4] for k in totals if k.endswith("_sum")]
-    return {n: totals[f"{n}_sum"] / totals[f"{n}_count"] if totals[f"{n}_count"] else float("nan") for n in names}
+    return {
+        n: totals[f"{n}_sum"] / totals[f"{n}_count"] if totals[f"{n}_count"] else float("nan")
+        for n in names
+    }

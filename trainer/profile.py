@@ -1,8 +1,11 @@
-"""Inside the trainer of a profile run (`launch.py profile`): the real loop, first as it always runs, then with every call waited for.
+"""Inside the trainer of a profile run (`launch.py profile`): the real loop, first as it always
+runs, then with every call waited for.
 
-XTTS_PROFILE=N in the environment: N steps run freely; they give the waits, the rates and what each batch cost the producers. The steps
-after them wait for the device in every call; they give forward/backward and optimizer. Then the same calls are repeated on batches that are
-on the device already: that is the ceiling, the rate if data were always there. All of it goes into RUN/profile.json.
+XTTS_PROFILE=N in the environment: N steps run freely; they give the waits, the rates and what each
+batch cost the producers. The steps after them wait for the device in every call; they give
+forward/backward and optimizer. Then the same calls are repeated on batches that are on the device
+already: that is the ceiling, the rate if data were always there. All of it goes into
+RUN/profile.json.
 """
 
 from __future__ import annotations
@@ -30,7 +33,15 @@ log = logging.getLogger(__name__)
 ASKED = "XTTS_PROFILE"
 FILE = "profile.json"
 CEILING_STEPS, REPEATS = 100, 5
-BATCH_PARTS = ("read", "decode", "resample", *(p for p in OWN_PARTS if p != "read"), "decode_wait", "device_wait", "lease_wait")
+BATCH_PARTS = (
+    "read",
+    "decode",
+    "resample",
+    *(p for p in OWN_PARTS if p != "read"),
+    "decode_wait",
+    "device_wait",
+    "lease_wait",
+)
 
 
 def waited_steps(free: int) -> int:
@@ -60,7 +71,12 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
     if not len(samples):
         return {"mean": 0.0, "std": 0.0, "p95": 0.0, "n": 0}
     values = np.asarray(samples, np.float64)
-    return {"mean": float(values.mean()), "std": float(values.std()), "p95": float(np.percentile(values, 95)), "n": len(values)}
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "p95": float(np.percentile(values, 95)),
+        "n": len(values),
+    }
 
 
 class Profiler:
@@ -75,7 +91,9 @@ class Profiler:
         self._watch, self._free = watch, free
         watch.clock.sync_from = free
         self._calls: list[tuple] = []  # ("micro", bucket, scale), ("update", bucket), ("apply",)
-        self._batches: dict[int, tuple[Mapping[str, Any], Any]] = {}  # bucket → a batch on the device and its seed
+        self._batches: dict[
+            int, tuple[Mapping[str, Any], Any]
+        ] = {}  # bucket → a batch on the device and its seed
         self._step: ClockedStep | None = None
 
     def wrap(self, step: ClockedStep) -> RecordedStep:
@@ -94,23 +112,47 @@ class Profiler:
         steps = [s for s in self._watch.steps if s.number < self._free]
         speed = self._watch.speed(steps)
         if speed is None:
-            log.warning("too few steps to profile: %d of %d say something; ask for more with --steps", len(steps), self._free)
+            log.warning(
+                "too few steps to profile: %d of %d say something; ask for more with --steps",
+                len(steps),
+                self._free,
+            )
             return
         samples = dict(self._watch.clock.samples)
-        per_step = sum(len(s.batches) for s in steps) / len(steps)  # an epoch's last step may have fewer
+        per_step = sum(len(s.batches) for s in steps) / len(
+            steps
+        )  # an epoch's last step may have fewer
         rows = self._rows(steps, samples, save_every)
         ceiling_s = self._ceiling_s([s.number for s in steps]) / per_step
         rows["transfer"] = summary(self._transfers_s(upload))
-        trainer_s = {k: rows[k]["mean"] / per_step for k in ("compute", "optimizer", "logging", "checkpoint")}
+        trainer_s = {
+            k: rows[k]["mean"] / per_step for k in ("compute", "optimizer", "logging", "checkpoint")
+        }
         m = speed.measured
-        measured = Measured(m.batch_s, m.wait_s, m.feed_s, m.transit_s, trainer_s, m.producers, m.settings, ceiling_s)
+        measured = Measured(
+            m.batch_s,
+            m.wait_s,
+            m.feed_s,
+            m.transit_s,
+            trainer_s,
+            m.producers,
+            m.settings,
+            ceiling_s,
+        )
         document = {
             "steps": rows,
-            "batch": _batch_rows([b for s in steps for b in s.batches if s.settled] or [b for s in steps for b in s.batches]),
+            "batch": _batch_rows(
+                [b for s in steps for b in s.batches if s.settled]
+                or [b for s in steps for b in s.batches]
+            ),
             "batches_per_step": per_step,
             "speed": speed.record(),
             "ceiling_ms": 1e3 * ceiling_s,
-            "producers": {"count": len(m.producers), "could_make_per_s": m.made_per_s, "needed": measured.producers_needed},
+            "producers": {
+                "count": len(m.producers),
+                "could_make_per_s": m.made_per_s,
+                "needed": measured.producers_needed,
+            },
             "verdict": vars(verdict(measured)),
             "gpus": [vars(u) for u in speed.gpus],
             "spare": spare(speed.gpus),
@@ -118,7 +160,9 @@ class Profiler:
         write_atomically(path, json.dumps(document, indent=1))
 
     def _rows(self, steps, samples: dict[str, list[float]], save_every: int) -> dict:
-        """Per step: wait, compute, optimizer, logging, checkpoint (its pause spread over `save_every`), total."""
+        """Per step: wait, compute, optimizer, logging, checkpoint (its pause spread over
+        `save_every`), total.
+        """
         compute = samples.get("compute", [])
         optimizer = samples.get("optimizer") or self._optimizer_s()
         if "optimizer" not in samples and optimizer:
@@ -209,7 +253,9 @@ class RecordedStep:
 
 
 def _batch_rows(batches: list[FedRecord]) -> dict[str, dict[str, float]]:
-    """Part → summary of its seconds per batch, of the parts that occurred; decode and resample are summed over threads."""
+    """Part → summary of its seconds per batch, of the parts that occurred; decode and resample are
+    summed over threads.
+    """
     rows = {}
     for part in BATCH_PARTS:
         values = [b.notes.spent_ms.get(part, 0.0) / 1e3 for b in batches if b.notes.spent_ms]

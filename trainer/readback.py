@@ -50,7 +50,14 @@ class Readback:
         max_bad_steps: so many steps in a row that are not finite end the run.
     """
 
-    def __init__(self, read: Callable[[Scalars], dict[str, float]], ledger: Ledger, observer: Observer, feed: Feed, max_bad_steps: int):
+    def __init__(
+        self,
+        read: Callable[[Scalars], dict[str, float]],
+        ledger: Ledger,
+        observer: Observer,
+        feed: Feed,
+        max_bad_steps: int,
+    ):
         self._read, self._ledger, self._observer, self._feed = read, ledger, observer, feed
         self._max_bad_steps, self._bad_in_a_row = max_bad_steps, 0
         self._unread: deque[TrainedStep] = deque()
@@ -95,7 +102,13 @@ class Readback:
             line["skipped"] = True
         line |= self._observer.times(line, rows)
         self._ledger.append(line)
-        self._observer.step(line, values, rows=rows, num_bytes=sum(b.num_bytes for b in trained.batches), server=self._feed)
+        self._observer.step(
+            line,
+            values,
+            rows=rows,
+            num_bytes=sum(b.num_bytes for b in trained.batches),
+            server=self._feed,
+        )
         self._bad_in_a_row = 0 if finite else self._bad_in_a_row + 1
         if not finite:
             self._report_bad(trained, values)
@@ -108,17 +121,32 @@ class Readback:
         while not wait([trained.metrics], _STEP_SAY_S).done:
             waited_s += _STEP_SAY_S
             if waited_s >= _MAX_STEP_S:
-                raise RuntimeError(f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi` and the system's log")
+                raise RuntimeError(
+                    f"the device has not ended step {step} for {waited_s:.0f} s: see `nvidia-smi`"
+                    " and the system's log"
+                )
             log.warning("step %d is being computed for %.0f s", step, waited_s)
         return trained.metrics.result()
 
     def _report_bad(self, trained: TrainedStep, values: dict[str, float]) -> None:
-        step, ids = trained.line["step"], [int(u) for b in trained.batches for u in b.planned.utterances if u >= 0]
+        step, ids = (
+            trained.line["step"],
+            [int(u) for b in trained.batches for u in b.planned.utterances if u >= 0],
+        )
         shown = values["loss"], values.get("grad_norm")
-        log.warning("step %d skipped: loss %s, gradient norm %s; weights unchanged; utterances %s", step, *shown, ids)
+        log.warning(
+            "step %d skipped: loss %s, gradient norm %s; weights unchanged; utterances %s",
+            step,
+            *shown,
+            ids,
+        )
         if self._bad_in_a_row >= self._max_bad_steps:
-            count, self._bad_in_a_row = self._bad_in_a_row, 0  # the steps begun meanwhile are told, and end nothing
+            count, self._bad_in_a_row = (
+                self._bad_in_a_row,
+                0,
+            )  # the steps begun meanwhile are told, and end nothing
             raise Hopeless(
-                f"{count} steps in a row were not finite, the last one step {step} (utterances {ids}); they changed no weight, "
-                f"and the weights before them are saved. Lower the learning rate, set a clip_norm, or look at these recordings"
+                f"{count} steps in a row were not finite, the last one step {step} (utterances"
+                f" {ids}); they changed no weight, and the weights before them are saved. Lower the"
+                " learning rate, set a clip_norm, or look at these recordings"
             )

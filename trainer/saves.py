@@ -30,7 +30,8 @@ _SHORT_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
 _MAX_S = 600.0
 _LAST_S = 25.0
-_BEST_WAIT_S = 1.0  # training waits so long for the save in flight, to keep a checkpoint that is the best so far
+# training waits so long for the save in flight, to keep a checkpoint that is the best so far
+_BEST_WAIT_S = 1.0
 
 
 class Saves:
@@ -52,7 +53,12 @@ class Saves:
         observer: Observer,
         saving: Callable[[], AbstractContextManager],
     ):
-        self._history, self._quarantine, self._snapshot, self._observer = history, quarantine, snapshot, observer
+        self._history, self._quarantine, self._snapshot, self._observer = (
+            history,
+            quarantine,
+            snapshot,
+            observer,
+        )
         self._saver = Saver(history.checkpoints, saving)
         self._best = position.best_step, position.best_score
         self._saved = position if position.step else None  # of the newest checkpoint on disk
@@ -85,14 +91,20 @@ class Saves:
         """
         self._observer.saving()
         self.settle()
-        self._in_flight = replace(self._with_best(position), quarantine=self._quarantine.before(position.next_g))
+        self._in_flight = replace(
+            self._with_best(position), quarantine=self._quarantine.before(position.next_g)
+        )
         book = self._history.ledger
         try:
             book.flush()
         except OSError as e:
             self._fail(f"the ledger could not be written to {book.path}: {e.strerror or e}", e)
             return
-        facts = {"position": asdict(self._in_flight), "best_step": self._in_flight.best_step, **self._history.facts}
+        facts = {
+            "position": asdict(self._in_flight),
+            "best_step": self._in_flight.best_step,
+            **self._history.facts,
+        }
         self._saver.begin(position.step, self._snapshot, facts)
 
     def look(self, patience_s: float = 0.0) -> None:
@@ -109,8 +121,15 @@ class Saves:
         outcome, waited_s = self._saver.take(_SAY_S), _SAY_S
         while outcome is None and self._saver.busy:
             if waited_s >= _MAX_S:
-                raise RunError(f"the checkpoint of step {self._in_flight.step} is not on disk after {waited_s:.0f} s: look at the disk")
-            log.warning("the checkpoint of step %d is being written for %.0f s", self._in_flight.step, waited_s)
+                raise RunError(
+                    f"the checkpoint of step {self._in_flight.step} is not on disk after"
+                    f" {waited_s:.0f} s: look at the disk"
+                )
+            log.warning(
+                "the checkpoint of step %d is being written for %.0f s",
+                self._in_flight.step,
+                waited_s,
+            )
             outcome, waited_s = self._saver.take(_SAY_S), waited_s + _SAY_S
         if outcome is not None:
             self._end(outcome)
@@ -134,7 +153,10 @@ class Saves:
         if not save_due:
             self.look(_BEST_WAIT_S)
             if self.busy:
-                log.info("the best so far is not kept: the checkpoint of step %d is still being written", self._in_flight.step)
+                log.info(
+                    "the best so far is not kept: the checkpoint of step %d is still being written",
+                    self._in_flight.step,
+                )
                 return False
         self._best = step, score
         return True
@@ -142,7 +164,10 @@ class Saves:
     def check_last(self, step: int) -> None:
         """Hopeless: the run's last checkpoint is not on disk."""
         if self.step != step:
-            last = f"the last checkpoint, step {step}, could not be written; on disk is step {self.step}"
+            last = (
+                f"the last checkpoint, step {step}, could not be written; on disk is step"
+                f" {self.step}"
+            )
             raise Hopeless(f"{last}; make room, then the same command goes on from there")
 
     def finish(self) -> None:
@@ -166,10 +191,18 @@ class Saves:
         try:
             self._history.ledger.checkpoint(outcome.step)
             if len(kept) != self._known_bad:
-                write_atomically(self._history.files.quarantine, "".join(json.dumps(e) + "\n" for e in kept))
+                write_atomically(
+                    self._history.files.quarantine, "".join(json.dumps(e) + "\n" for e in kept)
+                )
                 self._known_bad = len(kept)
-        except OSError as e:  # the checkpoint itself is there: the next one's lines bring these along
-            log.error("checkpoint %d is on disk, but its ledger lines are not yet: %s", outcome.step, e.strerror or e)
+        except (
+            OSError
+        ) as e:  # the checkpoint itself is there: the next one's lines bring these along
+            log.error(
+                "checkpoint %d is on disk, but its ledger lines are not yet: %s",
+                outcome.step,
+                e.strerror or e,
+            )
         self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _fail(self, why: str, cause: BaseException | None) -> None:
@@ -182,7 +215,11 @@ class Saves:
             best = self._saved or Position()
             self._best = best.best_step, best.best_score
         if self._failed >= _MAX_FAILED:
-            failed = f"{_MAX_FAILED} saves in a row failed; the newest checkpoint is of step {self.step}"
+            failed = (
+                f"{_MAX_FAILED} saves in a row failed; the newest checkpoint is of step {self.step}"
+            )
             if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-                raise RunError(f"{failed}: too many files were open, and a new process begins with none")
+                raise RunError(
+                    f"{failed}: too many files were open, and a new process begins with none"
+                )
             raise Hopeless(f"{failed}; make room, then the same command goes on from there")

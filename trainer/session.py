@@ -1,4 +1,6 @@
-"""One stage over an open channel: history restored, a generation opened, batches fed to the loop, everything closed again."""
+"""One stage over an open channel: history restored, a generation opened, batches fed to the loop,
+everything closed again.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,31 @@ from trainer.stages import Stage
 log = logging.getLogger(__name__)
 
 
-def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop) -> Stage:
-    """Train one stage from its newest checkpoint to its end; returns it with its networks as they are then.
+def train_stage(
+    run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop
+) -> Stage:
+    """Train one stage from its newest checkpoint to its end; returns it with its networks as they
+    are then.
 
     Raises:
-        RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and `restore`).
+        RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and
+        `restore`).
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)
     facts = {"identity": run.identity, "dims": run.dims.to_dict()}
-    history, position = restore(stage.files, run.config.train.keep, facts, stage.step.load_state_dict)
+    history, position = restore(
+        stage.files, run.config.train.keep, facts, stage.step.load_state_dict
+    )
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
     differing = _differing(run, stage, history.ledger)
-    counter = TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens) if stage.spec.speaks else None
+    counter = (
+        TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens)
+        if stage.spec.speaks
+        else None
+    )
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
     feed = None
@@ -57,19 +69,41 @@ def train_stage(run: RunFolder, name: str, server: LeaseServer, status: StatusFi
         _open_generation(run, stage, server, position, quarantine)
         step = stage.step
         if position.step < stage.schedule.total_steps:
-            compiled = ahead.prepare(stage, position, observer, stop)  # while the producers make the first batches
+            compiled = ahead.prepare(
+                stage, position, observer, stop
+            )  # while the producers make the first batches
             step = compiled.watch(step)
             wait_ready(server, run, observer, stop)
-        feed = _feed(run, stage, server, stop, quarantine=quarantine, inspect=counter, watch=watch, differing=differing)
-        profiler = Profiler(watch, profile.free_steps()) if profile.free_steps() and name == run.stages[-1] else None
+        feed = _feed(
+            run,
+            stage,
+            server,
+            stop,
+            quarantine=quarantine,
+            inspect=counter,
+            watch=watch,
+            differing=differing,
+        )
+        profiler = (
+            Profiler(watch, profile.free_steps())
+            if profile.free_steps() and name == run.stages[-1]
+            else None
+        )
         step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
         step = step if profiler is None else profiler.wrap(step)
-        readback = Readback(step.read, history.ledger, observer, feed, run.config.train.max_bad_steps)
+        readback = Readback(
+            step.read, history.ledger, observer, feed, run.config.train.max_bad_steps
+        )
         saves = Saves(history, quarantine, position, step.snapshot, observer, stop.saving)
-        why = lambda: (stop.cause or "stop") if stop.is_set() else None  # noqa: E731
+
+        def why():
+            return (stop.cause or "stop") if stop.is_set() else None
+
         try:
             with _out_of_the_collectors_sight():
-                Loop(step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why).run(position)
+                Loop(
+                    step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why
+                ).run(position)
             differing.look(server)
         finally:
             observer.traces(stage.step.trace_counts)
@@ -98,7 +132,9 @@ def _differing(run: RunFolder, stage: Stage, book: Ledger) -> Differing:
 
 
 def _close(book: Ledger) -> None:
-    """What ends the stage is told, not a disk that is full by now; lines that are missing are of steps after the last checkpoint."""
+    """What ends the stage is told, not a disk that is full by now; lines that are missing are of
+    steps after the last checkpoint.
+    """
     try:
         book.close()
     except OSError as e:
@@ -107,9 +143,10 @@ def _close(book: Ledger) -> None:
 
 @contextmanager
 def _out_of_the_collectors_sight() -> Iterator[None]:
-    """Networks and traced programs stay while a stage runs, and a full garbage collection that looks at all of them holds every thread: so
-    the end of a step would be noticed late (0.3 s with 340 000 objects, of the smallest size; nothing measurable without them). Afterwards
-    they are garbage like any other.
+    """Networks and traced programs stay while a stage runs, and a full garbage collection that
+    looks at all of them holds every thread: so
+    the end of a step would be noticed late (0.3 s with 340 000 objects, of the smallest size;
+    nothing measurable without them). Afterwards they are garbage like any other.
     """
     gc.collect()
     gc.freeze()
@@ -138,15 +175,31 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         mel_dtype=c.transport.mel_dtype,
         bind=c.transport.bind.split(":")[0],
         cache_codes=c.producers.cache_codes,
-        producers_on="cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu",
+        producers_on=(
+            "cpu" if c.data_gpu == "cpu" or uuid_of(status.value.device) is None else "gpu"
+        ),
         cores=cores(),
     )
+
     # Remote producers have no file here; the sampler's card is a producer's.
-    labels = lambda: [(s.role, s.device) for s in read_all(run.path) if s.alive and s.role in ("trainer", "producer")]  # noqa: E731
-    return Watch(settings, Clock(), GpuUse(labels), recent=profile.all_steps(profile.free_steps() or RECENT_STEPS))
+    def labels():
+        return [
+            (s.role, s.device)
+            for s in read_all(run.path)
+            if s.alive and s.role in ("trainer", "producer")
+        ]
+
+    return Watch(
+        settings,
+        Clock(),
+        GpuUse(labels),
+        recent=profile.all_steps(profile.free_steps() or RECENT_STEPS),
+    )
 
 
-def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Position, watch: Watch) -> Observer:
+def _observer(
+    run: RunFolder, stage: Stage, status: StatusFile, position: Position, watch: Watch
+) -> Observer:
     return Observer(
         run.stage_folder(stage.name),
         status,
@@ -159,7 +212,9 @@ def _observer(run: RunFolder, stage: Stage, status: StatusFile, position: Positi
     )
 
 
-def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position: Position, quarantine: Quarantine) -> None:
+def _open_generation(
+    run: RunFolder, stage: Stage, server: LeaseServer, position: Position, quarantine: Quarantine
+) -> None:
     """Tell the producers which stage is made from now on, and lease from the position."""
     planned = stages.planned_batches(run, stage)
 
@@ -169,12 +224,26 @@ def _open_generation(run: RunFolder, stage: Stage, server: LeaseServer, position
     feature_hash = run.feature_hash(stage.name)
     generation = run.next_generation()
     accept = Acceptance(feature_hash, bool(run.config.deterministic))
-    server.open(generation, Offer(stage.name, feature_hash), stage.schedule.batches(position), accept, set_aside)
-    log.info("stage %s, generation %d: steps %d to %d", stage.name, generation, position.step + 1, stage.schedule.total_steps)
+    server.open(
+        generation,
+        Offer(stage.name, feature_hash),
+        stage.schedule.batches(position),
+        accept,
+        set_aside,
+    )
+    log.info(
+        "stage %s, generation %d: steps %d to %d",
+        stage.name,
+        generation,
+        position.step + 1,
+        stage.schedule.total_steps,
+    )
 
 
 class Acceptance:
-    """Which producers may make batches: those with the run's features and, where bits must be equal, the same device arithmetic."""
+    """Which producers may make batches: those with the run's features and, where bits must be
+    equal, the same device arithmetic.
+    """
 
     def __init__(self, feature_hash: str, deterministic: bool):
         self.feature_hash, self.deterministic = feature_hash, deterministic
@@ -185,27 +254,42 @@ class Acceptance:
         """None, or why the producer is refused."""
         if ready.feature_hash != self.feature_hash:
             return (
-                "its features are not this run's (config, vocabulary, statistics, DVAE or code differ): start it from this run's folder, "
-                "or a new bundle of it"
+                "its features are not this run's (config, vocabulary, statistics, DVAE or code"
+                " differ): start it from this run's folder, or a new bundle of it"
             )
         if self._probe is None:
             self._probe = ready.probe
         if ready.probe == self._probe:
             return None
         if self.deterministic:
-            return "its device computes other bits than the first producer's, and the run is deterministic: use the same kind of device"
+            return (
+                "its device computes other bits than the first producer's, and the run is"
+                " deterministic: use the same kind of device"
+            )
         if not self._warned:
-            log.warning("producer %s computes slightly other features than the first one: ids and crops match, bits do not", ready.name)
+            log.warning(
+                "producer %s computes slightly other features than the first one: ids and crops"
+                " match, bits do not",
+                ready.name,
+            )
             self._warned = True
         return None
 
 
 def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: Stop) -> None:
-    """Step 1 begins when `min_ready` batches wait. RunError: none came within `data_timeout_s`, or none can be made."""
+    """Step 1 begins when `min_ready` batches wait.
+
+    RunError: none came within `data_timeout_s`, or none can be made.
+    """
     transport = run.config.transport
     wanted = min(transport.min_ready, transport.high_water_mark)
     try:
-        server.wait_ready(wanted, transport.data_timeout_s, stop.is_set, lambda ready, peers: observer.waiting(ready, wanted, peers))
+        server.wait_ready(
+            wanted,
+            transport.data_timeout_s,
+            stop.is_set,
+            lambda ready, peers: observer.waiting(ready, wanted, peers),
+        )
         observer.ready()
     except ChannelStopped:
         raise stop.error() from None

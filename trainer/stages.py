@@ -1,4 +1,6 @@
-"""Building a stage of the trainer from its run folder: which step, which schedule, how batches reach the device."""
+"""Building a stage of the trainer from its run folder: which step, which schedule, how batches
+reach the device.
+"""
 
 from __future__ import annotations
 
@@ -64,17 +66,23 @@ def build(run: RunFolder, stage: str) -> Stage:
 
 
 def check_room(checkpoints: Path, num_bytes: int) -> None:
-    """Warn where a checkpoint of this size does not fit on the disk: room may still be made before the first one."""
+    """Warn where a checkpoint of this size does not fit on the disk: room may still be made before
+    the first one.
+    """
     folder = next(f for f in (checkpoints, *checkpoints.parents) if f.is_dir())
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         log.warning(
-            "a checkpoint needs %.0f MB, and %s has %.0f MB free: make room before the first one", num_bytes / 1e6, folder, free / 1e6
+            "a checkpoint needs %.0f MB, and %s has %.0f MB free: make room before the first one",
+            num_bytes / 1e6,
+            folder,
+            free / 1e6,
         )
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
-    """What a stage begins with where it does not begin from nothing: stage 1 with the DVAE that it tunes, stage 2 with the GPT of
+    """What a stage begins with where it does not begin from nothing: stage 1 with the DVAE that it
+    tunes, stage 2 with the GPT of
     `model.weights`, with new rows for a bigger vocabulary.
 
     Raises:
@@ -93,14 +101,22 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
     try:
         path = pretrained.verified(folder, "model")
         if pretrained.file_digests(folder)["model"] != run.identity["weights"]:
-            raise BadInput(f"{folder} holds other weights than the run was created with; restore them, or start a new run")
+            raise BadInput(
+                f"{folder} holds other weights than the run was created with; restore them, or"
+                " start a new run"
+            )
         state = load_file(path)
         kept = len(state["text_embedding.weight"])
         _load(stage, pretrained.grow(state, run.dims.gpt.num_text_tokens, run.config.seed), folder)
     except pretrained.CoquiError as e:
         raise BadInput(f"model.weights={folder}: {e}") from e
     named = run.config.model.weights
-    log.info("began with the weights of %s: %d rows kept, %d new", named, kept, run.dims.gpt.num_text_tokens - kept)
+    log.info(
+        "began with the weights of %s: %d rows kept, %d new",
+        named,
+        kept,
+        run.dims.gpt.num_text_tokens - kept,
+    )
 
 
 def _load(stage: Stage, state: dict[str, np.ndarray], of: Path) -> None:
@@ -112,24 +128,37 @@ def _load(stage: Stage, state: dict[str, np.ndarray], of: Path) -> None:
         raise BadInput(f"{of}: {e}") from e
 
 
-def options_of(run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *sections: Section) -> StepOptions:
-    """What a step is told: of `optim` and other sections of the settings, all that has a name there."""
+def options_of(
+    run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *sections: Section
+) -> StepOptions:
+    """What a step is told: of `optim` and other sections of the settings, all that has a name
+    there.
+    """
     config = run.config
     from trainer.step.contract import StepOptions
 
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
         # A trial of a few steps with a config made for many: it warms up for half of them.
-        log.warning("a warm-up of %d steps is as long as the run (%d steps): using %d", warmup, total, total // 2)
+        log.warning(
+            "a warm-up of %d steps is as long as the run (%d steps): using %d",
+            warmup,
+            total,
+            total // 2,
+        )
         warmup = total // 2
     names = {f.name for f in fields(StepOptions)}
-    own = {name: value for section in (optim, *sections) for name, value in section if name in names}
+    own = {
+        name: value for section in (optim, *sections) for name, value in section if name in names
+    }
     own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
     # Weights that will be loaded need not be drawn first.
     given = run.first_dvae.is_file() if run.spec(stage).publishes else run.pretrained is not None
     loaded = given or any(files_of(run, stage).checkpoints.glob("step-*"))
     seed = None if loaded else config.seed
-    return StepOptions(**own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed)
+    return StepOptions(
+        **own, mel_dtype=config.transport.mel_dtype, jit=bool(config.jit), init_seed=seed
+    )
 
 
 def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
@@ -141,7 +170,12 @@ def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     return _on_device(
         run,
         "dvae",
-        DvaeStep(run.dims, options_of(run, "dvae", c.dvae.optim, schedule), schedule.train.buckets, tunes=run.first_dvae.is_file()),
+        DvaeStep(
+            run.dims,
+            options_of(run, "dvae", c.dvae.optim, schedule),
+            schedule.train.buckets,
+            tunes=run.first_dvae.is_file(),
+        ),
     )
 
 
@@ -166,7 +200,8 @@ def _set_up(config: Config) -> None:
 
     allow_tf32(config)
     if config.jit:
-        # It would look at hundreds of variables for seconds per bucket, around programs that XLA optimises by itself.
+        # It would look at hundreds of variables for seconds per bucket, around programs that XLA
+        # optimises by itself.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
@@ -176,15 +211,25 @@ def _on_device(run: RunFolder, stage: str, step: Step) -> tuple[Step, Upload]:
     from common.xtts.weights import num_parameters
     from trainer.step.upload import Upload
 
-    log.info("%s: %s parameters in %s", stage, f"{num_parameters(step.model):,}", step.options.compute_dtype)
+    log.info(
+        "%s: %s parameters in %s",
+        stage,
+        f"{num_parameters(step.model):,}",
+        step.options.compute_dtype,
+    )
     check_room(files_of(run, stage).checkpoints, _STATE_BYTES * num_parameters(step.model))
     return step, Upload("/device:GPU:0" if tf.config.list_logical_devices("GPU") else None)
 
 
-def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[PlannedBatch, dict]]:
+def planned_batches(
+    run: RunFolder, stage: Stage
+) -> Callable[[str, int], tuple[PlannedBatch, dict]]:
     """(plan, g) → the batch, and its arrays' dtypes and shapes."""
     plans = {"train": stage.schedule.train, "eval": stage.schedule.eval}
-    specs = [batch_spec(stage.spec.kind, b, run.dims, run.config.transport.mel_dtype) for b in stage.schedule.train.buckets]
+    specs = [
+        batch_spec(stage.spec.kind, b, run.dims, run.config.transport.mel_dtype)
+        for b in stage.schedule.train.buckets
+    ]
 
     def planned(plan: str, g: int) -> tuple[PlannedBatch, dict]:
         batch = plans[plan].batch(g)
@@ -194,17 +239,24 @@ def planned_batches(run: RunFolder, stage: Stage) -> Callable[[str, int], tuple[
 
 
 def largest_array(run: RunFolder) -> int:
-    """Bytes of the largest array in any batch of the run: no frame that a producer sends is larger."""
+    """Bytes of the largest array in any batch of the run: no frame that a producer
+    sends is larger.
+    """
     sizes = []
     for stage in run.stages:
         for bucket in run.plan(stage, "train").buckets:
-            spec = batch_spec(run.spec(stage).kind, bucket, run.dims, run.config.transport.mel_dtype)
+            spec = batch_spec(
+                run.spec(stage).kind, bucket, run.dims, run.config.transport.mel_dtype
+            )
             sizes += [dtype.itemsize * math.prod(shape) for dtype, shape in spec.values()]
     return max(sizes)
 
 
 def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:
-    """Stage 1 has ended: its weights become the ones that producers of stage 2 load. Atomic; its presence means "ended"."""
+    """Stage 1 has ended: its weights become the ones that producers of stage 2 load.
+
+    Atomic; its presence means "ended".
+    """
     tmp = run.dvae_weights.with_suffix(".tmp")
     save_file({k: np.asarray(v, order="C") for k, v in weights.items()}, tmp)
     fsync(tmp)

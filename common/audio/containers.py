@@ -1,8 +1,10 @@
-"""Whether an audio file holds all that its headers announce, and nothing behind it; without decoding.
+"""Whether an audio file holds all that its headers announce, and nothing behind it; without
+decoding.
 
-libsndfile takes what is there: of the part of a recording that an interrupted copy left it makes a shorter recording, and of
-two files joined into one it reads the first. Either would go with the text of the whole. Each container is one function
-(file, size, container) → a fault, or None; they are in one dict, under the names that libsndfile gives the formats.
+libsndfile takes what is there: of the part of a recording that an interrupted copy left it makes a
+shorter recording, and of two files joined into one it reads the first. Either would go with the
+text of the whole. Each container is one function (file, size, container) → a fault, or None; they
+are in one dict, under the names that libsndfile gives the formats.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import BinaryIO
 from common.audio import flac, mp3
 from common.audio.errors import CLOSED, CUT, JOINED, DecodeError
 
-_ENDLESS = 0x7FF00000  # sizes from here to 2**32 - 1 are what programs leave when they write into a pipe
+_ENDLESS = (
+    0x7FF00000  # sizes from here to 2**32 - 1 are what programs leave when they write into a pipe
+)
 _MAX_CHUNKS = 100  # before the data; files have two or three
 _FAR = 1 << 62  # beyond the end of every file: nothing is read there
 _OGG_PAGE = 27 + 255 + 255 * 255  # bytes, at most
@@ -28,7 +32,8 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
     """Compare what a file announces with the `size` bytes that it has.
 
     Args:
-        thorough: read all of a file in which only that shows whether another recording is joined to it.
+        thorough: read all of a file in which only that shows whether another recording is joined to
+        it.
 
     Returns:
         A doubt that is no reason to refuse it, in words, or "".
@@ -57,7 +62,9 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
 
 
 def container_of(path: str | os.PathLike) -> str:
-    """The container that a file's first bytes name, as libsndfile calls it; "" if they name none that is known here."""
+    """The container that a file's first bytes name, as libsndfile calls it; "" if they name none
+    that is known here.
+    """
     try:
         with open(path, "rb", buffering=0) as f:
             head = f.read(16)
@@ -80,16 +87,25 @@ def _short(announced: int, held: int) -> Fault:
 
 
 def _joined(what: str) -> Fault:
-    return f"{what} are joined in this file, and the first alone would be read; split it, or convert it anew", JOINED
+    return (
+        (
+            f"{what} are joined in this file, and the first alone would be read; split it, or"
+            " convert it anew"
+        ),
+        JOINED,
+    )
 
 
-# -- RIFF and its kin --------------------------------------------------------------------------------------------------
+# -- RIFF and its kin
+# --------------------------------------------------------------------------------------------------
 
 
 def _wav(f: BinaryIO, size: int) -> Fault | None:
     announced, start, block = _data_chunk(f)
     held = size - start
-    if announced and announced - held >= block and announced not in (size, size - 8):  # some writers count the header, too
+    if (
+        announced and announced - held >= block and announced not in (size, size - 8)
+    ):  # some writers count the header, too
         return _short(announced, held)
     end = start + announced + announced % 2
     if announced and end + 12 <= size:
@@ -100,7 +116,9 @@ def _wav(f: BinaryIO, size: int) -> Fault | None:
 
 
 def _data_chunk(f: BinaryIO) -> tuple[int, int, int]:
-    """(bytes that the header announces, where they start, bytes a frame or block) of a RIFF file; 0 bytes if it does not say."""
+    """(bytes that the header announces, where they start, bytes a frame or block) of a RIFF file; 0
+    bytes if it does not say.
+    """
     order = ">" if f.read(12).startswith(b"RIFX") else "<"
     block, long_size, at = 1, 0, 12
     for _ in range(_MAX_CHUNKS):
@@ -190,7 +208,9 @@ def _caf(f: BinaryIO, size: int) -> Fault | None:
 def _nist(f: BinaryIO, size: int) -> Fault | None:
     head = f.read(1024)
     start = head.split(b"\n")[1].strip() if head.count(b"\n") > 1 else b""
-    fields = dict(line.split(None, 2)[::2] for line in head.split(b"\n")[2:] if len(line.split(None, 2)) == 3)
+    fields = dict(
+        line.split(None, 2)[::2] for line in head.split(b"\n")[2:] if len(line.split(None, 2)) == 3
+    )
     if b"shorten" in fields.get(b"sample_coding", b""):
         return None
     names = (b"sample_count", b"channel_count", b"sample_n_bytes")
@@ -205,7 +225,8 @@ def _nist(f: BinaryIO, size: int) -> Fault | None:
     return _joined("two NIST files") if f.read(7) == b"NIST_1A" else None
 
 
-# -- formats of packets ------------------------------------------------------------------------------------------------
+# -- formats of packets
+# ------------------------------------------------------------------------------------------------
 
 
 def _ogg(f: BinaryIO, size: int) -> Fault | None:

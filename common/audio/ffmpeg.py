@@ -1,4 +1,6 @@
-"""Files that libsndfile cannot read (M4A, AAC, WMA, WebM and others), converted by ffmpeg where it is installed."""
+"""Files that libsndfile cannot read (M4A, AAC, WMA, WebM and others), converted by ffmpeg where it
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ DEADLINE_S = 60.0
 MAX_BYTES = 1 << 28  # of what ffmpeg gives: 256 MiB, 25 minutes of 44.1 kHz mono as floats
 _HINT = "install ffmpeg (pip install 'xtts-trainer[ffmpeg]'), or convert it to FLAC"
 
-_PART = re.compile(r"^\[\S+ @ 0x[0-9a-f]+\] ")  # which part of it speaks, at an address that changes
+_PART = re.compile(
+    r"^\[\S+ @ 0x[0-9a-f]+\] "
+)  # which part of it speaks, at an address that changes
 
 # (offset, bytes there) → what people call it
 _SIGNATURES = (
@@ -31,18 +35,24 @@ _SIGNATURES = (
 
 
 def kind_of(head: bytes) -> str | None:
-    """The name of a format that ffmpeg reads and libsndfile does not, by a file's first 16 bytes; None: none of them."""
+    """The name of a format that ffmpeg reads and libsndfile does not, by a file's first 16 bytes;
+    None: none of them.
+    """
     for offset, magic, name in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
             return name
-    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0:  # a sync word with layer 0: ADTS
+    if (
+        len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0
+    ):  # a sync word with layer 0: ADTS
         return "AAC"
     return None
 
 
 @functools.cache
 def find() -> str | None:
-    """The ffmpeg to use: the one on PATH, else that of the package imageio-ffmpeg; None: there is none."""
+    """The ffmpeg to use: the one on PATH, else that of the package imageio-ffmpeg; None: there is
+    none.
+    """
     found = shutil.which("ffmpeg")
     if found:
         return found
@@ -62,7 +72,8 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
         deadline_s: after so long ffmpeg is killed.
 
     Raises:
-        DecodeError: there is no ffmpeg, it refuses the file or takes too long, or the sound is larger than 256 MiB.
+        DecodeError: there is no ffmpeg, it refuses the file or takes too long, or the sound is
+        larger than 256 MiB.
     """
     program = find()
     if program is None:
@@ -72,7 +83,9 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
     sink = ["-c:a", "pcm_f32le", "-bitexact", "-protocol_whitelist", "pipe", "-f", "wav", "pipe:1"]
     command = [program, "-nostdin", "-v", "error", "-xerror", "-threads", "1", *source, *sink]
     with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
+        ) as process:
             late = threading.Event()
             timer = threading.Timer(deadline_s, lambda: (late.set(), process.kill()))
             timer.start()
@@ -87,7 +100,9 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
         said.seek(0)
         words = said.read(400).decode("utf-8", "replace").strip().splitlines()
     if late.is_set():
-        raise DecodeError(path, f"{name}: ffmpeg did not finish within {deadline_s:g} s", "ffmpeg too slow")
+        raise DecodeError(
+            path, f"{name}: ffmpeg did not finish within {deadline_s:g} s", "ffmpeg too slow"
+        )
     if len(data) > MAX_BYTES:
         raise DecodeError(path, f"{name}: more than {MAX_BYTES >> 20} MiB of samples", "too large")
     if process.returncode or not data:

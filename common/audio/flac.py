@@ -1,7 +1,8 @@
-"""FLAC without decoding: how long a stream is whose header does not say, and whether its last frames are there.
+"""FLAC without decoding: how long a stream is whose header does not say, and whether its last
+frames are there.
 
-A program that writes FLAC into a pipe cannot go back to note the length. The last frame's header holds its place in the
-stream. Source: RFC 9639, sections 8.2 and 9.1.
+A program that writes FLAC into a pipe cannot go back to note the length. The last frame's header
+holds its place in the stream. Source: RFC 9639, sections 8.2 and 9.1.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ _TAIL = 1 << 16  # bytes that hold the last frame where the header does not say 
 _MOST_TAIL = 1 << 20
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
 _AGAIN = re.compile(rb"fLaC[\0\x80]\0\0\x22")
-_BLOCKS = {1: 192, **{n: 576 << (n - 2) for n in range(2, 6)}, **{n: 256 << (n - 8) for n in range(8, 16)}}
+_BLOCKS = {
+    1: 192,
+    **{n: 576 << (n - 2) for n in range(2, 6)},
+    **{n: 256 << (n - 8) for n in range(8, 16)},
+}
 
 
 @dataclass(frozen=True)
 class Look:
-    """`total`: samples a channel, 0 where nothing tells; `announced`: what the header says, 0: nothing."""
+    """`total`: samples a channel, 0 where nothing tells; `announced`: what the header says, 0:
+    nothing.
+    """
 
     total: int
     announced: int
@@ -55,9 +62,18 @@ def _crc16(data: bytes) -> int:
 
 
 def _frame(data: bytes, at: int, block: int) -> tuple[int, int] | None:
-    """(first sample, samples) of the frame whose header is at `at`; None: none is. `block`: of a stream of equal blocks."""
+    """(first sample, samples) of the frame whose header is at `at`; None: none is.
+
+    `block`: of a stream of equal blocks.
+    """
     head = data[at : at + 16]
-    if len(head) < 6 or head[1] & 0xFE != 0xF8 or head[3] & 1 or head[2] >> 4 == 0 or head[2] & 15 == 15:
+    if (
+        len(head) < 6
+        or head[1] & 0xFE != 0xF8
+        or head[3] & 1
+        or head[2] >> 4 == 0
+        or head[2] & 15 == 15
+    ):
         return None
     first = head[4]
     extra = 0 if first < 0x80 else 7 - (first ^ 0xFF).bit_length()
@@ -78,7 +94,9 @@ def _frame(data: bytes, at: int, block: int) -> tuple[int, int] | None:
 
 
 def look(f: BinaryIO, size: int) -> Look | None:
-    """What the header and the last frame say; None: no FLAC header. A cut inside the last frame is the decoder's to find,
+    """What the header and the last frame say; None: no FLAC header.
+
+    A cut inside the last frame is the decoder's to find,
     unless the header gives no length."""
     f.seek(0)
     head = f.read(42)
@@ -101,13 +119,20 @@ def look(f: BinaryIO, size: int) -> Look | None:
         if not announced and _crc16(tail[at:]) == 0:
             return Look(start + samples, 0)
     if announced:
-        cut = f"the header announces {announced} samples, and the last of them are not there" if seen or largest else ""
+        cut = (
+            f"the header announces {announced} samples, and the last of them are not there"
+            if seen or largest
+            else ""
+        )
         return Look(announced, announced, cut)
     return Look(0, 0, "its last frame is incomplete" if seen else "")
 
 
 def is_joined(f: BinaryIO) -> bool:
-    """Whether another stream begins behind the first. Reads the whole file, or its first 128 MiB."""
+    """Whether another stream begins behind the first.
+
+    Reads the whole file, or its first 128 MiB.
+    """
     f.seek(42)
     rest = b""
     while f.tell() < MAX_BYTES and (block := f.read(1 << 20)):
@@ -118,7 +143,9 @@ def is_joined(f: BinaryIO) -> bool:
 
 
 def with_length(f: BinaryIO, size: int) -> bytes | None:
-    """The bytes of a file whose header gives no length, with the length in it; None: it has one, or nothing tells it."""
+    """The bytes of a file whose header gives no length, with the length in it; None: it has one, or
+    nothing tells it.
+    """
     found = look(f, size)
     if found is None or found.announced or not found.total or size > MAX_BYTES:
         return None

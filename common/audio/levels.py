@@ -1,7 +1,9 @@
-"""Whether the samples of a recording can be used: one judgement for the scan, for training and for reference clips.
+"""Whether the samples of a recording can be used: one judgement for the scan, for training and for
+reference clips.
 
-A sound is what leaves -60 dBFS, once a constant offset is taken away; counted in frames of 20 ms. Speech is far above that
-(peaks from -40 dBFS up), the noise of a converter below. Shapes: samples float32[n, channels].
+A sound is what leaves -60 dBFS, once a constant offset is taken away; counted in frames of 20 ms.
+Speech is far above that (peaks from -40 dBFS up), the noise of a converter below. Shapes: samples
+float32[n, channels].
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from common.audio.errors import DecodeError
 from common.audio.reading import mono
 
 MAX_PEAK = 2.0**31  # integers of 32 bits stored as floats still scale to speech; above: garbage
-MIN_MEAN = 5e-4  # mean magnitude at a peak of 1; below: spikes drown the speech (it has 0.02 to 0.1)
+MIN_MEAN = (
+    5e-4  # mean magnitude at a peak of 1; below: spikes drown the speech (it has 0.02 to 0.1)
+)
 CLIPPED = 0.99  # of full scale
 FLOOR_DB = -60.0
 MIN_SOUND_S = 0.15  # of a recording that is longer than twice that; a short word has 0.2 s
@@ -31,7 +35,9 @@ VOICED = 1e-4  # power from 1 to 3 kHz, against that below: a voice has more, a 
 HUM = 100.0  # 20 dB above its neighbours
 HUM_FLOOR = 1e-5  # -50 dBFS
 _HUM_BIN_HZ = 1.0  # wider bins do not part mains from a low voice
-SILENCE_DB = -35.0  # a frame so far below the loud ones is a pause; soft consonants are 30 dB below vowels
+SILENCE_DB = (
+    -35.0
+)  # a frame so far below the loud ones is a pause; soft consonants are 30 dB below vowels
 _LOUD = 0.95  # quantile of the frames' level that counts as loud
 
 _FLOOR = 10 ** (FLOOR_DB / 20)
@@ -44,7 +50,8 @@ _CHANNEL_SAMPLES = 4096  # that the powers of channels are taken from
 class Level:
     """What the samples of a whole recording look like.
 
-    `peak` as stored; `clipped`: share of samples at full scale; `channel`: the one that is used where the others cancel it.
+    `peak` as stored; `clipped`: share of samples at full scale; `channel`: the one that is used
+    where the others cancel it.
     """
 
     peak: float
@@ -54,7 +61,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Shape:
-    """Where a recording sounds: `level_db` of the frames that do, dBFS; seconds of silence before, after, and between at most."""
+    """Where a recording sounds: `level_db` of the frames that do, dBFS; seconds of silence before,
+    after, and between at most.
+    """
 
     level_db: float
     lead_s: float
@@ -93,8 +102,8 @@ def measure(path: str | os.PathLike, samples: np.ndarray, rate: int) -> Level:
 def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> None:
     """DecodeError: less than 0.15 s of a recording leave -60 dBFS (of a short one, half of it).
 
-    A few samples settle it for nearly all recordings; where they do not, every sample is looked at. The few can only say yes
-    where all of them would.
+    A few samples settle it for nearly all recordings; where they do not, every sample is looked at.
+    The few can only say yes where all of them would.
     """
     frame = max(1, round(FRAME_S * rate))
     needed = min(MIN_SOUND_S, len(samples) / rate / 2)
@@ -110,10 +119,18 @@ def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> No
     moving = samples - samples.mean(0, dtype=np.float64)
     level = decibels(math.sqrt(float(np.square(moving, dtype=np.float64).mean())))
     if not count:
-        held = f", a constant offset of {float(np.abs(offset).max()):.2g}" if np.abs(offset).max() > _FLOOR else ""
+        held = (
+            f", a constant offset of {float(np.abs(offset).max()):.2g}"
+            if np.abs(offset).max() > _FLOOR
+            else ""
+        )
         raise DecodeError(path, f"silent: {level:.1f} dBFS{held}", "silent")
     total = f"{count * FRAME_S:.2f} s of sound in {len(samples) / rate:.2f} s"
-    raise DecodeError(path, f"almost silent: {total}, {level:.1f} dBFS; the rest is below {FLOOR_DB:.0f} dBFS", "almost silent")
+    raise DecodeError(
+        path,
+        f"almost silent: {total}, {level:.1f} dBFS; the rest is below {FLOOR_DB:.0f} dBFS",
+        "almost silent",
+    )
 
 
 def _offsets(samples: np.ndarray) -> np.ndarray:
@@ -123,14 +140,18 @@ def _offsets(samples: np.ndarray) -> np.ndarray:
 
 
 def _frame_peaks(samples: np.ndarray, frame: int, offset: np.ndarray) -> np.ndarray:
-    """The largest magnitude of each frame and channel, without the offset; the last frame may be short."""
+    """The largest magnitude of each frame and channel, without the offset; the last frame may be
+    short.
+    """
     starts = np.arange(0, len(samples), frame)
     high, low = np.maximum.reduceat(samples, starts), np.minimum.reduceat(samples, starts)
     return np.maximum(high - offset, offset - low).max(1)
 
 
 def _powers(samples: np.ndarray) -> tuple[np.ndarray, float]:
-    """Power of each channel, and of their mean, without constant offsets; of samples spread evenly."""
+    """Power of each channel, and of their mean, without constant offsets; of samples
+    spread evenly.
+    """
     probe = np.ascontiguousarray(samples[:: max(1, len(samples) // _CHANNEL_SAMPLES)].T, np.float64)
     probe -= probe.mean(1, keepdims=True)
     mixed = probe.mean(0)
@@ -140,8 +161,9 @@ def _powers(samples: np.ndarray) -> tuple[np.ndarray, float]:
 def louder_channel(samples: np.ndarray) -> int | None:
     """The channel to take alone where the mean of all would cancel it; None: the mean is right.
 
-    Two channels cancel where their mean is 10 dB below the louder one, as right = -0.9 left makes it (26 dB). One channel of
-    several that are empty does not count: the mean is softer, and all there.
+    Two channels cancel where their mean is 10 dB below the louder one, as right = -0.9 left makes
+    it (26 dB). One channel of several that are empty does not count: the mean is softer, and all
+    there.
     """
     channels = samples.shape[1]
     if channels == 1:
@@ -159,7 +181,9 @@ def _has_dead(samples: np.ndarray) -> bool:
 
 
 def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
-    """Where a recording that `measure` passed sounds; `channel` alone where the others cancel it."""
+    """Where a recording that `measure` passed sounds; `channel` alone where the others
+    cancel it.
+    """
     offsets = samples.mean(0, dtype=np.float64)
     wave = mono(samples, channel)
     wave = wave - np.float32(offsets.mean() if channel is None else offsets[channel])
@@ -176,7 +200,14 @@ def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     spectrum, hz = _spectrum(wave, rate)
     seconds = (round(n * frame / rate, 2) for n in (lead, tail, pause))
     offset = float(np.abs(offsets).max())
-    return Shape(round(level, 1), *seconds, offset, _has_dead(samples), _band(spectrum, hz), _hum(spectrum, hz))
+    return Shape(
+        round(level, 1),
+        *seconds,
+        offset,
+        _has_dead(samples),
+        _band(spectrum, hz),
+        _hum(spectrum, hz),
+    )
 
 
 @functools.lru_cache(maxsize=16)
@@ -185,7 +216,9 @@ def _window(n: int) -> np.ndarray:
 
 
 def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
-    """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width in Hz."""
+    """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width
+    in Hz.
+    """
     most = 1 << rate.bit_length()  # 1 to 2 s: bins of 0.5 to 1 Hz
     n = min(most, 1 << (len(wave).bit_length() - 1))
     first = (len(wave) - n) // 2
@@ -195,10 +228,16 @@ def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
 
 
 def _band(spectrum: np.ndarray, hz: float) -> int:
-    """The frequency above which a voice has nothing, by 60 dB below its vowels; 0: it has its consonants above 5 kHz, or is none."""
+    """The frequency above which a voice has nothing, by 60 dB below its vowels; 0: it has its
+    consonants above 5 kHz, or is none.
+    """
     total = np.cumsum(spectrum)
     vowels, voiced = (_between(total, hz, low, high) for low, high in ((100, 1000), (1000, 3000)))
-    if voiced < VOICED * vowels or len(spectrum) * hz <= BAND_HZ or _between(total, hz, BAND_HZ, len(spectrum) * hz) > NOTHING * vowels:
+    if (
+        voiced < VOICED * vowels
+        or len(spectrum) * hz <= BAND_HZ
+        or _between(total, hz, BAND_HZ, len(spectrum) * hz) > NOTHING * vowels
+    ):
         return 0
     return round(float(np.searchsorted(total, total[-1] * (1 - NOTHING))) * hz)
 
@@ -209,13 +248,18 @@ def _between(total: np.ndarray, hz: float, low: float, high: float) -> float:
 
 
 def _hum(spectrum: np.ndarray, hz: float) -> int:
-    """The frequency of mains that are heard; 0: none. A line that stands 20 dB above what is beside it."""
+    """The frequency of mains that are heard; 0: none.
+
+    A line that stands 20 dB above what is beside it.
+    """
     if hz > _HUM_BIN_HZ:
         return 0
     for mains in (50, 60):
         at, wide, near = round(mains / hz), max(1, round(1 / hz)), round(8 / hz)
         line = float(spectrum[at - wide : at + wide + 1].max())
-        beside = np.r_[spectrum[max(1, at - near) : at - 2 * wide], spectrum[at + 2 * wide + 1 : at + near]]
+        beside = np.r_[
+            spectrum[max(1, at - near) : at - 2 * wide], spectrum[at + 2 * wide + 1 : at + near]
+        ]
         if len(beside) and line > HUM * float(np.median(beside)) and line > HUM_FLOOR:
             return mains
     return 0

@@ -1,8 +1,10 @@
-"""MPEG audio without decoding: how many samples a file without a length header holds, and whether one is cut or joined.
+"""MPEG audio without decoding: how many samples a file without a length header holds, and whether
+one is cut or joined.
 
-libsndfile (mpg123) takes the length from the Xing, Info or VBRI header in the first frame. Without one it guesses it from the
-first frame's bit rate, and reads no further: of a recording of variable rate a quarter may be left. `with_length` gives such a
-file the header that it lacks. Source: ISO 11172-3, 2.4.1; the Xing header as LAME's VbrTag.c writes it.
+libsndfile (mpg123) takes the length from the Xing, Info or VBRI header in the first frame. Without
+one it guesses it from the first frame's bit rate, and reads no further: of a recording of variable
+rate a quarter may be left. `with_length` gives such a file the header that it lacks. Source: ISO
+11172-3, 2.4.1; the Xing header as LAME's VbrTag.c writes it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ _KBITS = {
     (2, 2): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
     (2, 3): (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}  # by version bits
+_RATES = {
+    3: (44100, 48000, 32000),
+    2: (22050, 24000, 16000),
+    0: (11025, 12000, 8000),
+}  # by version bits
 _TOLERANCE = 4096  # bytes that writers of length headers are wrong by: a frame or two, and tags
 _HEAD = 4096
 
@@ -36,7 +42,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Look:
-    """`frames`, `start`: of a file without a length header; 0 with one. `cut`: why it ends early, or ""."""
+    """`frames`, `start`: of a file without a length header; 0 with one.
+
+    `cut`: why it ends early, or "".
+    """
 
     frames: int = 0
     start: int = 0
@@ -64,7 +73,9 @@ def frame_at(data: bytes, at: int) -> Frame | None:
 
 
 def _first_frame(f: BinaryIO, size: int) -> tuple[int, bytes]:
-    """(where the first frame begins, the bytes from there on); behind ID3v2 tags, and behind what is no frame."""
+    """(where the first frame begins, the bytes from there on); behind ID3v2 tags, and behind what
+    is no frame.
+    """
     at = 0
     for _ in range(8):
         f.seek(at)
@@ -78,7 +89,11 @@ def _first_frame(f: BinaryIO, size: int) -> tuple[int, bytes]:
             continue
         f.seek(at + skipped)
         head = f.read(_HEAD)
-        if found.length >= len(head) or frame_at(head, found.length) or at + skipped + found.length >= size:
+        if (
+            found.length >= len(head)
+            or frame_at(head, found.length)
+            or at + skipped + found.length >= size
+        ):
             return at + skipped, head
         f.seek(at)
         head = f.read(_HEAD)
@@ -105,18 +120,25 @@ def look(f: BinaryIO, size: int) -> Look:
 
 
 def _compare(f: BinaryIO, start: int, announced: int, size: int, frame: int) -> Look:
-    """`announced`: bytes from `start` on by the length header, 0 if it does not say; `frame`: bytes of the first one."""
+    """`announced`: bytes from `start` on by the length header, 0 if it does not say; `frame`: bytes
+    of the first one.
+    """
     held = size - start
     if announced == 0:
         return Look()
-    if announced - held >= _TOLERANCE or (announced - held > 0 and announced < 8 * _TOLERANCE and 10 * held < 9 * announced):
+    if announced - held >= _TOLERANCE or (
+        announced - held > 0 and announced < 8 * _TOLERANCE and 10 * held < 9 * announced
+    ):
         return Look(cut=f"the header announces {announced} bytes of audio, the file has {held}")
     if held - announced <= 3 * frame:  # some writers leave out a frame
         return Look()
     f.seek(start + announced)
     behind = f.read(_HEAD)
     second = frame_at(behind, 0)
-    return Look(joined=behind[:3] == b"ID3" or (second is not None and frame_at(behind, second.length) is not None))
+    return Look(
+        joined=behind[:3] == b"ID3"
+        or (second is not None and frame_at(behind, second.length) is not None)
+    )
 
 
 def _walk(f: BinaryIO, start: int, size: int) -> Look:
@@ -137,7 +159,9 @@ def _walk(f: BinaryIO, start: int, size: int) -> Look:
 
 
 def with_length(f: BinaryIO, size: int) -> bytes | None:
-    """The bytes of a file without a length header, and such a header before them; None: it has one, or is too large."""
+    """The bytes of a file without a length header, and such a header before them; None: it has one,
+    or is too large.
+    """
     found = look(f, size)
     if not found.frames or size > MAX_BYTES:
         return None

@@ -1,7 +1,10 @@
-"""An audio file, opened: WAV, FLAC, MP3, Ogg, Opus and more through libsndfile, by content and not by name; the rest by ffmpeg.
+"""An audio file, opened:
 
-What a header claims costs nothing until it has been found credible: a rate or a length that cannot be is refused before any
-memory is asked for.
+WAV, FLAC, MP3, Ogg, Opus and more through libsndfile, by content and not by name; the rest by
+ffmpeg.
+
+What a header claims costs nothing until it has been found credible: a rate or a length that cannot
+be is refused before any memory is asked for.
 """
 
 from __future__ import annotations
@@ -18,10 +21,18 @@ from common.audio.errors import CLOSED, CUT, DecodeError
 
 MIN_RATE, MAX_RATE = 4000, 384000  # outside: the header lies
 MAX_VALUES = 1 << 26  # samples of all channels that are read at once: 256 MiB as floats
-_UNKNOWN = 1 << 48  # frames from here on: libsndfile's word for a stream that does not say how long it is
-# Seeking is exact to the sample, and no sample can exceed 1: a part of such a file equals that part of the whole.
+_UNKNOWN = (
+    1 << 48
+)  # frames from here on: libsndfile's word for a stream that does not say how long it is
+# Seeking is exact to the sample, and no sample can exceed 1: a part of such a file equals that part
+# of the whole.
 _EXACT_SUBTYPES = ("PCM_", "ALAC_", "ULAW", "ALAW")
-_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+)
 
 
 def why_irregular(mode: int) -> str:
@@ -33,7 +44,9 @@ def why_irregular(mode: int) -> str:
 
 
 def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
-    """The error for a file that libsndfile refuses: its own text says "does not exist" of an empty one."""
+    """The error for a file that libsndfile refuses: its own text says "does not exist" of an empty
+    one.
+    """
     try:
         with open(path, "rb") as f:
             head = f.read(512).lstrip()
@@ -51,7 +64,8 @@ def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
 
 
 class _ReadOnce(soundfile.SoundFile):
-    """A file that is read in one go. soundfile seeks to where each read has ended, and in FLAC seeking decodes: it does so only
+    """A file that is read in one go. soundfile seeks to where each read has ended, and in FLAC
+    seeking decodes: it does so only
     in files that say that they can be sought in. `seek` works all the same.
     """
 
@@ -70,7 +84,10 @@ def is_converted(f: soundfile.SoundFile) -> bool:
 
 
 def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
-    """An open file with a credible header. DecodeError: unreadable, no samples, or a rate or length that cannot be."""
+    """An open file with a credible header.
+
+    DecodeError: unreadable, no samples, or a rate or length that cannot be.
+    """
     f = _open(os.fspath(path))
     try:
         if not MIN_RATE <= f.samplerate <= MAX_RATE:
@@ -104,7 +121,9 @@ def _open(path: str) -> soundfile.SoundFile:
 
 def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
     """A file whose header does not say how long it is, with the length that its frames have."""
-    complete = mp3.with_length if f.format == "MP3" else flac.with_length if f.format == "FLAC" else None
+    complete = (
+        mp3.with_length if f.format == "MP3" else flac.with_length if f.format == "FLAC" else None
+    )
     data = None
     try:
         if complete is not None:
@@ -114,7 +133,9 @@ def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
             return f
         f.close()
         if data is None:
-            raise DecodeError(path, f"{CUT}: neither its header nor its last frame says how long it is", CUT)
+            raise DecodeError(
+                path, f"{CUT}: neither its header nor its last frame says how long it is", CUT
+            )
         return _ReadOnce(io.BytesIO(data))
     except OSError as e:
         f.close()
@@ -124,7 +145,10 @@ def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
 
 
 def _open_otherwise(path: str, error: str) -> soundfile.SoundFile:
-    """A file that libsndfile refuses, through ffmpeg where that knows its format. DecodeError otherwise."""
+    """A file that libsndfile refuses, through ffmpeg where that knows its format.
+
+    DecodeError otherwise.
+    """
     try:
         with open(path, "rb") as raw:
             name, size = ffmpeg.kind_of(raw.read(16)), os.fstat(raw.fileno()).st_size
@@ -136,7 +160,9 @@ def _open_otherwise(path: str, error: str) -> soundfile.SoundFile:
     try:
         return _Converted(io.BytesIO(ffmpeg.convert(path, name)))
     except soundfile.SoundFileError as e:
-        raise DecodeError(path, f"damaged {name}: ffmpeg gave no sound", "damaged audio data") from e
+        raise DecodeError(
+            path, f"damaged {name}: ffmpeg gave no sound", "damaged audio data"
+        ) from e
 
 
 def is_exact(f: soundfile.SoundFile) -> bool:
@@ -144,8 +170,13 @@ def is_exact(f: soundfile.SoundFile) -> bool:
     return f.subtype.startswith(_EXACT_SUBTYPES)
 
 
-def read(f: soundfile.SoundFile, path: str | os.PathLike, start: int, frames: int, silence: int = 0) -> np.ndarray:
-    """float32[frames + silence, channels], the last of them 0. DecodeError: the data are damaged or end early, or are too many."""
+def read(
+    f: soundfile.SoundFile, path: str | os.PathLike, start: int, frames: int, silence: int = 0
+) -> np.ndarray:
+    """float32[frames + silence, channels], the last of them 0.
+
+    DecodeError: the data are damaged or end early, or are too many.
+    """
     if (frames + silence) * f.channels > MAX_VALUES:
         seconds = frames / f.samplerate
         reason = f"{seconds:.0f} s of {f.channels} channels are too much to read at once"

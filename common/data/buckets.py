@@ -1,7 +1,8 @@
 """Cutting a corpus into buckets: edges on the row's length that leave the fewest padded positions.
 
-A row has `(l + 1) + (n + 4)` positions after the conditioning latents, for l text tokens and n codes (see `RowLayout`). Buckets are
-one-dimensional on that length; two-dimensional ones need about five times as many for the same padding.
+A row has `(l + 1) + (n + 4)` positions after the conditioning latents, for l text tokens and n
+codes (see `RowLayout`). Buckets are one-dimensional on that length; two-dimensional ones need about
+five times as many for the same padding.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 class Bucket:
     """A static shape: every batch of the bucket has it.
 
-    `row_len` counts positions after the conditioning latents; `text_len` is the longest text part (tokens and START);
-    `num_codes` the longest code part. The DVAE stage has one bucket whose `row_len` counts mel frames.
+    `row_len` counts positions after the conditioning latents; `text_len` is the longest text part
+    (tokens and START); `num_codes` the longest code part. The DVAE stage has one bucket whose
+    `row_len` counts mel frames.
     """
 
     batch_size: int
@@ -37,7 +39,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What surrounds tokens and codes: START t1..tl [STOP] | START c1..cn and `stop_labels` - 1 STOPs. Default: XTTS's, in training."""
+    """What surrounds tokens and codes: START t1..tl [STOP] | START c1..cn and `stop_labels` - 1
+    STOPs. Default: XTTS's, in training.
+    """
 
     text_stop_input: bool = False
     stop_labels: int = 4
@@ -56,23 +60,36 @@ class RowLayout:
 XTTS_ROW = RowLayout()
 
 
-def row_lengths(num_tokens: np.ndarray, num_codes: np.ndarray, layout: RowLayout = XTTS_ROW) -> np.ndarray:
+def row_lengths(
+    num_tokens: np.ndarray, num_codes: np.ndarray, layout: RowLayout = XTTS_ROW
+) -> np.ndarray:
     """Positions of each utterance's row after the conditioning latents."""
-    return num_tokens.astype(np.int64) + layout.num_text + num_codes.astype(np.int64) + layout.num_audio
+    return (
+        num_tokens.astype(np.int64)
+        + layout.num_text
+        + num_codes.astype(np.int64)
+        + layout.num_audio
+    )
 
 
 def cut(lengths: np.ndarray, num_buckets: int) -> list[int]:
-    """At most `num_buckets` upper edges (inclusive, ascending) that minimise the sum of edge − length, exactly.
+    """At most `num_buckets` upper edges (inclusive, ascending) that minimise the sum of edge −
+    length, exactly.
 
-    Dynamic programming over the distinct lengths, O(buckets x distinct²) in NumPy: under 0.1 s for 600 lengths.
+    Dynamic programming over the distinct lengths, O(buckets x distinct²) in NumPy: under 0.1 s for
+    600 lengths.
     """
     values, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
     m = len(values)
     if m == 0:
         return []
     k = min(num_buckets, m)
-    total = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)  # utterances among the first i lengths
-    best = values * total[1:]  # cost of the first j+1 lengths in one bucket: each padded up to the last
+    total = np.concatenate([[0], np.cumsum(counts)]).astype(
+        np.float64
+    )  # utterances among the first i lengths
+    best = (
+        values * total[1:]
+    )  # cost of the first j+1 lengths in one bucket: each padded up to the last
     back = np.zeros((k, m), np.int64)
     for b in range(1, k):
         new = best.copy()
@@ -110,7 +127,8 @@ def make_buckets(
 ) -> tuple[list[Bucket], np.ndarray]:
     """Buckets for a corpus and each utterance's bucket number (int16[N]).
 
-    A bucket costs a compilation and a short batch per epoch, so there is at most one per four batches of data.
+    A bucket costs a compilation and a short batch per epoch, so there is at most one per four
+    batches of data.
     """
     lengths = row_lengths(num_tokens, num_codes, layout)
     if positions_per_batch is None:
@@ -121,6 +139,12 @@ def make_buckets(
     of = np.searchsorted(np.asarray(edges), lengths).astype(np.int16)
     buckets = []
     for b, edge in enumerate(edges):
-        rows = batch_size if positions_per_batch is None else max(1, positions_per_batch // (edge + num_latents))
-        buckets.append(Bucket(rows, edge, int(num_tokens[of == b].max()) + 1, int(num_codes[of == b].max())))
+        rows = (
+            batch_size
+            if positions_per_batch is None
+            else max(1, positions_per_batch // (edge + num_latents))
+        )
+        buckets.append(
+            Bucket(rows, edge, int(num_tokens[of == b].max()) + 1, int(num_codes[of == b].max()))
+        )
     return buckets, of

@@ -1,13 +1,19 @@
-"""The plan: batch number → bucket, utterances, crop and dropout seeds. A pure function, the same in every process.
+"""The plan: batch number → bucket, utterances, crop and dropout seeds.
 
-`plan.batch(g)` needs no history: each row costs O(log) of the sizes, and no memory is needed beyond memory-mapped arrays of ids.
+A pure function, the same in every process.
 
-Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last, short batch is padded with rows
-of weight 0, so shapes stay static and the loss exact. `balanced`: with replacement, every language equally often (XTTS's own
-recipe): the bucket is drawn with weight p_b / B_b, p_b = Σ_lang n(lang, b) / (L n_lang), then each row's language within it, then
-the utterance: the marginal distribution of "language uniformly, then utterance uniformly". `fixed`: evaluation, in order, no crops.
+`plan.batch(g)` needs no history: each row costs O(log) of the sizes, and no memory is needed beyond
+memory-mapped arrays of ids.
 
-A row's conditioning clip is cut from its own utterance, or, where the plan has `Prompts`, from another one of its speaker.
+Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last,
+short batch is padded with rows of weight 0, so shapes stay static and the loss exact. `balanced`:
+with replacement, every language equally often (XTTS's own recipe): the bucket is drawn with weight
+p_b / B_b, p_b = Σ_lang n(lang, b) / (L n_lang), then each row's language within it, then the
+utterance: the marginal distribution of "language uniformly, then utterance uniformly". `fixed`:
+evaluation, in order, no crops.
+
+A row's conditioning clip is cut from its own utterance, or, where the plan has `Prompts`, from
+another one of its speaker.
 """
 
 from __future__ import annotations
@@ -38,7 +44,9 @@ class PlannedBatch:
     epoch: int
     bucket: int
     utterances: np.ndarray  # int64[B], -1 in padding rows
-    prompts: np.ndarray  # int64[B], the utterance that the conditioning clip is cut from; -1 in padding rows
+    prompts: (
+        np.ndarray
+    )  # int64[B], the utterance that the conditioning clip is cut from; -1 in padding rows
     weights: np.ndarray  # float32[B], 0 in padding rows
     row_seeds: np.ndarray  # uint64[B], for crops
     seed: tuple[int, int]  # int32 pair, for dropout
@@ -61,20 +69,27 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Which utterances may lend another one their sound as its conditioning clip: those of its speaker. S speakers."""
+    """Which utterances may lend another one their sound as its conditioning clip: those of its
+    speaker. S speakers.
+    """
 
     speakers: np.ndarray  # int32[N], of the utterances in the plan's order
     pool: np.ndarray  # int32[P], utterance ids by speaker, then id
     offsets: np.ndarray  # int64[S + 1], where each speaker begins in `pool`
 
     def draw(self, positions: np.ndarray, utterances: np.ndarray, bits: np.ndarray) -> np.ndarray:
-        """int64[n]: for each utterance (its position in the order, its id, uint64 random bits) another one of its speaker in the
+        """int64[n]: for each utterance (its position in the order, its id, uint64 random bits)
+        another one of its speaker in the
         pool, uniformly; itself where there is none.
         """
         out = np.empty(len(utterances), np.int64)
-        for i, (speaker, own, u) in enumerate(zip(self.speakers[positions], utterances, stateless_random.uniform(bits), strict=True)):
+        for i, (speaker, own, u) in enumerate(
+            zip(self.speakers[positions], utterances, stateless_random.uniform(bits), strict=True)
+        ):
             others = self.pool[self.offsets[speaker] : self.offsets[speaker + 1]]
-            at = int(others.searchsorted(others.dtype.type(own)))  # of another type, and all of `others` would be converted
+            at = int(
+                others.searchsorted(others.dtype.type(own))
+            )  # of another type, and all of `others` would be converted
             inside = at < len(others) and others[at] == own
             k = int(u * (len(others) - inside))
             out[i] = others[k + (inside and k >= at)] if len(others) > inside else own
@@ -105,10 +120,19 @@ class Plan:
         prompts: Prompts | None = None,
     ):
         self.prompts = prompts
-        self.name, self.seed, self.sampling, self.buckets, self.order, self.offsets = name, seed, sampling, buckets, order, offsets
+        self.name, self.seed, self.sampling, self.buckets, self.order, self.offsets = (
+            name,
+            seed,
+            sampling,
+            buckets,
+            order,
+            offsets,
+        )
         self.num_utterances = len(order)
         sizes = offsets[:, -1] - offsets[:, 0]
-        per_bucket = np.array([-(-int(n) // b.batch_size) for n, b in zip(sizes, buckets, strict=True)], np.int64)
+        per_bucket = np.array(
+            [-(-int(n) // b.batch_size) for n, b in zip(sizes, buckets, strict=True)], np.int64
+        )
         self._sizes, self._starts = sizes, np.concatenate([[0], np.cumsum(per_bucket)])
         self.batches_per_epoch = int(self._starts[-1])
         if sampling == "balanced" and self.num_utterances:
@@ -117,12 +141,17 @@ class Plan:
     def _prepare_balanced(self) -> None:
         counts = np.diff(self.offsets, axis=1).astype(np.float64)  # [buckets, languages]
         per_language = counts.sum(0)
-        share = counts / np.where(per_language > 0, per_language, 1) / max(1, (per_language > 0).sum())
+        share = (
+            counts / np.where(per_language > 0, per_language, 1) / max(1, (per_language > 0).sum())
+        )
         rows = np.array([b.batch_size for b in self.buckets], np.float64)
         weight = share.sum(1) / rows
         weight /= weight.sum()
         self._bucket_cdf = np.cumsum(weight)
-        self._language_cdf = np.cumsum(share / np.where(share.sum(1, keepdims=True) > 0, share.sum(1, keepdims=True), 1), axis=1)
+        self._language_cdf = np.cumsum(
+            share / np.where(share.sum(1, keepdims=True) > 0, share.sum(1, keepdims=True), 1),
+            axis=1,
+        )
         # An epoch has as many rows as there are utterances, in expectation.
         self.batches_per_epoch = max(1, round(self.num_utterances / float((weight * rows).sum())))
 
@@ -131,15 +160,34 @@ class Plan:
         """Memory-map a plan that `write_plan` wrote. OSError where it is missing."""
         folder = Path(folder)
         meta = json.loads((folder / f"{name}.json").read_text())
-        order = np.load(folder / f"{name}.order.npy", mmap_mode="r") if meta["num_utterances"] else np.zeros(0, np.int32)
+        order = (
+            np.load(folder / f"{name}.order.npy", mmap_mode="r")
+            if meta["num_utterances"]
+            else np.zeros(0, np.int32)
+        )
         offsets = np.load(folder / f"{name}.offsets.npy")
         prompts = None
         if meta["prompts"] and meta["num_utterances"]:
-            # As plain arrays over the mapped files: slices of np.memmap cost 10 µs each, and there are two in every row.
-            prompts = Prompts(*(np.asarray(np.load(folder / f"{name}.{part}.npy", mmap_mode="r")) for part in _PROMPT_FILES))
-        return cls(name, meta["seed"], meta["sampling"], [Bucket(**b) for b in meta["buckets"]], order, offsets, prompts)
+            # As plain arrays over the mapped files: slices of np.memmap cost 10 µs each, and there
+            # are two in every row.
+            prompts = Prompts(
+                *(
+                    np.asarray(np.load(folder / f"{name}.{part}.npy", mmap_mode="r"))
+                    for part in _PROMPT_FILES
+                )
+            )
+        return cls(
+            name,
+            meta["seed"],
+            meta["sampling"],
+            [Bucket(**b) for b in meta["buckets"]],
+            order,
+            offsets,
+            prompts,
+        )
 
-    # -- batches -------------------------------------------------------------------------------------------------------------------
+    # -- batches
+    # ----------------------------------------------------------------------------------------------
 
     def _key(self, purpose: int, *parts: int) -> np.uint64:
         return stateless_random.key(self.seed, _NAMES[self.name], purpose, *parts)
@@ -149,7 +197,11 @@ class Plan:
         epoch, i = divmod(g, self.batches_per_epoch)
         if self.sampling == "balanced":
             u = float(stateless_random.uniform(stateless_random.draws(self._key(_BUCKET), g)))
-            return epoch, min(int(np.searchsorted(self._bucket_cdf, u, "right")), len(self.buckets) - 1), 0
+            return (
+                epoch,
+                min(int(np.searchsorted(self._bucket_cdf, u, "right")), len(self.buckets) - 1),
+                0,
+            )
         if self.sampling == "epoch":
             i = int(stateless_random.permute(self.batches_per_epoch, self._key(_ORDER, epoch), i))
         bucket = int(np.searchsorted(self._starts, i, "right")) - 1
@@ -159,16 +211,27 @@ class Plan:
         """Rows of batch g that hold an utterance, without building it."""
         _, bucket, k = self._locate(g)
         rows = self.buckets[bucket].batch_size
-        return rows if self.sampling == "balanced" else int(min(rows, self._sizes[bucket] - k * rows))
+        return (
+            rows if self.sampling == "balanced" else int(min(rows, self._sizes[bucket] - k * rows))
+        )
 
     def bucket_of(self, g: int) -> int:
         """The bucket of batch g."""
         return self._locate(g)[1]
 
     def batch(self, g: int) -> PlannedBatch:
-        """Batch number g. IndexError: g is negative, the plan is empty, or g is past the end of a fixed plan."""
-        if g < 0 or not self.num_utterances or (self.sampling == "fixed" and g >= self.batches_per_epoch):
-            raise IndexError(f"batch {g} of plan {self.name}: it has {self.batches_per_epoch} per epoch")
+        """Batch number g.
+
+        IndexError: g is negative, the plan is empty, or g is past the end of a fixed plan.
+        """
+        if (
+            g < 0
+            or not self.num_utterances
+            or (self.sampling == "fixed" and g >= self.batches_per_epoch)
+        ):
+            raise IndexError(
+                f"batch {g} of plan {self.name}: it has {self.batches_per_epoch} per epoch"
+            )
         epoch, bucket, k = self._locate(g)
         rows = self.buckets[bucket].batch_size
         if self.sampling == "balanced":
@@ -176,7 +239,9 @@ class Plan:
         else:
             index = np.arange(k * rows, min((k + 1) * rows, int(self._sizes[bucket])))
             if self.sampling == "epoch":
-                index = stateless_random.permute(int(self._sizes[bucket]), self._key(_ROWS, epoch, bucket), index)
+                index = stateless_random.permute(
+                    int(self._sizes[bucket]), self._key(_ROWS, epoch, bucket), index
+                )
             picks = self.offsets[bucket, 0] + index
         utterances = np.full(rows, -1, np.int64)
         utterances[: len(picks)] = self.order[picks]
@@ -185,18 +250,35 @@ class Plan:
             bits = stateless_random.draws(self._key(_PROMPT, g), np.arange(len(picks)))
             prompts[: len(picks)] = self.prompts.draw(picks, utterances[: len(picks)], bits)
         weights = (utterances >= 0).astype(np.float32)
-        dropout = stateless_random.draws(self._key(_DROPOUT, g), np.arange(2)) >> np.uint64(33)  # 31 bits: non-negative int32
+        dropout = stateless_random.draws(self._key(_DROPOUT, g), np.arange(2)) >> np.uint64(
+            33
+        )  # 31 bits: non-negative int32
         row_seeds = stateless_random.draws(self._key(_CROP, g), np.arange(rows))
-        return PlannedBatch(self.name, g, epoch, bucket, utterances, prompts, weights, row_seeds, (int(dropout[0]), int(dropout[1])))
+        return PlannedBatch(
+            self.name,
+            g,
+            epoch,
+            bucket,
+            utterances,
+            prompts,
+            weights,
+            row_seeds,
+            (int(dropout[0]), int(dropout[1])),
+        )
 
     def _pick_balanced(self, g: int, bucket: int, rows: int) -> np.ndarray:
-        u = stateless_random.uniform(stateless_random.draws(self._key(_LANGUAGE, g), np.arange(rows)))
-        language = np.minimum(np.searchsorted(self._language_cdf[bucket], u, "right"), self.offsets.shape[1] - 2)
+        u = stateless_random.uniform(
+            stateless_random.draws(self._key(_LANGUAGE, g), np.arange(rows))
+        )
+        language = np.minimum(
+            np.searchsorted(self._language_cdf[bucket], u, "right"), self.offsets.shape[1] - 2
+        )
         begin, end = self.offsets[bucket, language], self.offsets[bucket, language + 1]
         v = stateless_random.uniform(stateless_random.draws(self._key(_PICK, g), np.arange(rows)))
         return begin + (v * (end - begin)).astype(np.int64)
 
-    # -- steps ---------------------------------------------------------------------------------------------------------------------
+    # -- steps
+    # ----------------------------------------------------------------------------------------------
 
     def steps_per_epoch(self, accumulate: int) -> int:
         """Optimizer updates per epoch; the last may have fewer batches."""
@@ -206,15 +288,17 @@ class Plan:
         """Step s (1-based): which batches it consumes. A step never crosses an epoch's end."""
         epoch, i = divmod(s - 1, self.steps_per_epoch(accumulate))
         first = epoch * self.batches_per_epoch + i * accumulate
-        return PlannedStep(s, epoch, first, min(accumulate, (epoch + 1) * self.batches_per_epoch - first))
+        return PlannedStep(
+            s, epoch, first, min(accumulate, (epoch + 1) * self.batches_per_epoch - first)
+        )
 
 
 @dataclass(frozen=True)
 class PlanRows:
     """The utterances of a plan, int[N]; the fields after `ids` belong to them, elementwise.
 
-    `pool`: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be cut
-    from. None: every utterance's clip is cut from itself.
+    `pool`: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be
+    cut from. None: every utterance's clip is cut from itself.
     """
 
     ids: np.ndarray
@@ -224,7 +308,9 @@ class PlanRows:
     pool: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def write_plan(folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: str, buckets: list[Bucket]) -> str:
+def write_plan(
+    folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: str, buckets: list[Bucket]
+) -> str:
     """Write a plan's arrays; returns the digest of its content."""
     ids, bucket_of, language = rows.ids, rows.bucket_of, rows.language
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,13 +319,22 @@ def write_plan(folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: 
     order = np.ascontiguousarray(ids[rank], np.int32)
     cell = bucket_of[rank].astype(np.int64) * num_languages + language[rank]
     bounds = np.searchsorted(cell, np.arange(len(buckets) * num_languages + 1))
-    offsets = np.stack([bounds[b * num_languages : (b + 1) * num_languages + 1] for b in range(len(buckets))]).astype(np.int64)
-    meta = {"seed": seed, "sampling": sampling, "num_utterances": len(ids), "prompts": rows.pool is not None}
+    offsets = np.stack(
+        [bounds[b * num_languages : (b + 1) * num_languages + 1] for b in range(len(buckets))]
+    ).astype(np.int64)
+    meta = {
+        "seed": seed,
+        "sampling": sampling,
+        "num_utterances": len(ids),
+        "prompts": rows.pool is not None,
+    }
     meta |= {"buckets": [b.to_dict() for b in buckets]}
     text = json.dumps(meta, indent=1)
     arrays = {"order": order, "offsets": offsets}
     if rows.pool is not None:
-        arrays |= dict(zip(_PROMPT_FILES, _prompt_arrays(rows.speaker[rank], *rows.pool), strict=True))
+        arrays |= dict(
+            zip(_PROMPT_FILES, _prompt_arrays(rows.speaker[rank], *rows.pool), strict=True)
+        )
     h = xxhash.xxh3_128(text.encode())
     for part, array in arrays.items():
         np.save(folder / f"{name}.{part}.npy", array)
@@ -248,9 +343,17 @@ def write_plan(folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: 
     return h.hexdigest()
 
 
-def _prompt_arrays(speakers: np.ndarray, ids: np.ndarray, of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The arrays of `Prompts` for utterances of these speakers, from the pool's ids and their speakers."""
+def _prompt_arrays(
+    speakers: np.ndarray, ids: np.ndarray, of: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The arrays of `Prompts` for utterances of these speakers, from the pool's ids and their
+    speakers.
+    """
     rank = np.lexsort((ids, of))
     num_speakers = 1 + max(int(speakers.max(initial=-1)), int(of.max(initial=-1)))
     offsets = np.searchsorted(of[rank], np.arange(num_speakers + 1)).astype(np.int64)
-    return np.ascontiguousarray(speakers, np.int32), np.ascontiguousarray(ids[rank], np.int32), offsets
+    return (
+        np.ascontiguousarray(speakers, np.int32),
+        np.ascontiguousarray(ids[rank], np.int32),
+        offsets,
+    )

@@ -1,7 +1,7 @@
 """Randomness without state: hashes of counters, and permutations that answer one index at a time.
 
-A run must be a pure function of its seed, so nothing here remembers anything: the same (key, index) gives the same answer in
-every process, on every machine, forever.
+A run must be a pure function of its seed, so nothing here remembers anything: the same (key, index)
+gives the same answer in every process, on every machine, forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _ROUNDS = 6
 
 
 def splitmix64(x) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), elementwise over uint64; a bijection."""
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), elementwise over uint64; a
+    bijection.
+    """
     with np.errstate(over="ignore"):
         z = np.asarray(x, np.uint64) + np.uint64(_GOLDEN)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_MUL1)
@@ -23,7 +25,9 @@ def splitmix64(x) -> np.ndarray:
 
 
 def _mix(x: int) -> int:
-    """`splitmix64` of one number below 2^64: a tenth of what NumPy takes for one, and a plan asks for dozens of them per batch."""
+    """`splitmix64` of one number below 2^64: a tenth of what NumPy takes for one, and a plan asks
+    for dozens of them per batch.
+    """
     z = (x + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MUL1) & _MASK
     z = ((z ^ (z >> 27)) * _MUL2) & _MASK
@@ -51,8 +55,9 @@ def uniform(bits) -> np.ndarray:
 def permute(n: int, k: np.uint64, index) -> np.ndarray:
     """Where a keyed permutation of range(n) sends `index`; int64, no table.
 
-    A Feistel network on the next even number of bits, walked until the value falls below n (format-preserving encryption by
-    cycle walking): memory O(1), on average fewer than four walks for n >= 16.
+    A Feistel network on the next even number of bits, walked until the value falls below n
+    (format-preserving encryption by cycle walking): memory O(1), on average fewer than four walks
+    for n >= 16.
     """
     x = np.asarray(index, np.uint64)
     if n <= 1:

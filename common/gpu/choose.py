@@ -1,8 +1,11 @@
-"""GPUs. The parent lists them through NVML (no CUDA, no TensorFlow), chooses, and pins each child by its environment before its
-interpreter starts; the child proves with a real operation that it got the one it was given.
+"""GPUs.
 
-An index counts within the parent's CUDA_VISIBLE_DEVICES where that is set (its entries are handed on verbatim: indices, UUIDs,
-MIG names), else in NVML order, which is that of the PCI bus.
+The parent lists them through NVML (no CUDA, no TensorFlow), chooses, and pins each child by its
+environment before its interpreter starts; the child proves with a real operation that it got the
+one it was given.
+
+An index counts within the parent's CUDA_VISIBLE_DEVICES where that is set (its entries are handed
+on verbatim: indices, UUIDs, MIG names), else in NVML order, which is that of the PCI bus.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from common.system.errors import BadInput
 
 DEVICE = "XTTS_DEVICE"  # "gpu" or "cpu", for the child
 MEMORY_LIMIT = "XTTS_GPU_MEMORY_MB"  # the child's share of the card
-# Per process beside TensorFlow's limit: the context, libraries, programs. The child measures its card and takes less where that is more.
+# Per process beside TensorFlow's limit: the context, libraries, programs. The child measures its
+# card and takes less where that is more.
 DRIVER_MB = 1200
 CPU_ADVICE = "ask for the CPU with --data-gpu cpu --model-gpu cpu"
 
@@ -47,7 +51,10 @@ class Gpu:
     free_mb: int = 0
 
     def __str__(self) -> str:
-        return f"{self.index}  {self.bus_id}  {self.uuid}  {self.name}  {self.memory_mb} MB, {self.free_mb} MB free"
+        return (
+            f"{self.index}  {self.bus_id}  {self.uuid}  {self.name}  {self.memory_mb} MB,"
+            f" {self.free_mb} MB free"
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,10 @@ class Listing:
 
 @dataclass(frozen=True)
 class Device:
-    """What one process computes on. `visible` is its CUDA_VISIBLE_DEVICES, `index` the user's number for it."""
+    """What one process computes on.
+
+    `visible` is its CUDA_VISIBLE_DEVICES, `index` the user's number for it.
+    """
 
     kind: str  # "gpu" or "cpu"
     visible: str = "-1"
@@ -95,11 +105,15 @@ class Devices:
         return self.trainer.kind == "cpu" and all(d.kind == "cpu" for d in self.producers)
 
 
-# -- the parent ---------------------------------------------------------------------------------------------------------------
+# -- the parent
+# --------------------------------------------------------------------------------------------------
 
 
 def list_gpus(nvml=None) -> Listing:
-    """Every GPU NVML knows, MIG slices in place of their card. No driver: an empty listing with the reason."""
+    """Every GPU NVML knows, MIG slices in place of their card.
+
+    No driver: an empty listing with the reason.
+    """
     if nvml is None:
         try:
             import pynvml as nvml
@@ -113,12 +127,20 @@ def list_gpus(nvml=None) -> Listing:
         gpus: list[Gpu] = []
         for i in range(nvml.nvmlDeviceGetCount()):
             card = nvml.nvmlDeviceGetHandleByIndex(i)
-            gpus += [_describe(nvml, h, card, len(gpus) + k) for k, h in enumerate(_slices(nvml, card) or [card])]
+            gpus += [
+                _describe(nvml, h, card, len(gpus) + k)
+                for k, h in enumerate(_slices(nvml, card) or [card])
+            ]
         cuda = nvml.nvmlSystemGetCudaDriverVersion()
-        driver = f"{_text(nvml.nvmlSystemGetDriverVersion())} (up to CUDA {cuda // 1000}.{cuda % 1000 // 10})"
+        driver = (
+            f"{_text(nvml.nvmlSystemGetDriverVersion())} (up to CUDA"
+            f" {cuda // 1000}.{cuda % 1000 // 10})"
+        )
         return Listing(tuple(gpus), "" if gpus else "the driver reports no GPU", driver)
     except nvml.NVMLError as e:
-        return Listing(reason=f"the NVIDIA driver answers with an error (NVML: {e}); see `nvidia-smi`")
+        return Listing(
+            reason=f"the NVIDIA driver answers with an error (NVML: {e}); see `nvidia-smi`"
+        )
     finally:
         nvml.nvmlShutdown()
 
@@ -147,7 +169,14 @@ def _describe(nvml, handle, card, index: int) -> Gpu:
     except nvml.NVMLError:  # unified memory: NVML does not say
         total, free = 0, 0
     bus_id = _text(nvml.nvmlDeviceGetPciInfo(card).busId)
-    return Gpu(index, bus_id, _text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)), total, free)
+    return Gpu(
+        index,
+        bus_id,
+        _text(nvml.nvmlDeviceGetUUID(handle)),
+        _text(nvml.nvmlDeviceGetName(handle)),
+        total,
+        free,
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -176,7 +205,9 @@ def _find(entry: str, listing: Listing) -> Gpu | None:
     """The GPU of an index or of a UUID's beginning; None: none, or several."""
     if entry.isdigit():
         return listing.gpus[int(entry)] if int(entry) < len(listing.gpus) else None
-    found = [g for g in listing.gpus if entry.startswith(("GPU-", "MIG-")) and g.uuid.startswith(entry)]
+    found = [
+        g for g in listing.gpus if entry.startswith(("GPU-", "MIG-")) and g.uuid.startswith(entry)
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -184,13 +215,17 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
     """Devices for the producers and the trainer, from `data_gpu`, `model_gpu` and `devices`.
 
     Raises:
-        BadInput: a device was asked for that is not there; the message has the valid range and the list.
+        BadInput: a device was asked for that is not there; the message has the valid range and the
+        list.
     """
     visible = visible_devices(listing, env)
     notes: list[str] = []
     cpu_only = config.devices == "auto" and (not visible or _is_cpu_build())
     if cpu_only and visible and None in (config.data_gpu, config.model_gpu):
-        notes.append("this TensorFlow is the CPU build: the GPUs stay unused (pip install 'tensorflow[and-cuda]' uses them)")
+        notes.append(
+            "this TensorFlow is the CPU build: the GPUs stay unused (pip install"
+            " 'tensorflow[and-cuda]' uses them)"
+        )
     data = _asked("data_gpu", config.data_gpu, visible, listing, env)
     model = _asked("model_gpu", config.model_gpu, visible, listing, env)
     if model is not None and len(model) > 1:
@@ -202,24 +237,45 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
     if len(data) > max(1, config.producers.count):
         idle = ", ".join(str(d) for d in data[max(1, config.producers.count) :])
         notes.append(
-            f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count} producer(s): {idle} stays idle; "
-            f"--num-producers {len(data)} uses all"
+            f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count}"
+            f" producer(s): {idle} stays idle; --num-producers {len(data)} uses all"
         )
     devices = _split_memory(Devices(data, model[0], tuple(notes)), config)
     limited = any(d.memory_mb for d in (*devices.producers, devices.trainer))
     if limited and (growth := env.get("TF_FORCE_GPU_ALLOW_GROWTH")) is not None:
-        said = f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow knows one or the other"
+        said = (
+            f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow"
+            " knows one or the other"
+        )
         devices = replace(devices, notes=(*devices.notes, said))
     return replace(devices, sampler=_for_samples(config, devices, visible, listing, env))
 
 
-def _for_samples(config: Wanted, devices: Devices, visible: list[Device], listing: Listing, env: Mapping[str, str]) -> Device:
-    """Where the samples are made: as `samples.device` says, else on a producer's GPU, never beside the trainer, whose memory is its own."""
+def _for_samples(
+    config: Wanted,
+    devices: Devices,
+    visible: list[Device],
+    listing: Listing,
+    env: Mapping[str, str],
+) -> Device:
+    """Where the samples are made: as `samples.device` says, else on a producer's GPU, never beside
+    the trainer, whose memory is its own.
+    """
     asked = _asked("samples.device", config.samples.device, visible, listing, env)
     if asked is None:
-        return next((d for d in devices.producers if d.kind == "gpu" and d.visible != devices.trainer.visible), CPU)
+        return next(
+            (
+                d
+                for d in devices.producers
+                if d.kind == "gpu" and d.visible != devices.trainer.visible
+            ),
+            CPU,
+        )
     if len(asked) > 1:
-        raise BadInput(f"samples.device={config.samples.device}: one process makes the samples; name one device")
+        raise BadInput(
+            f"samples.device={config.samples.device}: one process makes the samples; name one"
+            " device"
+        )
     return asked[0]
 
 
@@ -232,14 +288,18 @@ def _is_cpu_build() -> bool:
     return True
 
 
-def _asked(key: str, value: str | None, visible: list[Device], listing: Listing, env: Mapping[str, str]) -> tuple[Device, ...] | None:
+def _asked(
+    key: str, value: str | None, visible: list[Device], listing: Listing, env: Mapping[str, str]
+) -> tuple[Device, ...] | None:
     """Parse "0", "0,2", "cpu", a UUID or a MIG name; None: not asked."""
     if value is None:
         return None
     return tuple(_one(key, part.strip(), visible, listing, env) for part in str(value).split(","))
 
 
-def _one(key: str, text: str, visible: list[Device], listing: Listing, env: Mapping[str, str]) -> Device:
+def _one(
+    key: str, text: str, visible: list[Device], listing: Listing, env: Mapping[str, str]
+) -> Device:
     if text.lower() == "cpu":
         return CPU
     if text.isdigit():
@@ -250,13 +310,23 @@ def _one(key: str, text: str, visible: list[Device], listing: Listing, env: Mapp
         found = [d for d in visible if (d.gpu.uuid if d.gpu else d.visible).startswith(text)]
         if len(found) == 1:
             return found[0]
-        raise BadInput(f"{key}={text}: {'several GPUs begin so' if found else 'no such GPU'}; {_what_there_is(visible, listing, env)}")
+        raise BadInput(
+            f"{key}={text}: {'several GPUs begin so' if found else 'no such GPU'};"
+            f" {_what_there_is(visible, listing, env)}"
+        )
     raise BadInput(
-        f"{key}={text}: expected an index, a list such as 0,2, a UUID (GPU-…, MIG-…) or cpu; {_what_there_is(visible, listing, env)}"
+        f"{key}={text}: expected an index, a list such as 0,2, a UUID (GPU-…, MIG-…) or cpu;"
+        f" {_what_there_is(visible, listing, env)}"
     )
 
 
-def _default(key: str, visible: list[Device], taken: tuple[Device, ...], listing: Listing, env: Mapping[str, str]) -> Device:
+def _default(
+    key: str,
+    visible: list[Device],
+    taken: tuple[Device, ...],
+    listing: Listing,
+    env: Mapping[str, str],
+) -> Device:
     """The first GPU that the other role does not use, else a shared one."""
     if not visible:
         raise BadInput(f"{key}: {_what_there_is(visible, listing, env)}")
@@ -266,22 +336,35 @@ def _default(key: str, visible: list[Device], taken: tuple[Device, ...], listing
 
 def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, str]) -> str:
     masked = env.get("CUDA_VISIBLE_DEVICES")
-    within = "" if masked is None else f" (CUDA_VISIBLE_DEVICES={masked!r} is set: indices count within it)"
+    within = (
+        ""
+        if masked is None
+        else f" (CUDA_VISIBLE_DEVICES={masked!r} is set: indices count within it)"
+    )
     if not visible:
         why = listing.reason or "CUDA_VISIBLE_DEVICES hides every GPU"
         return f"no GPU is visible: {why}{within}. Fix that, or {CPU_ADVICE}"
     valid = "0" if len(visible) == 1 else f"0 to {len(visible) - 1}"
     lines = [f"  {d.index}: {d.gpu if d.gpu else d.visible}" for d in visible]
-    return f"valid: {valid}{within}, or cpu. GPUs (index: NVML index, bus id, UUID, name, memory):\n" + "\n".join(lines)
+    return (
+        f"valid: {valid}{within}, or cpu. GPUs (index: NVML index, bus id, UUID, name, memory):\n"
+        + "\n".join(lines)
+    )
 
 
 def _split_memory(devices: Devices, config: Wanted) -> Devices:
-    """Hard limits where producers share the trainer's card, so that neither can take the other's memory later.
+    """Hard limits where producers share the trainer's card, so that neither can take the other's
+    memory later.
 
-    Producers together get a sixth of what is free (or `gpu_memory_mb` each), each process DRIVER_MB beside that, the trainer the rest.
+    Producers together get a sixth of what is free (or `gpu_memory_mb` each), each process DRIVER_MB
+    beside that, the trainer the rest.
     """
     count = max(1, config.producers.count)
-    shared = [i for i in range(count) if devices.producers[i % len(devices.producers)].visible == devices.trainer.visible]
+    shared = [
+        i
+        for i in range(count)
+        if devices.producers[i % len(devices.producers)].visible == devices.trainer.visible
+    ]
     if devices.trainer.kind == "cpu" or not shared:
         if config.gpu_memory_mb and devices.producers[0].kind == "gpu":
             limited = tuple(_limit(d, config.gpu_memory_mb) for d in devices.producers)
@@ -289,28 +372,43 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
         return devices
     card = devices.trainer.gpu
     if card is None or not card.memory_mb:
-        note = "producers and trainer share a GPU of unknown size: no memory split, both grow as needed; gpu_memory_mb caps the producers"
+        note = (
+            "producers and trainer share a GPU of unknown size: no memory split, both grow as"
+            " needed; gpu_memory_mb caps the producers"
+        )
         cap = config.gpu_memory_mb or None
-        return Devices(tuple(_limit(d, cap) for d in devices.producers), devices.trainer, (*devices.notes, note))
+        return Devices(
+            tuple(_limit(d, cap) for d in devices.producers),
+            devices.trainer,
+            (*devices.notes, note),
+        )
     usable = min(card.memory_mb, card.free_mb or card.memory_mb) - DRIVER_MB * (1 + len(shared))
-    cap = config.gpu_memory_mb or max(512, min(card.memory_mb, card.free_mb or card.memory_mb) // 6 // len(shared))
+    cap = config.gpu_memory_mb or max(
+        512, min(card.memory_mb, card.free_mb or card.memory_mb) // 6 // len(shared)
+    )
     rest = usable - cap * len(shared)
     where, who = f"GPU {devices.trainer.index}", f"{len(shared)} producer(s)"
     if rest < 1024:
         raise BadInput(
-            f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and the CUDA contexts the trainer is left "
-            f"{rest} MB. Free the card (nvidia-smi shows who uses it), lower gpu_memory_mb, or use --data-gpu cpu"
+            f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and"
+            f" the CUDA contexts the trainer is left {rest} MB. Free the card (nvidia-smi shows who"
+            " uses it), lower gpu_memory_mb, or use --data-gpu cpu"
         )
     note = (
-        f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB, and {DRIVER_MB} MB stay free for the driver's part of each "
-        "(gpu_memory_mb changes it)"
+        f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB, and {DRIVER_MB} MB"
+        " stay free for the driver's part of each (gpu_memory_mb changes it)"
     )
-    producers = tuple(_limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers)
+    producers = tuple(
+        _limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers
+    )
     return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
 
 
-def choose_one(config: Wanted, asked: str | None, number: int, listing: Listing, env: Mapping[str, str]) -> Device:
-    """The device of one more producer, the `number`th beyond the run's own, while the run may be using its GPUs.
+def choose_one(
+    config: Wanted, asked: str | None, number: int, listing: Listing, env: Mapping[str, str]
+) -> Device:
+    """The device of one more producer, the `number`th beyond the run's own, while the run may be
+    using its GPUs.
 
     Raises:
         BadInput: no such device, or it is the trainer's card and too little of it is free.
@@ -318,7 +416,11 @@ def choose_one(config: Wanted, asked: str | None, number: int, listing: Listing,
     if asked is not None and "," in asked:
         raise BadInput(f"--gpu {asked}: one producer uses one device")
     try:
-        planned = choose_gpus(config if asked is None else config.model_copy(update={"data_gpu": asked}), without_use(listing), env)
+        planned = choose_gpus(
+            config if asked is None else config.model_copy(update={"data_gpu": asked}),
+            without_use(listing),
+            env,
+        )
     except BadInput as e:
         raise BadInput(str(e).replace(CPU_ADVICE, "ask for the CPU with --gpu cpu")) from e
     device = planned.producers[number % len(planned.producers)]
@@ -330,25 +432,33 @@ def choose_one(config: Wanted, asked: str | None, number: int, listing: Listing,
         cap = min(cap or free, free - DRIVER_MB)
         if cap < 512:
             raise BadInput(
-                f"GPU {device.index} is the trainer's and has {free} MB free, too little for another producer; use --gpu cpu or another GPU"
+                f"GPU {device.index} is the trainer's and has {free} MB free, too little for"
+                " another producer; use --gpu cpu or another GPU"
             )
     return _limit(device, cap)
 
 
 def without_use(listing: Listing) -> Listing:
     """The listing as if nothing ran: what is in use now may be this run's own."""
-    return Listing(tuple(replace(g, free_mb=0) for g in listing.gpus), listing.reason, listing.driver)
+    return Listing(
+        tuple(replace(g, free_mb=0) for g in listing.gpus), listing.reason, listing.driver
+    )
 
 
 def _limit(device: Device, memory_mb: int | None) -> Device:
-    return device if device.kind == "cpu" else Device("gpu", device.visible, device.index, device.gpu, memory_mb)
+    return (
+        device
+        if device.kind == "cpu"
+        else Device("gpu", device.visible, device.index, device.gpu, memory_mb)
+    )
 
 
 def child_env(device: Device, env: Mapping[str, str]) -> dict[str, str | None]:
     """The environment that pins one child; None removes a variable.
 
-    Libraries that start a thread per core get one: processes would take the cores from each other, and the number must not
-    follow the machine, because a BLAS's thread count changes bits. TensorFlow's own threads come from the run's settings.
+    Libraries that start a thread per core get one: processes would take the cores from each other,
+    and the number must not follow the machine, because a BLAS's thread count changes bits.
+    TensorFlow's own threads come from the run's settings.
     """
     set_: dict[str, str | None] = {
         "CUDA_VISIBLE_DEVICES": device.visible,
@@ -359,10 +469,17 @@ def child_env(device: Device, env: Mapping[str, str]) -> dict[str, str | None]:
         "PYTHONUNBUFFERED": "1",
     }
     if device.memory_mb:
-        # A limit reserves its share at once; growth together with it makes TensorFlow raise. The limit wins.
+        # A limit reserves its share at once; growth together with it makes TensorFlow raise. The
+        # limit wins.
         set_["TF_FORCE_GPU_ALLOW_GROWTH"] = None
     elif device.kind == "gpu":
         set_["TF_FORCE_GPU_ALLOW_GROWTH"] = env.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    for name in (
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "NUMBA_NUM_THREADS",
+    ):
         set_[name] = env.get(name, "1")
     return set_

@@ -1,4 +1,5 @@
-"""The child's side of a GPU: take the one device that the environment gives, limit its memory, and prove it with real operations.
+"""The child's side of a GPU: take the one device that the environment gives, limit its memory, and
+prove it with real operations.
 
 This module imports TensorFlow when `prove_device` is called; the launcher never calls it.
 """
@@ -35,14 +36,17 @@ _LIBRARIES = {
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
 
-# Keras imports these where they are installed, for wrappers and plots that nothing here uses: a third of the time that TensorFlow takes
-# to be imported.
+# Keras imports these where they are installed, for wrappers and plots that nothing here uses: a
+# third of the time that TensorFlow takes to be imported.
 _NOT_NEEDED = ("sklearn", "pandas", "matplotlib")
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The proven device. `name` is TensorFlow's ("/device:GPU:0"), `uuid` and `bus_id` are empty on the CPU."""
+    """The proven device.
+
+    `name` is TensorFlow's ("/device:GPU:0"), `uuid` and `bus_id` are empty on the CPU.
+    """
 
     kind: str
     name: str
@@ -57,7 +61,10 @@ class DeviceInfo:
 
 
 def import_tensorflow():
-    """TensorFlow, without what Keras would load besides; for a process's first import of it. ImportError as from `import tensorflow`."""
+    """TensorFlow, without what Keras would load besides; for a process's first import of it.
+
+    ImportError as from `import tensorflow`.
+    """
     with absent(_NOT_NEEDED):
         import tensorflow as tf
     return tf
@@ -83,17 +90,20 @@ def prove_device(
     inter_threads: int = 0,
     whole_card: bool = False,
 ) -> DeviceInfo:
-    """Set TensorFlow up on this process's one device and run a matrix product and a convolution there. Call once, first.
+    """Set TensorFlow up on this process's one device and run a matrix product and a convolution
+    there. Call once, first.
 
     Args:
         expected: "gpu" or "cpu"; None: as the launcher's environment says, "cpu" without one.
-        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Less where the driver takes more than the
+        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Less
+        where the driver takes more than the
             launcher left for it (`common.gpu.memory`).
-        whole_card: nothing else of this run is on the card, so that a small one may be taken at once.
-        intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
+        whole_card: nothing else of this run is on the card, so that a small one may be taken at
+        once. intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
 
     Raises:
-        BadInput: not exactly one GPU, or it cannot compute; the message names the library at fault and the versions.
+        BadInput: not exactly one GPU, or it cannot compute; the message names the library at fault
+        and the versions.
     """
     expected = expected or os.environ.get(DEVICE, "cpu")
     if memory_limit_mb is None and os.environ.get(MEMORY_LIMIT):
@@ -103,7 +113,10 @@ def prove_device(
     try:
         tf = import_tensorflow()
     except ImportError as e:
-        raise BadInput(f"TensorFlow cannot be imported: {e}; install it with pip install 'tensorflow[and-cuda]' or tensorflow-cpu") from e
+        raise BadInput(
+            f"TensorFlow cannot be imported: {e}; install it with pip install"
+            " 'tensorflow[and-cuda]' or tensorflow-cpu"
+        ) from e
     if intra_threads:
         tf.config.threading.set_intra_op_parallelism_threads(intra_threads)
     if inter_threads:
@@ -125,10 +138,15 @@ def _prove_gpu(tf, memory_limit_mb: int | None, whole_card: bool) -> DeviceInfo:
     if CACHE in os.environ:
         Path(os.environ[CACHE]).mkdir(parents=True, exist_ok=True)
     if len(gpus) != 1:
-        why = f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs with CUDA_VISIBLE_DEVICES={visible}, expected exactly 1"
+        why = (
+            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs with"
+            f" CUDA_VISIBLE_DEVICES={visible}, expected exactly 1"
+        )
         raise BadInput(why if gpus else f"{why}: {diagnose(tf)}")
     if memory_limit_mb:
-        tf.config.set_logical_device_configuration(gpus[0], [tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit_mb)])
+        tf.config.set_logical_device_configuration(
+            gpus[0], [tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit_mb)]
+        )
     elif os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true").lower() != "false":
         tf.config.experimental.set_memory_growth(gpus[0], True)
     details = tf.config.experimental.get_device_details(gpus[0])
@@ -148,13 +166,24 @@ def _prove_gpu(tf, memory_limit_mb: int | None, whole_card: bool) -> DeviceInfo:
             context.free_mb,
             f"gets {memory_limit_mb} MB" if memory_limit_mb else "takes what it needs",
         )
-    return DeviceInfo("gpu", "/device:GPU:0", label, uuid, bus_id, memory_limit_mb, details.get("compute_capability"))
+    return DeviceInfo(
+        "gpu",
+        "/device:GPU:0",
+        label,
+        uuid,
+        bus_id,
+        memory_limit_mb,
+        details.get("compute_capability"),
+    )
 
 
 def _refusal(visible: str | None, error: Exception, diagnosis: Callable[[], str]) -> str:
     said = str(error).splitlines()[0]
     if is_out_of_memory(error):
-        return f"the GPU {visible} is full: {said}; `nvidia-smi` lists what holds its memory: end that, or choose another GPU"
+        return (
+            f"the GPU {visible} is full: {said}; `nvidia-smi` lists what holds its memory: end"
+            " that, or choose another GPU"
+        )
     return f"the GPU {visible} cannot compute: {said}; {diagnosis()}"
 
 
@@ -163,8 +192,14 @@ def _compute(tf, device: str) -> None:
     with tf.device(device):
         product = tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
         image = tf.nn.conv2d(tf.ones([1, 8, 8, 4]), tf.ones([3, 3, 4, 2]), 1, "VALID")
-        if float(tf.reduce_max(tf.abs(product - 64.0))) > 1e-3 or float(tf.reduce_max(tf.abs(image - 36.0))) > 1e-3:
-            raise BadInput(f"{device} computes wrong numbers (a product of ones, a box filter): check the hardware and the driver")
+        if (
+            float(tf.reduce_max(tf.abs(product - 64.0))) > 1e-3
+            or float(tf.reduce_max(tf.abs(image - 36.0))) > 1e-3
+        ):
+            raise BadInput(
+                f"{device} computes wrong numbers (a product of ones, a box filter): check the"
+                " hardware and the driver"
+            )
 
 
 def _identify(visible: str | None) -> tuple[str, str]:
@@ -179,7 +214,10 @@ def _identify(visible: str | None) -> tuple[str, str]:
 def versions(tf) -> dict[str, str]:
     """Versions of TensorFlow and of the CUDA libraries, built for and found."""
     build = tf.sysconfig.get_build_info()
-    found = {"tensorflow": tf.__version__, "built for CUDA": build.get("cuda_version", "none (CPU build)")}
+    found = {
+        "tensorflow": tf.__version__,
+        "built for CUDA": build.get("cuda_version", "none (CPU build)"),
+    }
     found["built for cuDNN"] = str(build.get("cudnn_version", "none (CPU build)"))
     found["CUDA runtime found"] = _runtime_version() or "none"
     found["cuDNN found"] = cudnn_version() or "none"
@@ -205,21 +243,39 @@ def cudnn_version() -> str:
 
 
 def diagnose(tf) -> str:
-    """Why no GPU can be used: the CPU build, the libraries that do not load, or versions that do not fit."""
+    """Why no GPU can be used: the CPU build, the libraries that do not load, or versions that do
+    not fit.
+    """
     build = tf.sysconfig.get_build_info()
     if not build.get("is_cuda_build"):
-        return "this TensorFlow is the CPU build; install the GPU one: pip uninstall tensorflow-cpu; pip install 'tensorflow[and-cuda]'"
+        return (
+            "this TensorFlow is the CPU build; install the GPU one: pip uninstall tensorflow-cpu;"
+            " pip install 'tensorflow[and-cuda]'"
+        )
     missing = [f"{name} ({package})" for name, package in _LIBRARIES.items() if _load(name) is None]
     if missing:
-        return f"cannot load {', '.join(missing)}; pip install 'tensorflow[and-cuda]', and no other CUDA first in LD_LIBRARY_PATH"
+        return (
+            f"cannot load {', '.join(missing)}; pip install 'tensorflow[and-cuda]', and no other"
+            " CUDA first in LD_LIBRARY_PATH"
+        )
     v = versions(tf)
-    return "the libraries load; " + ", ".join(f"{k} {x}" for k, x in v.items()) + "; compare with the driver in `nvidia-smi`"
+    return (
+        "the libraries load; "
+        + ", ".join(f"{k} {x}" for k, x in v.items())
+        + "; compare with the driver in `nvidia-smi`"
+    )
 
 
 def _load(name: str) -> ctypes.CDLL | None:
-    """A library by its name, as the process finds it, else from the nvidia wheels, where TensorFlow looks by itself."""
+    """A library by its name, as the process finds it, else from the nvidia wheels, where TensorFlow
+    looks by itself.
+    """
     places = [name]
-    for root in (*site.getsitepackages(), site.getusersitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+    for root in (
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ):
         places += glob.glob(os.path.join(root, "nvidia", "*", "lib", name)) if root else []
     for place in places:
         try:

@@ -1,7 +1,9 @@
-"""How much of a card TensorFlow may take: what the driver takes beside it is measured on the card at hand and left free.
+"""How much of a card TensorFlow may take: what the driver takes beside it is measured on the card
+at hand and left free.
 
-The driver's part of a process is its context, made before TensorFlow starts and so measured exactly, and what comes later: libraries'
-kernels and workspaces, compiled programs, CUDA graphs (`LATER_MB`, the most that was seen; see docs/memory.md).
+The driver's part of a process is its context, made before TensorFlow starts and so measured
+exactly, and what comes later: libraries' kernels and workspaces, compiled programs, CUDA graphs
+(`LATER_MB`, the most that was seen; see docs/memory.md).
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ log = logging.getLogger(__name__)
 
 MEMORY = "GPU memory: "  # how the account begins in the log
 LATER_MB = 700
-# A card with less than this free is given to a trainer that is alone on it at once, but for the driver's part. On a larger one its
-# memory grows as needed: what it does not need stays free for others.
+# A card with less than this free is given to a trainer that is alone on it at once, but for the
+# driver's part. On a larger one its memory grows as needed: what it does not need stays free for
+# others.
 TIGHT_MB = 32_000
 LEAST_FREE_MB = 150
 _LEAST_MB = 1024
@@ -32,13 +35,19 @@ class Context:
 
 
 def open_context() -> Context | None:
-    """Make the context that TensorFlow will use; None where the driver or NVML does not say what it took."""
+    """Make the context that TensorFlow will use; None where the driver or NVML does not say what it
+    took.
+    """
     before = this_card()
     if before is None or not before.free_mb:
         return None
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+    if (
+        cuda.cuInit(0)
+        or cuda.cuDeviceGet(ctypes.byref(device), 0)
+        or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    ):
         return None
     after = this_card()
     return None if after is None else Context(max(0, before.free_mb - after.free_mb), after.free_mb)
@@ -67,7 +76,9 @@ def this_card() -> Gpu | None:
 
 
 def cuda_identity() -> str:
-    """UUID of CUDA device 0 of this process, from the driver itself; "" where it cannot be asked."""
+    """UUID of CUDA device 0 of this process, from the driver itself; "" where it cannot
+    be asked.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -82,7 +93,10 @@ def cuda_identity() -> str:
 
 @dataclass(frozen=True)
 class Account:
-    """A card's memory after a stage's largest step, in MB. `limit_mb` None: TensorFlow's memory grows."""
+    """A card's memory after a stage's largest step, in MB.
+
+    `limit_mb` None: TensorFlow's memory grows.
+    """
 
     card_mb: int
     free_mb: int
@@ -92,13 +106,20 @@ class Account:
 
     def rows(self, rows: int) -> int:
         """How many rows of that step's length would fit."""
-        available = self.limit_mb if self.limit_mb is not None else self.free_mb + self.step_mb - LATER_MB
+        available = (
+            self.limit_mb if self.limit_mb is not None else self.free_mb + self.step_mb - LATER_MB
+        )
         per_row = max(1.0, (self.step_mb - self.state_mb) / rows)
         return max(0, int((available - self.state_mb) * 0.97 / per_row))
 
     def __str__(self) -> str:
-        part = f"at most {self.limit_mb / 1e3:.1f} GB" if self.limit_mb is not None else "grows as needed"
+        part = (
+            f"at most {self.limit_mb / 1e3:.1f} GB"
+            if self.limit_mb is not None
+            else "grows as needed"
+        )
         return (
-            f"{MEMORY}the largest step needs {self.step_mb / 1e3:.1f} GB, {self.state_mb / 1e3:.1f} of it between steps; TensorFlow's "
-            f"part {part}; {self.free_mb / 1e3:.1f} of {self.card_mb / 1e3:.1f} GB free"
+            f"{MEMORY}the largest step needs {self.step_mb / 1e3:.1f} GB, {self.state_mb / 1e3:.1f}"
+            f" of it between steps; TensorFlow's part {part}; {self.free_mb / 1e3:.1f} of"
+            f" {self.card_mb / 1e3:.1f} GB free"
         )

@@ -1,7 +1,9 @@
-"""`launch.py check`: does this machine do what a run needs? One line per finding, with what to do where it fails.
+"""`launch.py check`: does this machine do what a run needs?
 
-What needs TensorFlow runs in children, each pinned to its device as a run's processes are; the last findings come from a run of
-three steps, by the very code that trains.
+One line per finding, with what to do where it fails.
+
+What needs TensorFlow runs in children, each pinned to its device as a run's processes are; the last
+findings come from a run of three steps, by the very code that trains.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ from common.system.errors import BAD_INPUT, INTERRUPTED, OK, TERMINATED, BadInpu
 STEPS = 3
 CHILD_TIMEOUT_S = 180.0
 PACKAGES = ("numpy", "pyzmq", "soundfile", "tokenizers", "safetensors", "pydantic")
-WORDS = "one two three four five six seven eight nine ten red green blue small large river house garden window bread".split()
+WORDS = (
+    "one two three four five six seven eight nine ten red green blue small large river house garden"
+    " window bread".split()
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,12 @@ class Finding:
         return f"{'ok  ' if self.ok else 'FAIL'} {self.what}: {self.detail}{advice}"
 
 
-def run(config: Config, train: Callable[..., int], tell: Callable[[str], None], listing: Listing | None = None) -> int:
+def run(
+    config: Config,
+    train: Callable[..., int],
+    tell: Callable[[str], None],
+    listing: Listing | None = None,
+) -> int:
     """Check the machine for runs like `config`, on its `data_gpu` and `model_gpu`.
 
     Args:
@@ -59,17 +69,22 @@ def run(config: Config, train: Callable[..., int], tell: Callable[[str], None], 
     Returns:
         0 if everything is in order, else 2.
     """
-    # `devices: auto` would be content with the CPU; a check answers for GPUs unless the CPU is named.
+    # `devices: auto` would be content with the CPU; a check answers for GPUs unless the CPU is
+    # named.
     config = config.model_copy(update={"devices": "gpu"})
     failed = False
-    for finding in _findings(config, train, tell, choose.list_gpus() if listing is None else listing):
+    for finding in _findings(
+        config, train, tell, choose.list_gpus() if listing is None else listing
+    ):
         tell(str(finding))
         failed = failed or not finding.ok
     tell("something is wrong: see the lines with FAIL" if failed else "all in order")
     return BAD_INPUT if failed else OK
 
 
-def _findings(config: Config, train: Callable[..., int], tell: Callable[[str], None], listing: Listing) -> Iterator[Finding]:
+def _findings(
+    config: Config, train: Callable[..., int], tell: Callable[[str], None], listing: Listing
+) -> Iterator[Finding]:
     yield _packages()
     yield _driver(config, listing)
     try:
@@ -79,7 +94,9 @@ def _findings(config: Config, train: Callable[..., int], tell: Callable[[str], N
         return
     pairs = [("data", devices.producers[0]), ("model", devices.trainer)]
     pairs += [(f"data {i}", d) for i, d in enumerate(devices.producers[1:], 1)]
-    yield Finding(True, "devices", "; ".join([f"{role} on {d}" for role, d in pairs] + list(devices.notes)))
+    yield Finding(
+        True, "devices", "; ".join([f"{role} on {d}" for role, d in pairs] + list(devices.notes))
+    )
     sound, seen = True, set()
     for role, device in pairs:
         if device in seen:
@@ -102,7 +119,12 @@ def _packages() -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Finding(False, "python", f"{python} without {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return Finding(
+            False,
+            "python",
+            f"{python} without {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
+        )
     return Finding(True, "python", f"{python}, {', '.join(found)}")
 
 
@@ -111,47 +133,84 @@ def _driver(config: Config, listing: Listing) -> Finding:
         return Finding(True, "driver", f"NVIDIA {listing.driver}, {len(listing.gpus)} GPU(s)")
     if config.data_gpu == config.model_gpu == "cpu":
         return Finding(True, "driver", "none needed: the CPU was asked for")
-    return Finding(False, "driver", listing.reason, f"install the NVIDIA driver and see that `nvidia-smi` works, or {choose.CPU_ADVICE}")
+    return Finding(
+        False,
+        "driver",
+        listing.reason,
+        f"install the NVIDIA driver and see that `nvidia-smi` works, or {choose.CPU_ADVICE}",
+    )
 
 
-# -- children -------------------------------------------------------------------------------------------------------------------
+# -- children
+# --------------------------------------------------------------------------------------------------
 
 
 def device_findings(role: str, device: Device, env: Mapping[str, str]) -> list[Finding]:
-    """Versions, the one visible device, a matrix product and a convolution there, as a child that is pinned to it reports them."""
+    """Versions, the one visible device, a matrix product and a convolution there, as a child that
+    is pinned to it reports them.
+    """
     what = f"{role} device"
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (env.get("PYTHONPATH", ""), root) if p)
-    child = {k: v for k, v in {**env, **choose.child_env(device, env), "PYTHONPATH": path}.items() if v is not None}
+    child = {
+        k: v
+        for k, v in {**env, **choose.child_env(device, env), "PYTHONPATH": path}.items()
+        if v is not None
+    }
     try:
         p = subprocess.run(
-            [sys.executable, "-m", "common.launcher.check_child", role], env=child, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S
+            [sys.executable, "-m", "common.launcher.check_child", role],
+            env=child,
+            capture_output=True,
+            text=True,
+            timeout=CHILD_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return [Finding(False, what, f"no answer within {CHILD_TIMEOUT_S:.0f} s", "see `nvidia-smi` for a hung process on the card")]
-    found = [Finding(**json.loads(line)) for line in p.stdout.splitlines() if line.startswith('{"ok"')]
+        return [
+            Finding(
+                False,
+                what,
+                f"no answer within {CHILD_TIMEOUT_S:.0f} s",
+                "see `nvidia-smi` for a hung process on the card",
+            )
+        ]
+    found = [
+        Finding(**json.loads(line)) for line in p.stdout.splitlines() if line.startswith('{"ok"')
+    ]
     if p.returncode != OK and all(f.ok for f in found):
         last = ([line for line in p.stderr.splitlines() if line.strip()] or ["it said nothing"])[-1]
         end = f"killed by signal {-p.returncode}" if p.returncode < 0 else f"exit {p.returncode}"
         found.append(
             Finding(
-                False, what, f"{end}: {last[:300]}", "run `python -m common.launcher.check_child` with the same device for the whole output"
+                False,
+                what,
+                f"{end}: {last[:300]}",
+                "run `python -m common.launcher.check_child` with the same device for the whole"
+                " output",
             )
         )
     return found
 
 
-# -- three steps ----------------------------------------------------------------------------------------------------------------
+# -- three steps
+# --------------------------------------------------------------------------------------------------
 
 
 def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> Iterator[Finding]:
-    """A run of three steps per stage, of the config's model and batch size, on its longest clips."""
+    """A run of three steps per stage, of the config's model and batch size, on its
+    longest clips.
+    """
     parent = config.run_dir.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".check-", dir=parent))
     except OSError as e:
-        yield Finding(False, "run folder", f"cannot write {parent}: {e.strerror}", "choose another place with run=…")
+        yield Finding(
+            False,
+            "run folder",
+            f"cannot write {parent}: {e.strerror}",
+            "choose another place with run=…",
+        )
         return
     os.environ["XTTS_CHANNEL_LOG"] = "1"
     try:
@@ -195,8 +254,12 @@ def _clips(folder: Path, count: int, seconds: float) -> Path:
         length = int((seconds - 0.01) * 22050) if i % 4 == 0 else 22050 + 331 * i % 22050
         t = np.arange(length) / 22050
         wav = 0.3 * np.sin(2 * np.pi * (120 + 7 * i) * t) + 0.05 * rng.standard_normal(length)
-        soundfile.write(folder / "wavs" / f"c{i}.wav", wav.astype(np.float32), 22050, subtype="PCM_16")
-        words = [WORDS[(i + 7 * k + k * k) % len(WORDS)] for k in range(max(3, 2 * length // 22050))]
+        soundfile.write(
+            folder / "wavs" / f"c{i}.wav", wav.astype(np.float32), 22050, subtype="PCM_16"
+        )
+        words = [
+            WORDS[(i + 7 * k + k * k) % len(WORDS)] for k in range(max(3, 2 * length // 22050))
+        ]
         rows.append(f"c{i}|{' '.join(words)}|{' '.join(words)}\n")
     (folder / "metadata.csv").write_text("".join(rows))
     return folder
@@ -212,12 +275,18 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
     bad = [e for e in deliveries if e.get("kind") == "bad_digest"]
     wire = f"{devices.producers[0].kind.upper()} → wire → {devices.trainer.kind.upper()}"
     if good and not bad:
-        yield Finding(True, "wire", f"{wire}: {len(good)} batches with equal digests at both ends, the first {good[0]['digest']}")
+        yield Finding(
+            True,
+            "wire",
+            f"{wire}: {len(good)} batches with equal digests at both ends, the first"
+            f" {good[0]['digest']}",
+        )
     else:
         yield Finding(
             False,
             "wire",
-            f"{wire}: {len(good)} batches arrived, {len(bad)} with another digest than they were sent with; {why}",
+            f"{wire}: {len(good)} batches arrived, {len(bad)} with another digest than they were"
+            f" sent with; {why}",
             _advice(why),
         )
     steps = [line for line in _jsonl(run_dir / "ledger.jsonl") if "step" in line]
@@ -229,17 +298,28 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
     losses = [line.get("loss") for line in steps]
     if code == OK and len(steps) == STEPS and all(x is not None for x in losses):
         times = ", ".join(f"{line['step_ms']:.0f}" for line in steps)
-        yield Finding(True, "steps", f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms without compilation)")
+        yield Finding(
+            True,
+            "steps",
+            f"{STEPS} real steps, losses {', '.join(f'{x:.3f}' for x in losses)} ({times} ms"
+            " without compilation)",
+        )
     else:
-        yield Finding(False, "steps", f"{len(steps)} of {STEPS} steps, losses {losses}: {why}", _advice(why))
+        yield Finding(
+            False, "steps", f"{len(steps)} of {STEPS} steps, losses {losses}: {why}", _advice(why)
+        )
     if said := _memory(run_dir / "logs" / "trainer.log"):
         yield Finding(True, "memory", said)
 
 
 def _memory(log: Path) -> str:
-    """What the trainer said of the largest step's memory and of how many rows would fit; "" on a CPU."""
+    """What the trainer said of the largest step's memory and of how many rows would fit; "" on a
+    CPU.
+    """
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    said = [line.message for line in map(logs.parse, lines) if line and line.message.startswith(MEMORY)]
+    said = [
+        line.message for line in map(logs.parse, lines) if line and line.message.startswith(MEMORY)
+    ]
     return said[-1].removeprefix(MEMORY) if said else ""
 
 

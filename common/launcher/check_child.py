@@ -1,4 +1,6 @@
-"""`python -m common.launcher.check_child ROLE`: what TensorFlow finds on the device of this process's environment, as lines of JSON."""
+"""`python -m common.launcher.check_child ROLE`: what TensorFlow finds on the device of this
+process's environment, as lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from common.system.errors import BAD_INPUT, OK, BadInput
 
 def say(ok: bool, what: str, detail: str, advice: str = "") -> None:
     """One finding (`common.launcher.check.Finding`)."""
-    sys.stdout.write(json.dumps({"ok": ok, "what": what, "detail": detail, "advice": advice}) + "\n")
+    sys.stdout.write(
+        json.dumps({"ok": ok, "what": what, "detail": detail, "advice": advice}) + "\n"
+    )
     sys.stdout.flush()
 
 
@@ -24,21 +28,46 @@ def main(role: str) -> int:
 
         tf = import_tensorflow()
     except ImportError as e:
-        say(False, f"{role} versions", f"TensorFlow cannot be imported: {e}", "pip install 'tensorflow[and-cuda]' (GPU) or tensorflow-cpu")
+        say(
+            False,
+            f"{role} versions",
+            f"TensorFlow cannot be imported: {e}",
+            "pip install 'tensorflow[and-cuda]' (GPU) or tensorflow-cpu",
+        )
         return BAD_INPUT
     found = versions(tf)
-    say(True, f"{role} versions", ", ".join(f"{k} {v}" for k, v in found.items()) if expected == "gpu" else f"tensorflow {tf.__version__}")
+    say(
+        True,
+        f"{role} versions",
+        (
+            ", ".join(f"{k} {v}" for k, v in found.items())
+            if expected == "gpu"
+            else f"tensorflow {tf.__version__}"
+        ),
+    )
     try:
         info = prove_device(expected)
     except BadInput as e:
         say(False, f"{role} device", str(e))
         return BAD_INPUT
     asked = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if expected == "gpu" and asked.startswith(("GPU-", "MIG-")) and info.uuid and not info.uuid.startswith(asked):
-        say(False, f"{role} device", f"got {info.uuid}, asked for {asked}", "unset CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER")
+    if (
+        expected == "gpu"
+        and asked.startswith(("GPU-", "MIG-"))
+        and info.uuid
+        and not info.uuid.startswith(asked)
+    ):
+        say(
+            False,
+            f"{role} device",
+            f"got {info.uuid}, asked for {asked}",
+            "unset CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER",
+        )
         return BAD_INPUT
     count = "exactly one GPU, " if expected == "gpu" else ""
-    say(True, f"{role} device", f"{count}{info.label}: a matrix product and a convolution are right")
+    say(
+        True, f"{role} device", f"{count}{info.label}: a matrix product and a convolution are right"
+    )
     return OK
 
 

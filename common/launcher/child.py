@@ -1,4 +1,6 @@
-"""Processes as the supervisor holds them: how one is described, started, watched and killed; and one adopted from elsewhere."""
+"""Processes as the supervisor holds them: how one is described, started, watched and killed; and
+one adopted from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ LEAVE_S = 10.0
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process of a program. `env` is added to the launcher's own; a value of None removes a variable."""
+    """One process of a program.
+
+    `env` is added to the launcher's own; a value of None removes a variable.
+    """
 
     name: str
     role: str
@@ -32,7 +37,8 @@ class ProcessSpec:
     device: str = ""  # in words, for the start-up lines
     main: bool = False  # its end with 0 is the program's
     restarts: int = 3
-    by_steps: bool = False  # restarts are forgotten when its status shows a higher step, else after ten minutes of work
+    # restarts are forgotten when its status shows a higher step, else after ten minutes of work
+    by_steps: bool = False
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
     save_s: float = 0.0  # instead of grace_s while its status says "saving"
     leave_s: float = LEAVE_S  # once the main process is done
@@ -53,11 +59,18 @@ class Program:
 
 
 class Running:
-    """A child started by exec in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
+    """A child started by exec in a session of its own, so that a terminal's Ctrl-C reaches the
+    supervisor alone.
+    """
 
     def __init__(self, spec: ProcessSpec, parent_fd: int, attempt: int):
         self.spec = spec
-        env = {**os.environ, **spec.env, PARENT_FD: str(parent_fd), SUPERVISOR: "{}:{}".format(*identity())}
+        env = {
+            **os.environ,
+            **spec.env,
+            PARENT_FD: str(parent_fd),
+            SUPERVISOR: "{}:{}".format(*identity()),
+        }
         env = {k: v for k, v in env.items() if v is not None}
         try:
             spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -65,13 +78,16 @@ class Running:
                 out.write(_header(spec, attempt).encode())
                 out.flush()
                 self.offset = out.tell()  # where this start's lines begin
-                # Not from another thread than the main one: PR_SET_PDEATHSIG means the thread's death.
+                # Not from another thread than the main one: PR_SET_PDEATHSIG means the thread's
+                # death.
                 self._popen = subprocess.Popen(
                     spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
                     pass_fds=(parent_fd,), start_new_session=True,
                 )  # fmt: skip
         except OSError as e:
-            raise RunError(f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.argv[0]})") from e
+            raise RunError(
+                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.argv[0]})"
+            ) from e
         self.pid = self._popen.pid
 
     def poll(self) -> int | None:
@@ -92,7 +108,9 @@ class Running:
 
 
 class Adopted:
-    """A process started by somebody else, watched by pid and creation time; its exit code comes from its status file."""
+    """A process started by somebody else, watched by pid and creation time; its exit code comes
+    from its status file.
+    """
 
     offset = 0
 
@@ -107,7 +125,11 @@ class Adopted:
         if is_alive(self.pid, self._create_time):
             return None
         s = status.read(self._run_dir, self.spec.name)
-        return s.exit_code if s is not None and s.pid == self.pid and s.exit_code is not None else -int(signal.SIGKILL)
+        return (
+            s.exit_code
+            if s is not None and s.pid == self.pid and s.exit_code is not None
+            else -int(signal.SIGKILL)
+        )
 
     def ask_to_leave(self) -> None:
         """SIGTERM and SIGCONT."""
@@ -125,9 +147,16 @@ class Adopted:
 
 
 def _header(spec: ProcessSpec, attempt: int) -> str:
-    shown = {name: spec.env[name] for name in ("CUDA_VISIBLE_DEVICES", "XLA_FLAGS") if spec.env.get(name) is not None}
+    shown = {
+        name: spec.env[name]
+        for name in ("CUDA_VISIBLE_DEVICES", "XLA_FLAGS")
+        if spec.env.get(name) is not None
+    }
     env = "".join(f" {name}={shlex.quote(value)}" for name, value in shown.items())
-    return f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start {attempt} of {spec.name}:{env} {' '.join(spec.argv)}\n"
+    return (
+        f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start {attempt} of {spec.name}:{env}"
+        f" {' '.join(spec.argv)}\n"
+    )
 
 
 def explain(code: int) -> str:

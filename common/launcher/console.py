@@ -1,4 +1,5 @@
-"""One readable console for a whole run: a progress bar on a terminal, a plain line every few seconds elsewhere, and the
+"""One readable console for a whole run: a progress bar on a terminal, a plain line every few
+seconds elsewhere, and the
 warnings and errors out of every process's log."""
 
 from __future__ import annotations
@@ -58,18 +59,29 @@ class LogTail:
 
 
 class Console:
-    """Implements `common.launcher.supervise.View`. Use as a context manager: the terminal is given back at its end.
+    """Implements `common.launcher.supervise.View`.
+
+    Use as a context manager: the terminal is given back at its end.
 
     Args:
         out: where to print; a terminal gets the bar.
     """
 
-    def __init__(self, program: Program, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        program: Program,
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._run_dir = program.run_dir
         self._clock = clock
         out = out or sys.stdout
         self._rich = RichConsole(file=out, highlight=False, markup=False, soft_wrap=True)
-        self._live = Live(console=self._rich, auto_refresh=False, transient=True) if self._rich.is_terminal else None
+        self._live = (
+            Live(console=self._rich, auto_refresh=False, transient=True)
+            if self._rich.is_terminal
+            else None
+        )
         self._tails = {p.name: LogTail(p.log) for p in program.processes}
         self._roles = {p.name: p.role for p in program.processes}
         self._alarmed: set[str] = set()  # processes whose error was shown since their last start
@@ -132,13 +144,18 @@ class Console:
         try:
             with open(spec.log, "rb") as f:
                 f.seek(max(offset, os.fstat(f.fileno()).st_size - 4096))
-                lines = [line for line in f.read().decode("utf-8", "replace").splitlines() if line.strip()]
+                lines = [
+                    line
+                    for line in f.read().decode("utf-8", "replace").splitlines()
+                    if line.strip()
+                ]
         except OSError:
             return
         for line in lines[-4:]:
             self._print(f"  {spec.name} | {line[:200]}")
 
-    # -- alarms ---------------------------------------------------------------------------------------------------------------
+    # -- alarms
+    # ----------------------------------------------------------------------------------------------
 
     def _show_alarms(self, now: float) -> None:
         while self._recent and now - self._recent[0][0] > ALARMS_PER_INTERVAL:
@@ -161,9 +178,12 @@ class Console:
             self._left_out += 1
             return
         self._recent.append((now, text))
-        self._print(f"{time.strftime('%H:%M:%S')} {text}", "yellow" if line.level == "WARNING" else "red")
+        self._print(
+            f"{time.strftime('%H:%M:%S')} {text}", "yellow" if line.level == "WARNING" else "red"
+        )
 
-    # -- progress -------------------------------------------------------------------------------------------------------------
+    # -- progress
+    # ----------------------------------------------------------------------------------------------
 
     def _statuses(self) -> list[Status]:
         found = (status.read(self._run_dir, name) for name in self._tails)
@@ -179,7 +199,8 @@ class Console:
         grid.add_row(*row)
         return grid
 
-    # -- output ---------------------------------------------------------------------------------------------------------------
+    # -- output
+    # ----------------------------------------------------------------------------------------------
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._budget is not None:
@@ -200,12 +221,17 @@ class Console:
 
 
 def progress_line(statuses: list[Status], elapsed_s: float) -> str:
-    """Where a run stands, in one line: the trainer's numbers, or who is doing what before there are any."""
+    """Where a run stands, in one line: the trainer's numbers, or who is doing what before there are
+    any.
+    """
     trainer = next((s for s in statuses if s.role == "trainer"), None)
     if trainer is None or trainer.step == 0 and trainer.phase != "training":
         doing = ", ".join(f"{s.name} {_doing(s)}" for s in statuses) or "starting processes"
         return f"{doing} ({elapsed_s:.0f} s)"
-    parts = [f"{trainer.stage_name} {trainer.step}" + (f"/{trainer.max_steps}" if trainer.max_steps else "")]
+    parts = [
+        f"{trainer.stage_name} {trainer.step}"
+        + (f"/{trainer.max_steps}" if trainer.max_steps else "")
+    ]
     if trainer.phase != "training":
         parts.append(_doing(trainer))
     if trainer.loss is not None:

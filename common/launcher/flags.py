@@ -1,4 +1,6 @@
-"""The command line's flags: one table from flag to config key, the parser built from it, and the `key=value` settings they amount to."""
+"""The command line's flags: one table from flag to config key, the parser built from it, and the
+`key=value` settings they amount to.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from common.system.errors import BadInput
 
 @dataclass(frozen=True)
 class Flag:
-    """`--name VALUE` sets the config key `key`. `clears`: a key that would hide the value is set to null."""
+    """`--name VALUE` sets the config key `key`.
+
+    `clears`: a key that would hide the value is set to null.
+    """
 
     name: str
     key: str
@@ -26,14 +31,44 @@ class Flag:
 FLAGS = (
     Flag("--run", "run", "the run folder", text=True),
     Flag("--checkpoint-dir", "run", "the run folder (checkpoints are in X/checkpoints)", text=True),
-    Flag("--data-gpu", "data_gpu", "the producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn", text=True),
+    Flag(
+        "--data-gpu",
+        "data_gpu",
+        "the producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn",
+        text=True,
+    ),
     Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True),
     Flag("--num-producers", "producers.count", "number of producer processes"),
-    Flag("--num-workers", "producers.decode_threads", "decode threads per producer; 0: share out the cores"),
-    Flag("--buffer-size", "transport.high_water_mark", "most batches that exist between producers and step"),
-    Flag("--batch-size", "batching.batch_size", "utterances per batch", clears="batching.positions_per_batch"),
-    Flag("--train-data", "data.train", "a corpus: folder or metadata file; may be repeated", text=True, several=True),
-    Flag("--val-data", "data.val", "a corpus for evaluation; may be repeated", text=True, several=True),
+    Flag(
+        "--num-workers",
+        "producers.decode_threads",
+        "decode threads per producer; 0: share out the cores",
+    ),
+    Flag(
+        "--buffer-size",
+        "transport.high_water_mark",
+        "most batches that exist between producers and step",
+    ),
+    Flag(
+        "--batch-size",
+        "batching.batch_size",
+        "utterances per batch",
+        clears="batching.positions_per_batch",
+    ),
+    Flag(
+        "--train-data",
+        "data.train",
+        "a corpus: folder or metadata file; may be repeated",
+        text=True,
+        several=True,
+    ),
+    Flag(
+        "--val-data",
+        "data.val",
+        "a corpus for evaluation; may be repeated",
+        text=True,
+        several=True,
+    ),
     Flag("--epochs", "train.epochs", "epochs of stage 2 (the GPT)"),
     Flag("--max-steps", "train.max_steps", "most steps of stage 2"),
     Flag("--seed", "seed", "the run's seed"),
@@ -41,7 +76,10 @@ FLAGS = (
 
 # Flags of the predecessor that need no setting any more: name → (takes a value, answer).
 ANSWERED = {
-    "--model-start-delay": (True, "replaced by readiness: step 1 starts when `min_ready` batches wait"),
+    "--model-start-delay": (
+        True,
+        "replaced by readiness: step 1 starts when `min_ready` batches wait",
+    ),
     "--enable-static-shapes": (False, "always on"),
     "--enable-memory-isolation": (False, "always on"),
     "--resume": (False, "always on: an existing run of the same identity resumes"),
@@ -60,7 +98,9 @@ class Override(str):
 
 
 class _Once(argparse.Action):
-    """Stores a value, as argparse's own `store`, but does not drop that of an earlier flag of the same name."""
+    """Stores a value, as argparse's own `store`, but does not drop that of an earlier flag of the
+    same name.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None):
         earlier = getattr(namespace, self.dest, self.default)
@@ -79,33 +119,67 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting."""
-        words = [w.split("=")[0] for w in message.split() if w.startswith("--")] if "unrecognized" in message else []
-        near = [n for w in words for n in difflib.get_close_matches(w, self._option_string_actions, 1, 0.6)]
-        hint = f"; did you mean {', '.join(near)}?" if near else f"; `{self.prog} --help` lists the flags"
+        words = (
+            [w.split("=")[0] for w in message.split() if w.startswith("--")]
+            if "unrecognized" in message
+            else []
+        )
+        near = [
+            n
+            for w in words
+            for n in difflib.get_close_matches(w, self._option_string_actions, 1, 0.6)
+        ]
+        hint = (
+            f"; did you mean {', '.join(near)}?"
+            if near
+            else f"; `{self.prog} --help` lists the flags"
+        )
         raise BadInput(message + hint)
 
 
 def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
-    """A parser with `--config`, the flags of `names` (None: all of the table) and key=value settings."""
-    parser = Parser(prog=prog, description=help_text, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """A parser with `--config`, the flags of `names` (None: all of the table) and key=value
+    settings.
+    """
+    parser = Parser(
+        prog=prog,
+        description=help_text,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
     parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
         if names is None or flag.name in names:
             action = "append" if flag.several else "store"
-            group.add_argument(flag.name, dest=_dest(flag.name), metavar="X", action=action, help=f"{flag.help}  [{flag.key}]")
+            group.add_argument(
+                flag.name,
+                dest=_dest(flag.name),
+                metavar="X",
+                action=action,
+                help=f"{flag.help}  [{flag.key}]",
+            )
     if names is None:
         for name, (takes_value, answer) in ANSWERED.items():
             kind = {"metavar": "X"} if takes_value else {"action": "store_true"}
             group.add_argument(name, dest=_dest(name), help=answer, **kind)
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="set any config key, e.g. train.optim.learning_rate=1e-5")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=value",
+        help="set any config key, e.g. train.optim.learning_rate=1e-5",
+    )
     return parser
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
-    """Parse; flags and key=value settings may come in any order. BadInput: anything the parser does not know, a flag given twice."""
-    # A misspelt command is told before its flags are, which the parser that runs in its place does not know.
+    """Parse; flags and key=value settings may come in any order.
+
+    BadInput: anything the parser does not know, a flag given twice.
+    """
+    # A misspelt command is told before its flags are, which the parser that runs in its place does
+    # not know.
     if parser.prog == "launch.py" and argv and not argv[0].startswith("-") and "=" not in argv[0]:
         raise _no_setting(argv[0])
     return parser.parse_intermixed_args(argv)
@@ -135,13 +209,21 @@ def overrides(args: argparse.Namespace) -> list[Override]:
             raise _no_setting(setting)
         _once(by, key, setting)
         # `run=007` and `data_gpu=0` are texts, as with the flags.
-        result[key] = as_yaml(value) if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{" else value
+        result[key] = (
+            as_yaml(value)
+            if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{"
+            else value
+        )
     return [_override(key, value, by.get(key, "")) for key, value in result.items()]
 
 
 def answers(args: argparse.Namespace) -> list[str]:
     """What to tell a user of the predecessor's flags."""
-    return [f"{name}: {answer}" for name, (_, answer) in ANSWERED.items() if getattr(args, _dest(name), None)]
+    return [
+        f"{name}: {answer}"
+        for name, (_, answer) in ANSWERED.items()
+        if getattr(args, _dest(name), None)
+    ]
 
 
 def _dest(name: str) -> str:
@@ -169,5 +251,14 @@ def _once(by: dict[str, str], key: str, what: str) -> None:
 
 def _no_setting(word: str) -> BadInput:
     near = difflib.get_close_matches(word, COMMANDS, 1, 0.6)
-    hint = f"; did you mean `launch.py {near[0]}`?" if near and near[0] != word else "; a command comes first" if near else ""
-    return BadInput(f"'{word}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows the keys{hint}")
+    hint = (
+        f"; did you mean `launch.py {near[0]}`?"
+        if near and near[0] != word
+        else "; a command comes first"
+        if near
+        else ""
+    )
+    return BadInput(
+        f"'{word}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows"
+        f" the keys{hint}"
+    )

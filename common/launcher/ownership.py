@@ -1,4 +1,6 @@
-"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), a name for each added producer."""
+"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), a name
+for each added producer.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,25 @@ STOP_WAIT_S = 45.0
 
 @contextlib.contextmanager
 def own_run(run_dir: Path) -> Iterator[None]:
-    """Be the run's launcher while inside. A folder made for a run that could not be created is removed again.
+    """Be the run's launcher while inside.
+
+    A folder made for a run that could not be created is removed again.
 
     Raises:
-        BadInput: another launcher or trainer works there; the message names it. Or the folder was made from a bundle.
+        BadInput: another launcher or trainer works there; the message names it. Or the folder was
+        made from a bundle.
     """
     refuse_unpacked(run_dir)
-    stop_it = f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its own with run=…"
+    stop_it = (
+        f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its"
+        " own with run=…"
+    )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise BadInput(f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…") from e
+        raise BadInput(
+            f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…"
+        ) from e
     held = lock.lock(run_dir / "launch.lock", "launch.py", stop_it)
     try:
         if (by := _not_leaving(run_dir)) is not None:
@@ -70,7 +80,10 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
     except PermissionError as e:
         raise BadInput(f"{by} belongs to another user") from e
     if (still := lock.wait_free(run_dir / "lock", REPLACE_WAIT_S)) is not None:
-        raise RunError(f"{still} has not stopped after {REPLACE_WAIT_S:.0f} s and is still the run's trainer; nothing was started")
+        raise RunError(
+            f"{still} has not stopped after {REPLACE_WAIT_S:.0f} s and is still the run's trainer;"
+            " nothing was started"
+        )
 
 
 def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
@@ -88,7 +101,9 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
     deadline = time.monotonic() + STOP_WAIT_S
     while lock.is_alive(by.pid, by.create_time):
         if time.monotonic() > deadline:
-            raise RunError(f"{by} has not stopped after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}")
+            raise RunError(
+                f"{by} has not stopped after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}"
+            )
         time.sleep(0.1)
     tell("it has stopped")
 
@@ -96,14 +111,20 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
 def _not_leaving(run_dir: Path) -> lock.Holder | None:
     """The holder of RUN/lock, unless it leaves within 12 s because its supervisor is dead."""
     by = lock.holder(run_dir / "lock")
-    return lock.wait_free(run_dir / "lock", lock.ORPHAN_WAIT_S) if by is not None and by.leaving else by
+    return (
+        lock.wait_free(run_dir / "lock", lock.ORPHAN_WAIT_S)
+        if by is not None and by.leaving
+        else by
+    )
 
 
 def check_bind(address: str) -> None:
-    """Whether the trainer will be able to listen at `transport.bind`, found before it loads TensorFlow.
+    """Whether the trainer will be able to listen at `transport.bind`, found before it loads
+    TensorFlow.
 
     Raises:
-        BadInput: not an address, an address of another host, or a port in use (the message names the process).
+        BadInput: not an address, an address of another host, or a port in use (the message names
+        the process).
     """
     if address == "ipc":
         return
@@ -115,7 +136,9 @@ def check_bind(address: str) -> None:
     if not address.startswith("tcp://") or port == "*":
         return
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, where = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )[0]
     except socket.gaierror:  # ZeroMQ also takes the name of a network interface
         return
     with socket.socket(family, kind) as probe:
@@ -124,7 +147,9 @@ def check_bind(address: str) -> None:
             probe.bind(where)
             probe.listen(1)
         except OSError as e:
-            raise BadInput(f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}") from e
+            raise BadInput(
+                f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}"
+            ) from e
 
 
 def extra_name(run_dir: Path, prefix: str = "producer-extra") -> tuple[str, int, Lock]:

@@ -16,7 +16,9 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def settings_file(args: argparse.Namespace) -> Path:
-    """--config; without it the settings of the run that is named, if it exists, else those for a corpus of one's own, else the demo's."""
+    """--config; without it the settings of the run that is named, if it exists, else those for a
+    corpus of one's own, else the demo's.
+    """
     if args.config:
         return Path(args.config)
     settings = flags.overrides(args)
@@ -33,7 +35,10 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def run_dir_of(args: argparse.Namespace) -> Path:
-    """The run folder a command is about: --run, run=…, or that of a config file. BadInput: the command line has other settings."""
+    """The run folder a command is about: --run, run=…, or that of a config file.
+
+    BadInput: the command line has other settings.
+    """
     settings = flags.overrides(args)
     others = [s for s in settings if not s.startswith("run=")]
     if others:
@@ -42,7 +47,9 @@ def run_dir_of(args: argparse.Namespace) -> Path:
 
 
 def existing_run(args: argparse.Namespace) -> tuple[Config, list[str]]:
-    """An existing run's settings with overrides, and the keys among these that its processes must be told. BadInput: no such run."""
+    """An existing run's settings with overrides, and the keys among these that its processes must
+    be told. BadInput: no such run.
+    """
     settings = flags.overrides(args)
     run_dir = _named_run(settings) or config.load(settings_file(args)).run_dir
     refuse_unpacked(run_dir)

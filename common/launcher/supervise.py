@@ -1,16 +1,20 @@
 """The parent's side: start every process of a program, watch, restart, adopt, stop.
 
 Policy
-- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s to leave; an optional one (that of
-  the samples) sees it in the trainer's status and may end what it is at, for `leave_s`
-- a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its status): exit 1
-- a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10 minutes of work
-- exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the trainer's ends the program
-  with 1, a producer's only if no other is left
-- exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when it dies; a program of the
-  trainer alone (no lock to watch) ends with 0
+- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s
+  to leave; an optional one (that of the samples) sees it in the trainer's status and may end what
+  it is at, for `leave_s`
+- a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its
+  status): exit 1
+- a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10
+  minutes of work
+- exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the
+  trainer's ends the program with 1, a producer's only if no other is left
+- exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when
+  it dies; a program of the trainer alone (no lock to watch) ends with 0
 - an optional process is restarted like a producer; whatever ends it for good, the others go on
-- Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at once
+- Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a
+  second Ctrl-C kills at once
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ class View(Protocol):
         """From now on, few lines."""
 
     def failure(self, spec: ProcessSpec, offset: int) -> None:
-        """A process ended badly: show the end of its log from byte `offset` unless its error was shown already."""
+        """A process ended badly: show the end of its log from byte `offset` unless its error was
+        shown already.
+        """
 
 
 class Child:
@@ -69,7 +75,9 @@ class Child:
     @property
     def is_pending(self) -> bool:
         """Running, or about to."""
-        return self.process is not None or self.restart_at is not None or self.adopt_until is not None
+        return (
+            self.process is not None or self.restart_at is not None or self.adopt_until is not None
+        )
 
     def forget(self) -> None:
         """No restart, no adoption."""
@@ -77,7 +85,10 @@ class Child:
 
 
 class Supervisor:
-    """Runs a program. Signal handlers are installed while `run` is active; call it from the main thread."""
+    """Runs a program.
+
+    Signal handlers are installed while `run` is active; call it from the main thread.
+    """
 
     def __init__(self, program: Program, view: View, clock: Callable[[], float] = time.monotonic):
         self._program = program
@@ -92,7 +103,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the program ends. Returns launch.py's exit code; every process is gone then."""
-        # The write end stays here, never inherited: it closes when this process dies, however it dies.
+        # The write end stays here, never inherited: it closes when this process dies, however it
+        # dies.
         self._parent_fd, write_fd = os.pipe()
         try:
             with self._handlers():
@@ -123,14 +135,20 @@ class Supervisor:
             return FAILED
         return None
 
-    # -- signals ------------------------------------------------------------------------------------------------------------
+    # -- signals
+    # ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
         signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
             signals.remove(signal.SIGHUP)
-        before = {s: signal.signal(s, lambda n, _: self._signals.append((signal.Signals(n), self._clock()))) for s in signals}
+        before = {
+            s: signal.signal(
+                s, lambda n, _: self._signals.append((signal.Signals(n), self._clock()))
+            )
+            for s in signals
+        }
         try:
             yield
         finally:
@@ -153,12 +171,17 @@ class Supervisor:
 
     def _stop(self, reason: str, code: int) -> None:
         """Ask everybody to leave. A later reason does not change the exit code."""
-        if self._stop_code is not None or (self._done_at is not None and code != INTERRUPTED and code != TERMINATED):
+        if self._stop_code is not None or (
+            self._done_at is not None and code != INTERRUPTED and code != TERMINATED
+        ):
             return
         self._stop_code = OK if self._done_at is not None else code
         self._view.stopping()
         saves = any(c.spec.save_s and c.process for c in self._children)
-        self._view.say(f"{reason}: stopping" + ("; the trainer saves first (Ctrl-C again: at once)" if saves else ""))
+        self._view.say(
+            f"{reason}: stopping"
+            + ("; the trainer saves first (Ctrl-C again: at once)" if saves else "")
+        )
         for child in self._children:
             child.forget()
             self._ask(child)
@@ -197,10 +220,15 @@ class Supervisor:
                 child.process.kill()
         deadline = time.monotonic() + 5
         for child in self._children:
-            while child.process is not None and child.process.poll() is None and time.monotonic() < deadline:
+            while (
+                child.process is not None
+                and child.process.poll() is None
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.01)
 
-    # -- starts and ends ----------------------------------------------------------------------------------------------------
+    # -- starts and ends
+    # ----------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
         """Start the process, or adopt the holder of its lock if there is one already."""
@@ -235,14 +263,21 @@ class Supervisor:
     def _ended(self, child: Child, code: int) -> None:
         process, child.process, child.last = child.process, None, code
         if self._stop_code is not None or self._done_at is not None:
-            if child.spec.main and code in (FAILED, BAD_INPUT, HOPELESS) and self._stop_code is not None:
+            if (
+                child.spec.main
+                and code in (FAILED, BAD_INPUT, HOPELESS)
+                and self._stop_code is not None
+            ):
                 self._view.failure(child.spec, process.offset)
                 self._stop_code = FAILED
             return
         if child.spec.main and code == OK:
             self._done_at = self._clock()
         elif code == REPLACED and child.spec.lock is None:
-            self._view.say(f"{child.spec.name} saved and gave way to another one, which is not watched from here")
+            self._view.say(
+                f"{child.spec.name} saved and gave way to another one, which is not watched from"
+                " here"
+            )
             self._done_at = self._clock()
             for other in self._children:  # nobody tells them: the run goes on
                 self._ask(other)
@@ -250,14 +285,20 @@ class Supervisor:
             child.adopt_until = self._clock() + REPLACE_S
         elif not child.spec.main and code in (OK, INTERRUPTED, TERMINATED):
             if code != OK or not self._main_is_done():
-                self._view.say(f"{child.spec.name} was asked to stop ({explain(code)}); not restarted")
+                self._view.say(
+                    f"{child.spec.name} was asked to stop ({explain(code)}); not restarted"
+                )
         else:
             self._view.failure(child.spec, process.offset)
             self._failed(child, code, process.pid)
 
     def _main_is_done(self) -> bool:
-        """Whether the main process has told the others that all is done; it may take a moment longer itself."""
-        reports = (status.read(self._program.run_dir, c.spec.name) for c in self._children if c.spec.main)
+        """Whether the main process has told the others that all is done; it may take a moment
+        longer itself.
+        """
+        reports = (
+            status.read(self._program.run_dir, c.spec.name) for c in self._children if c.spec.main
+        )
         return any(s is not None and s.phase in (status.DONE, status.LEFT) for s in reports)
 
     def _left_to_another(self, child: Child, code: int) -> bool:
@@ -277,12 +318,21 @@ class Supervisor:
         if self._came_further(child, pid):
             child.failures = 0
         if child.failures >= child.spec.restarts:
-            again = f" after {child.failures} restarts" + (" without progress" if child.spec.by_steps else "") if child.failures else ""
-            return self._give_up(child, what + again, code if code in (INTERRUPTED, TERMINATED) else FAILED)
+            again = (
+                f" after {child.failures} restarts"
+                + (" without progress" if child.spec.by_steps else "")
+                if child.failures
+                else ""
+            )
+            return self._give_up(
+                child, what + again, code if code in (INTERRUPTED, TERMINATED) else FAILED
+            )
         child.failures += 1
         delay = BACKOFF_S * 2 ** (child.failures - 1)
         child.restart_at = self._clock() + delay
-        self._view.say(f"{what}; restart {child.failures} of {child.spec.restarts} in {delay:.0f} s")
+        self._view.say(
+            f"{what}; restart {child.failures} of {child.spec.restarts} in {delay:.0f} s"
+        )
         return None
 
     def _came_further(self, child: Child, pid: int) -> bool:
@@ -299,8 +349,15 @@ class Supervisor:
         if child.spec.optional:
             self._view.say(f"{what}; going on without it; see {child.spec.log}")
             return
-        others = [c for c in self._children if c is not child and c.spec.role == child.spec.role and c.is_pending]
+        others = [
+            c
+            for c in self._children
+            if c is not child and c.spec.role == child.spec.role and c.is_pending
+        ]
         if child.spec.main or code == BAD_INPUT or not others:
             self._stop(f"{what}; see {child.spec.log}", code)
         else:
-            self._view.say(f"{what}; going on with {', '.join(c.spec.name for c in others)}; see {child.spec.log}")
+            self._view.say(
+                f"{what}; going on with {', '.join(c.spec.name for c in others)}; see"
+                f" {child.spec.log}"
+            )

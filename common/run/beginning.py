@@ -1,13 +1,17 @@
-"""What a run begins with: `model.weights`, which names imported weights, a model of Coqui's, or another run's checkpoint.
+"""What a run begins with:
+
+`model.weights`, which names imported weights, a model of Coqui's, or another run's checkpoint.
 
     pretrained/                  a folder made by import-coqui
-    my_voice/                    a folder of Coqui's files (model.pth, config.json, …), an exported one for example
+    my_voice/                    a folder of Coqui's files (model.pth, config.json, …), an exported
+                                 one for example
     runs/a   runs/a@best   runs/a@1200   runs/a/checkpoints/step-00001200
-                                 a run of this project: its best checkpoint (where it was evaluated, else the newest), or the one named
+                                 a run of this project: its best checkpoint (where it was evaluated,
+                                 else the newest), or the one named
 
 Whatever it is, the run that begins keeps it as RUN/pretrained, a folder of weights
-(`common/xtts/checkpoints/pretrained.py`): linked where the disk allows, so that it takes no room twice. From then on the run
-needs nothing outside of itself. No TensorFlow.
+(`common/xtts/checkpoints/pretrained.py`): linked where the disk allows, so that it takes no room
+twice. From then on the run needs nothing outside of itself. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -35,7 +39,10 @@ from common.xtts.dims import ModelDims
 FOLDER = "pretrained"  # in a run
 _WHICH = re.compile(r"(.+)@(best|newest|\d+)")
 _STEP = re.compile(r"step-(\d{8,})")
-_COMING = "`launch.py import-coqui --model MODEL --out pretrained/` makes a folder of weights of Coqui's files"
+_COMING = (
+    "`launch.py import-coqui --model MODEL --out pretrained/` makes a folder of weights of Coqui's"
+    " files"
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,10 @@ class Beginning:
     text_settings: dict = field(default_factory=dict)
 
     def make(self, folder: Path) -> None:
-        """Fill `folder`, which does not exist, with what there is. BadInput: files are gone or not what they were, no room for them."""
+        """Fill `folder`, which does not exist, with what there is.
+
+        BadInput: files are gone or not what they were, no room for them.
+        """
         try:
             folder.mkdir(parents=True)
             with as_bad_input(self.text):
@@ -72,7 +82,10 @@ class Beginning:
                 else:
                     self._link_parts(folder)
         except OSError as e:  # the run that it is of may train on, and drop a checkpoint meanwhile
-            raise BadInput(f"model.weights={self.text}: {e.filename or folder}: {e.strerror}; try again, or name another") from e
+            raise BadInput(
+                f"model.weights={self.text}: {e.filename or folder}: {e.strerror}; try again, or"
+                " name another"
+            ) from e
 
     def _link_folder(self, folder: Path) -> None:
         for name in pretrained.file_digests(self.pieces):
@@ -91,7 +104,12 @@ class Beginning:
         _link(self.vocab, folder / "vocab.json")
         if self.pieces is not None:
             vocoder = pretrained.read_vocoder_dims(self.pieces)
-            for name in ("hifigan.safetensors", "speaker_encoder.safetensors", "speakers.safetensors", "config.json"):
+            for name in (
+                "hifigan.safetensors",
+                "speaker_encoder.safetensors",
+                "speakers.safetensors",
+                "config.json",
+            ):
                 if (self.pieces / name).is_file():
                     _link(self.pieces / name, folder / name)
         for path in sorted(folder.iterdir()):
@@ -112,15 +130,22 @@ def locate(text: str, verify: bool = True) -> Beginning:
     if (path / "identity.json").is_file():
         return _of_run(text, path, which, verify)
     if which is not None:
-        raise BadInput(f"model.weights={text}: {path} is not a run folder, and {'@' + which} names a checkpoint of one")
+        raise BadInput(
+            f"model.weights={text}: {path} is not a run folder, and {'@' + which} names a"
+            " checkpoint of one"
+        )
     with as_bad_input(text):
         if (path / "dims.json").is_file():
             return _of_weights(text, path)
         if path.is_dir() and coqui_folder.is_model_folder(path):
             files = coqui_folder.files_of(path)
-            return Beginning(text, coqui.read_sizes(files), vocab=files.vocab, dvae=files.dvae, coquis=files)
+            return Beginning(
+                text, coqui.read_sizes(files), vocab=files.vocab, dvae=files.dvae, coquis=files
+            )
     if path.is_file():
-        raise BadInput(f"model.weights={text} is a file: name the folder it is in, or import it; {_COMING}")
+        raise BadInput(
+            f"model.weights={text} is a file: name the folder it is in, or import it; {_COMING}"
+        )
     what = "is not a folder of imported weights" if path.is_dir() else "is not there"
     raise BadInput(f"model.weights={text} {what}, nor a run or a model of Coqui's; {_COMING}")
 
@@ -157,7 +182,11 @@ def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
     except BadInput as e:
         raise BadInput(f"model.weights={text}: {e}") from e
     dims = ModelDims.from_dict(identity["dims"])
-    own = {"dvae": run / "dvae" / "model.safetensors", "mel_stats": run / "mel_stats.safetensors", "vocab": run / "vocab.json"}
+    own = {
+        "dvae": run / "dvae" / "model.safetensors",
+        "mel_stats": run / "mel_stats.safetensors",
+        "vocab": run / "vocab.json",
+    }
     settings = _settings(run).get("text") or {}
     return Beginning(text, dims, gpt=gpt, pieces=pieces_of(run), text_settings=settings, **own)
 
@@ -168,10 +197,12 @@ def _settings(run: Path) -> dict:
 
 
 def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
-    """The folder with a run's vocoder, speaker encoder and voices; None: it began from nothing, or from a run that did.
+    """The folder with a run's vocoder, speaker encoder and voices; None: it began from nothing, or
+    from a run that did.
 
     Args:
-        given: one that the user names because the run's own is gone (of a run made before runs kept it).
+        given: one that the user names because the run's own is gone (of a run made before runs kept
+        it).
 
     Raises:
         BadInput: it is not there any more, or `given` is no such folder.
@@ -190,13 +221,17 @@ def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
         return own
     if (own / "dims.json").is_file() and pretrained.read_vocoder_dims(own) is None:
         return None
-    raise BadInput(f"{run} began with the weights in {own}, and their vocoder is not there any more: name the folder, --weights FOLDER")
+    raise BadInput(
+        f"{run} began with the weights in {own}, and their vocoder is not there any more: name the"
+        " folder, --weights FOLDER"
+    )
 
 
 def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
     """The GPT in one of a run's checkpoints, compared with its digest.
 
-    `which`: a step, "newest" or "best"; None: the best, or the newest of a run that was never evaluated.
+    `which`: a step, "newest" or "best"; None: the best, or the newest of a run that was never
+    evaluated.
 
     Raises:
         BadInput: no such checkpoint, or it is damaged.
@@ -214,11 +249,20 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
         wanted = which or ("newest" if best is None else "best")
         step = {"newest": newest, "best": best}.get(wanted) if not wanted.isdigit() else int(wanted)
         path = found[step] / "model.safetensors"
-        whole = not verify or file_digest(path) == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
+        whole = (
+            not verify
+            or file_digest(path)
+            == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
+        )
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)} ({type(e).__name__}: {e})") from e
+        raise BadInput(
+            f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)}"
+            f" ({type(e).__name__}: {e})"
+        ) from e
     if not whole:
-        raise BadInput(f"{path} is damaged (its digest differs); choose another --step of {sorted(found)}")
+        raise BadInput(
+            f"{path} is damaged (its digest differs); choose another --step of {sorted(found)}"
+        )
     return path
 
 
@@ -232,7 +276,10 @@ def as_bad_input(text: str, setting: str = "model.weights") -> Iterator[None]:
 
 
 def _link(source: Path, to: Path) -> None:
-    """The same file under another name; a copy where the disk cannot. Neither side ever writes into such files."""
+    """The same file under another name; a copy where the disk cannot.
+
+    Neither side ever writes into such files.
+    """
     try:
         os.link(source, to)
     except OSError:

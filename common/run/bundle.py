@@ -1,11 +1,13 @@
-"""A bundle: what a producer on another host needs of a run, in one file; and the folder it is unpacked into there.
+"""A bundle: what a producer on another host needs of a run, in one file; and the folder it is
+unpacked into there.
 
-A zip of known members, stored as they are, with the digest of each in `bundle.json`. It holds the producers' secret key: mode 0600, as
-for the key itself. Reading takes nothing on trust: a member with another name, of another kind, compressed (so that sizes are those of
-the file) or larger than such a file gets is refused before anything is written. Nothing in it is ever unpickled.
+A zip of known members, stored as they are, with the digest of each in `bundle.json`. It holds the
+producers' secret key: mode 0600, as for the key itself. Reading takes nothing on trust: a member
+with another name, of another kind, compressed (so that sizes are those of the file) or larger than
+such a file gets is refused before anything is written. Nothing in it is ever unpickled.
 
-The folder that it is unpacked into has a run folder's layout, so that a producer works from it as from the run itself; `bundle.json` in
-it tells it from one.
+The folder that it is unpacked into has a run folder's layout, so that a producer works from it as
+from the run itself; `bundle.json` in it tells it from one.
 """
 
 from __future__ import annotations
@@ -46,15 +48,34 @@ _NEEDED = (
     "vocab.json",
     "mel_stats.safetensors",
     "keys/client.json",
-    *(f"plan/{stage}/{name}.{part}" for stage in STAGES for name in ("train", "eval") for part in ("json", "order.npy", "offsets.npy")),
+    *(
+        f"plan/{stage}/{name}.{part}"
+        for stage in STAGES
+        for name in ("train", "eval")
+        for part in ("json", "order.npy", "offsets.npy")
+    ),
 )
 _OPTIONAL = (
     "dvae/model.safetensors",
-    *(f"plan/{s}/{n}.prompt_{part}.npy" for s in STAGES for n in ("train", "eval") for part in ("speakers", "pool", "offsets")),
+    *(
+        f"plan/{s}/{n}.prompt_{part}.npy"
+        for s in STAGES
+        for n in ("train", "eval")
+        for part in ("speakers", "pool", "offsets")
+    ),
 )
-# The most bytes of what is read whole; the rest is as large as the corpus makes it, and no larger than the bundle.
-_LIMITS = {BUNDLE: _MB, "config.yaml": 16 * _MB, "identity.json": 16 * _MB, "vocab.json": 256 * _MB, "keys/client.json": 4096}
-_LIMITS |= {"mel_stats.safetensors": _MB} | {name: 16 * _MB for name in _NEEDED if name.startswith("plan/") and name.endswith(".json")}
+# The most bytes of what is read whole; the rest is as large as the corpus makes it, and no larger
+# than the bundle.
+_LIMITS = {
+    BUNDLE: _MB,
+    "config.yaml": 16 * _MB,
+    "identity.json": 16 * _MB,
+    "vocab.json": 256 * _MB,
+    "keys/client.json": 4096,
+}
+_LIMITS |= {"mel_stats.safetensors": _MB} | {
+    name: 16 * _MB for name in _NEEDED if name.startswith("plan/") and name.endswith(".json")
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,8 @@ def write(run: RunFolder, out: Path) -> About:
     """Write the bundle of a run, 0600, replacing `out` in one step.
 
     Raises:
-        BadInput: no other host can reach the run's trainer (`transport.bind`), it has no keys yet, or `out` cannot be written.
+        BadInput: no other host can reach the run's trainer (`transport.bind`), it has no keys yet,
+        or `out` cannot be written.
     """
     server_key = _check_reachable(run)
     names = [n for n in (*_NEEDED, *_OPTIONAL) if n in _NEEDED or (run.path / n).is_file()]
@@ -90,14 +112,29 @@ def write(run: RunFolder, out: Path) -> About:
             os.fchmod(file.fileno(), 0o600)
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 members = {name: _add(archive, name, run.path / name) for name in names}
-                made, roots = time.strftime("%Y-%m-%d %H:%M:%S"), [str(root) for root in run.manifest.roots]
-                about = About(FORMAT, wire.VERSION, FEATURE_VERSION, run.run_id, server_key, made, roots, members)
+                made, roots = (
+                    time.strftime("%Y-%m-%d %H:%M:%S"),
+                    [str(root) for root in run.manifest.roots],
+                )
+                about = About(
+                    FORMAT,
+                    wire.VERSION,
+                    FEATURE_VERSION,
+                    run.run_id,
+                    server_key,
+                    made,
+                    roots,
+                    members,
+                )
                 archive.writestr(_entry(BUNDLE), json.dumps(dataclasses.asdict(about), indent=1))
         fsync(aside)
         os.replace(aside, out)
         fsync(out.parent)
     except OSError as e:
-        raise BadInput(f"cannot write the bundle {out}: {e.filename or ''} {e.strerror}; --out names another file") from e
+        raise BadInput(
+            f"cannot write the bundle {out}: {e.filename or ''} {e.strerror}; --out names another"
+            " file"
+        ) from e
     finally:
         aside.unlink(missing_ok=True)
     return about
@@ -106,15 +143,24 @@ def write(run: RunFolder, out: Path) -> About:
 def _check_reachable(run: RunFolder) -> str:
     """The trainer's public key."""
     bind = run.config.transport.bind
-    restart = f"stop the run and start it again with transport.bind=tcp://0.0.0.0:5555 (it resumes), then make the bundle of {run.path}"
+    restart = (
+        "stop the run and start it again with transport.bind=tcp://0.0.0.0:5555 (it resumes), then"
+        f" make the bundle of {run.path}"
+    )
     if not bind.startswith("tcp://"):
-        raise BadInput(f"transport.bind={bind}: this run's trainer can be reached from this host alone; {restart}")
+        raise BadInput(
+            f"transport.bind={bind}: this run's trainer can be reached from this host alone;"
+            f" {restart}"
+        )
     if bind.endswith(":*"):
-        raise BadInput(f"transport.bind={bind}: the trainer's port changes at each start; {restart}")
+        raise BadInput(
+            f"transport.bind={bind}: the trainer's port changes at each start; {restart}"
+        )
     keys = run.path / "keys"
     if not (keys / "client.json").is_file():
         raise BadInput(
-            f"{keys} has no keys yet: the run's trainer makes them when it first listens at {bind}, some seconds after its start"
+            f"{keys} has no keys yet: the run's trainer makes them when it first listens at {bind},"
+            " some seconds after its start"
         )
     try:
         KeyPair.load(keys / "client.json")
@@ -152,21 +198,29 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Path) -> Bundle:
-        """BadInput: no such file, others can read it, not a bundle, a strange member, or made by another version of this program."""
+        """BadInput: no such file, others can read it, not a bundle, a strange member, or made by
+        another version of this program.
+        """
         with _reading(path) as archive:
             mode = stat.S_IMODE(path.stat().st_mode)
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise BadInput(f"{path}: others can read the secret key in it (mode {mode:04o}); chmod 600 it")
+                raise BadInput(
+                    f"{path}: others can read the secret key in it (mode {mode:04o}); chmod 600 it"
+                )
             _check_members(path, archive.infolist())
             about = _about(path, archive)
             missing = [n for n in _NEEDED if n not in about.members]
             wrong = sorted({*about.members, BUNDLE} ^ set(archive.namelist()))
             if missing or wrong:
-                raise BadInput(f"{path}: damaged, {(missing or wrong)[0]} is missing or not listed; make the bundle again")
+                raise BadInput(
+                    f"{path}: damaged, {(missing or wrong)[0]} is missing or not listed; make the"
+                    " bundle again"
+                )
         return cls(path, about)
 
     def unpack(self, work: Path) -> RunFolder:
-        """The folder that a producer of this bundle works from, made or brought up to date; others of the same run may be using it.
+        """The folder that a producer of this bundle works from, made or brought up to date; others
+        of the same run may be using it.
 
         Raises:
             BadInput: the folder holds something else, or cannot be written; or a member is damaged.
@@ -175,7 +229,10 @@ class Bundle:
             try:
                 self._unpack(work)
             except OSError as e:
-                raise BadInput(f"cannot unpack {self.path} into {work}: {e.strerror}; --work names another folder") from e
+                raise BadInput(
+                    f"cannot unpack {self.path} into {work}: {e.strerror}; --work names another"
+                    " folder"
+                ) from e
         return RunFolder(work)
 
     def _is_there(self, work: Path) -> bool:
@@ -184,12 +241,21 @@ class Bundle:
             there = json.loads((work / BUNDLE).read_text())
         except FileNotFoundError:
             if work.exists() and (not work.is_dir() or any(work.iterdir())):
-                raise BadInput(f"{work} is not a folder made from a bundle; --work must name an empty or a new one") from None
+                raise BadInput(
+                    f"{work} is not a folder made from a bundle; --work must name an empty or a"
+                    " new one"
+                ) from None
             return False
         except (OSError, ValueError) as e:
-            raise BadInput(f"{work / BUNDLE} cannot be read ({e}); delete {work}, or name another folder with --work") from e
+            raise BadInput(
+                f"{work / BUNDLE} cannot be read ({e}); delete {work}, or name another folder with"
+                " --work"
+            ) from e
         if not isinstance(there, dict) or there.get("run_id") != self.about.run_id:
-            raise BadInput(f"{work} was made from another run's bundle; delete it, or name another folder with --work")
+            raise BadInput(
+                f"{work} was made from another run's bundle; delete it, or name another folder with"
+                " --work"
+            )
         return there == dataclasses.asdict(self.about)
 
     def _unpack(self, work: Path) -> None:
@@ -203,7 +269,10 @@ class Bundle:
             if not work.exists() or not any(work.iterdir()):
                 os.rename(aside, work)
                 return
-            for name in (*self.about.members, BUNDLE):  # bundle.json last: until then it is not this bundle's folder
+            for name in (
+                *self.about.members,
+                BUNDLE,
+            ):  # bundle.json last: until then it is not this bundle's folder
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(aside / name, work / name)
         finally:
@@ -211,10 +280,16 @@ class Bundle:
 
     def _extract(self, archive: zipfile.ZipFile, name: str, to: Path, expected: list) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with archive.open(name) as source, os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with (
+            archive.open(name) as source,
+            os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
+        ):
             found = _copy(source, file)
         if found != expected:
-            raise BadInput(f"{self.path}: {name} is not as it was written (damaged or changed); make the bundle again")
+            raise BadInput(
+                f"{self.path}: {name} is not as it was written (damaged or changed); make the"
+                " bundle again"
+            )
 
     def endpoint(self, address: str) -> Endpoint:
         """Where its trainer listens, as it is called on this host."""
@@ -222,14 +297,18 @@ class Bundle:
 
 
 def _aside(beside: Path) -> Path:
-    """The name of what is on its way to `beside`; what killed processes of this host left under such names, the secret key in it, goes."""
+    """The name of what is on its way to `beside`; what killed processes of this host left under
+    such names, the secret key in it, goes.
+    """
     prefix = f".{beside.name}@{socket.gethostname()}-"
     for left in beside.parent.glob(f"{glob.escape(prefix)}*"):
         pid = left.name.removeprefix(prefix).partition("-")[0]
         if not pid.isdigit() or psutil.pid_exists(int(pid)):
             continue
         if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)  # another producer that starts here does the same
+            shutil.rmtree(
+                left, ignore_errors=True
+            )  # another producer that starts here does the same
         else:
             left.unlink(missing_ok=True)
     return beside.with_name(f"{prefix}{os.getpid()}")
@@ -248,9 +327,14 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
     except (FileNotFoundError, PermissionError, IsADirectoryError) as e:
         if e.filename != str(path):
             raise
-        raise BadInput(f"cannot read the bundle {path}: {e.strerror}; `launch.py bundle --run RUN` makes one on the trainer's host") from e
+        raise BadInput(
+            f"cannot read the bundle {path}: {e.strerror}; `launch.py bundle --run RUN` makes one"
+            " on the trainer's host"
+        ) from e
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as e:
-        raise BadInput(f"{path}: damaged, or not a bundle ({e}); make it again with `launch.py bundle`") from e
+        raise BadInput(
+            f"{path}: damaged, or not a bundle ({e}); make it again with `launch.py bundle`"
+        ) from e
 
 
 def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
@@ -265,15 +349,25 @@ def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
             why = "is there twice"
         elif kind not in (0, stat.S_IFREG):
             why = "is not a plain file"
-        elif info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
+        elif (
+            info.compress_type != zipfile.ZIP_STORED
+            or info.flag_bits & 1
+            or info.compress_size != info.file_size
+        ):
             why = "is compressed or encrypted"
         elif info.file_size > _LIMITS.get(info.filename, info.file_size):
             why = f"has {info.file_size} bytes, at most {_LIMITS[info.filename]} are allowed"
         if why is not None:
-            raise BadInput(f"{path}: not a bundle as `launch.py bundle` writes it: {info.filename[:200]!r} {why}")
+            raise BadInput(
+                f"{path}: not a bundle as `launch.py bundle` writes it: {info.filename[:200]!r}"
+                f" {why}"
+            )
         seen.add(info.filename)
     if sum(info.file_size for info in infos) > path.stat().st_size:
-        raise BadInput(f"{path}: not a bundle as `launch.py bundle` writes it: its members are larger than the file")
+        raise BadInput(
+            f"{path}: not a bundle as `launch.py bundle` writes it: its members are larger than the"
+            " file"
+        )
 
 
 def _about(path: Path, archive: zipfile.ZipFile) -> About:
@@ -282,17 +376,31 @@ def _about(path: Path, archive: zipfile.ZipFile) -> About:
         versions = {"format": FORMAT, "protocol": wire.VERSION, "features": FEATURE_VERSION}
         other = [f"{k} {document[k]}, here {v}" for k, v in versions.items() if document[k] != v]
         if other:
-            raise BadInput(f"{path}: made by another version of this program ({', '.join(other)}); use the same one on both hosts")
+            raise BadInput(
+                f"{path}: made by another version of this program ({', '.join(other)}); use the"
+                " same one on both hosts"
+            )
         about = About(**document)
         wire.check_run_id(about.run_id)
-        if not all(isinstance(v, list) for v in about.members.values()) or len(about.server_key) != 40:
+        if (
+            not all(isinstance(v, list) for v in about.members.values())
+            or len(about.server_key) != 40
+        ):
             raise ValueError("its list of contents is not one")
     except (KeyError, TypeError, AttributeError) as e:
-        raise BadInput(f"{path}: damaged, or not a bundle ({BUNDLE}: {type(e).__name__} {e}); make it again with `launch.py bundle`") from e
+        raise BadInput(
+            f"{path}: damaged, or not a bundle ({BUNDLE}: {type(e).__name__} {e}); make it again"
+            " with `launch.py bundle`"
+        ) from e
     return about
 
 
 def refuse_unpacked(folder: Path) -> None:
-    """BadInput where a folder was made from a bundle: it looks like a run folder, and training there would begin the run a second time."""
+    """BadInput where a folder was made from a bundle: it looks like a run folder, and training
+    there would begin the run a second time.
+    """
     if (folder / BUNDLE).is_file():
-        raise BadInput(f"{folder} was made from a bundle, for producers alone: `launch.py producer --bundle …`; the run is on another host")
+        raise BadInput(
+            f"{folder} was made from a bundle, for producers alone: `launch.py producer --bundle"
+            " …`; the run is on another host"
+        )

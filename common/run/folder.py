@@ -1,6 +1,8 @@
-"""The run folder as its processes open it: settings, sizes, corpus, plans, and what identifies them.
+"""The run folder as its processes open it: settings, sizes, corpus, plans, and what identifies
+them.
 
-`producer/creation/prepare.py` creates it; everything here only reads, except the generation counter, which belongs to the trainer.
+`producer/creation/prepare.py` creates it; everything here only reads, except the generation
+counter, which belongs to the trainer.
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         if not (self.path / "identity.json").is_file():
-            raise BadInput(f"{self.path} is not a run folder (no identity.json); `python launch.py … run={self.path}` creates one")
+            raise BadInput(
+                f"{self.path} is not a run folder (no identity.json); `python launch.py …"
+                f" run={self.path}` creates one"
+            )
         self.identity: dict = json.loads((self.path / "identity.json").read_text())
         self.config: Config = config_module.load(self.path / "config.yaml")
         self.dims = ModelDims.from_dict(self.identity["dims"])
@@ -76,7 +81,11 @@ class RunFolder:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages this run trains, in order."""
-        return tuple(s.name for s in stages_of(self.config.model.size) if self.identity["trains_dvae"] or not s.publishes)
+        return tuple(
+            s.name
+            for s in stages_of(self.config.model.size)
+            if self.identity["trains_dvae"] or not s.publishes
+        )
 
     @property
     def dvae_weights(self) -> Path:
@@ -105,7 +114,9 @@ class RunFolder:
 
     @property
     def samples_events(self) -> Path:
-        """TensorBoard's folder for samples: not the trainer's own, since it follows one growing file per folder."""
+        """TensorBoard's folder for samples: not the trainer's own, since it follows one growing
+        file per folder.
+        """
         return self.path / "tensorboard" / "samples"
 
     def stage_folder(self, stage: str) -> Path:
@@ -117,26 +128,38 @@ class RunFolder:
         return Plan.open(self.path / "plan" / stage, name)
 
     def feature_hash(self, stage: str) -> str:
-        """What producers must agree on to make this stage's batches: sizes, vocabulary, statistics, weights, dtypes, threads, code."""
+        """What producers must agree on to make this stage's batches: sizes, vocabulary, statistics,
+        weights, dtypes, threads, code.
+        """
         parts = {
             "version": FEATURE_VERSION,
             "stage": stage,
             "identity": {k: v for k, v in self.identity.items() if k != "run_id"},
-            "threads": [self.config.threads.producer_intra, self.config.threads.producer_inter] if self.config.deterministic else None,
+            "threads": (
+                [self.config.threads.producer_intra, self.config.threads.producer_inter]
+                if self.config.deterministic
+                else None
+            ),
         }
         if self.spec(stage).needs_dvae:
             if not self.dvae_weights.is_file() and (self.path / BUNDLE).is_file():
                 raise BadInput(
-                    "stage 2 needs the DVAE, and this bundle was made before stage 1 had ended: make it again with `launch.py bundle` on "
-                    "the trainer's host, and start this producer from the new one"
+                    "stage 2 needs the DVAE, and this bundle was made before stage 1 had ended:"
+                    " make it again with `launch.py bundle` on the trainer's host, and start this"
+                    " producer from the new one"
                 )
             if not self.dvae_weights.is_file():
-                raise BadInput(f"{self.dvae_weights} is missing: stage 1 writes it, or model.dvae names it")
+                raise BadInput(
+                    f"{self.dvae_weights} is missing: stage 1 writes it, or model.dvae names it"
+                )
             parts["dvae"] = file_digest(self.dvae_weights)
         return digest(parts)
 
     def next_generation(self) -> int:
-        """A number larger than any before; durable before it is returned. Only the holder of RUN/lock may call this."""
+        """A number larger than any before; durable before it is returned.
+
+        Only the holder of RUN/lock may call this.
+        """
         path = self.path / "generation"
         number = int(path.read_text()) + 1 if path.exists() else 1
         write_atomically(path, f"{number}\n")

@@ -1,8 +1,10 @@
-"""`parity: coqui`: the behaviours of Coqui's XTTS trainer that are probably unintended, all at once.
+"""`parity: coqui`: the behaviours of Coqui's XTTS trainer that are probably unintended, all at
+once.
 
-Each has an option of its own, whose default is what is right for training. Three of the ten are ours as well and have none:
-a short conditioning clip is followed by silence that is not masked; an evaluation ignores no target and takes its conditioning clip
-from the start; texts with unknown characters are left out. Source: coqui-tts, TTS/tts/layers/xtts/trainer/{gpt_trainer,dataset}.py.
+Each has an option of its own, whose default is what is right for training. Three of the ten are
+ours as well and have none: a short conditioning clip is followed by silence that is not masked; an
+evaluation ignores no target and takes its conditioning clip from the start; texts with unknown
+characters are left out. Source: coqui-tts, TTS/tts/layers/xtts/trainer/{gpt_trainer,dataset}.py.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from common.system.errors import BadInput
 
 PARITY: dict[str, dict[str, Any]] = {
     "coqui": {
-        "text.coqui_cleaning": True,  # numbers, symbols and quotes as XTTS reads them, mistakes included
+        "text.coqui_cleaning": (
+            True
+        ),  # numbers, symbols and quotes as XTTS reads them, mistakes included
         "model.parity_init": True,  # from nothing: token embeddings N(0, 1)
         "batching.sampling": "balanced",  # every language equally often, with replacement
         "batching.prompt": "own",
-        "batching.mask_prompt": "last_row",  # of a batch the last row alone, mel frames taken for codes
+        "batching.mask_prompt": (
+            "last_row"
+        ),  # of a batch the last row alone, mel frames taken for codes
         "batching.text_stop_input": False,  # hidden in training, though seen at synthesis
         "batching.stop_labels": 4,  # STOP is asked for four times
         "batching.code_phases": 1,
@@ -27,7 +33,9 @@ PARITY: dict[str, dict[str, Any]] = {
         "train.decay_latents": True,  # weight decay on what is no weight
         "train.code_dropout": 0.0,
         "train.precision": "fp32",
-        "train.optim.schedule": "constant",  # the milestones are counted in epochs and never reached
+        "train.optim.schedule": (
+            "constant"
+        ),  # the milestones are counted in epochs and never reached
         "train.optim.warmup_steps": 0,
         "transport.mel_dtype": "float32",
     }
@@ -37,7 +45,8 @@ PARITY: dict[str, dict[str, Any]] = {
 def with_parity(tree: dict, where: str) -> dict:
     """The settings that the tree's `parity` stands for, added to a copy of it.
 
-    BadInput: the tree sets one of them otherwise. An unknown `parity` and sections of a wrong type are left for the check of types.
+    BadInput: the tree sets one of them otherwise. An unknown `parity` and sections of a wrong type
+    are left for the check of types.
     """
     tree, against = copy.deepcopy(tree), []
     for key, value in PARITY.get(str(tree.get("parity")), {}).items():
@@ -53,6 +62,7 @@ def with_parity(tree: dict, where: str) -> dict:
             against.append(f"{key}={node[last]} (parity has {value})")
     if against:
         raise BadInput(
-            f"{where}: parity={tree['parity']} means all of XTTS's behaviours, but {', '.join(against)}; leave these out, or parity"
+            f"{where}: parity={tree['parity']} means all of XTTS's behaviours, but"
+            f" {', '.join(against)}; leave these out, or parity"
         )
     return tree

@@ -1,4 +1,6 @@
-"""Settings as text: YAML and `key=value` overrides, read strictly, and how a fault in them is told."""
+"""Settings as text: YAML and `key=value` overrides, read strictly, and how a fault in
+them is told.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ class NoSection(BadInput):
 
 
 def as_yaml(value: str | list[str]) -> str:
-    """YAML that means these texts: JSON, but for characters beyond 16 bits, which YAML does not write as two surrogates."""
+    """YAML that means these texts: JSON, but for characters beyond 16 bits, which YAML does not
+    write as two surrogates.
+    """
     pair = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
-    return pair.sub(lambda m: f"\\U{ord(json.loads(chr(34) + m.group() + chr(34))):08x}", json.dumps(value))
+    return pair.sub(
+        lambda m: f"\\U{ord(json.loads(chr(34) + m.group() + chr(34))):08x}", json.dumps(value)
+    )
 
 
 def read_yaml(text: str, where: str) -> Any:
@@ -45,7 +51,10 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def _twice(node: yaml.Node, path: tuple[str, ...], seen: set[int]):
-    """What to say of the keys that mappings in `node` repeat. Before construction, which adds merged keys to the nodes."""
+    """What to say of the keys that mappings in `node` repeat.
+
+    Before construction, which adds merged keys to the nodes.
+    """
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
@@ -62,13 +71,21 @@ def _twice(node: yaml.Node, path: tuple[str, ...], seen: set[int]):
             earlier = key if merge else first.setdefault((key.tag, key.value), key)
             if earlier is not key:
                 a, b = earlier.start_mark.line + 1, key.start_mark.line + 1
-                what = "put all its keys under one" if isinstance(value, yaml.MappingNode) else "keep one"
-                yield f"'{'.'.join(name)}' is given twice, on {f'lines {a} and {b}' if a != b else f'line {a}'}; {what}"
+                what = (
+                    "put all its keys under one"
+                    if isinstance(value, yaml.MappingNode)
+                    else "keep one"
+                )
+                yield (
+                    f"'{'.'.join(name)}' is given twice, on"
+                    f" {f'lines {a} and {b}' if a != b else f'line {a}'}; {what}"
+                )
             yield from _twice(value, name, seen)
 
 
 def set_override(tree: dict, override: str) -> str:
-    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what they mean in a file.
+    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what
+    they mean in a file.
 
     Returns:
         The key from which on the tree is the override's own: `a.b`, or `a` where there was none.
@@ -79,7 +96,10 @@ def set_override(tree: dict, override: str) -> str:
     """
     key, eq, text = override.partition("=")
     if not eq or not key or key.startswith("-"):
-        raise BadInput(f"'{override}' is neither a flag nor key=value; --help lists the flags, configs/ shows the keys")
+        raise BadInput(
+            f"'{override}' is neither a flag nor key=value; --help lists the flags, configs/ shows"
+            " the keys"
+        )
     try:
         value = read_yaml(text, override)
     except (yaml.YAMLError, ValueError) as e:
@@ -91,7 +111,10 @@ def set_override(tree: dict, override: str) -> str:
         if section is None:
             section, own = {}, min(own, path, key=len)
         if not isinstance(section, dict):
-            raise NoSection(f"{override}: '{path}' is not a section, its value is {section!r}; set '{path}' itself")
+            raise NoSection(
+                f"{override}: '{path}' is not a section, its value is {section!r}; set '{path}'"
+                " itself"
+            )
         tree[p] = dict(section)  # a copy: keys of a file may share it (&anchor, *alias)
         tree = tree[p]
     tree[last] = value
@@ -107,7 +130,9 @@ def explain(error: ValidationError, model: type[BaseModel], where: str, by: dict
     for e in error.errors():
         loc = e["loc"]
         key = _dotted(loc)
-        at = next((by[k] for k in (_dotted(loc[:n]) for n in range(len(loc), 0, -1)) if k in by), where)
+        at = next(
+            (by[k] for k in (_dotted(loc[:n]) for n in range(len(loc), 0, -1)) if k in by), where
+        )
         section = _section(model, loc) if e["type"] == "model_type" else None
         if e["type"] == "extra_forbidden":
             lines.append(f"{at}: unknown key '{key}'{_nearest(model, loc)}")
@@ -143,7 +168,11 @@ def _nearest(model: type[BaseModel], loc: tuple) -> str:
         nested = ": {".join(last.split(".")) + ": …" + "}" * last.count(".")
         return f"; keys with dots are for the command line: write {nested}"
     near = difflib.get_close_matches(last, names, 1, 0.5)
-    return f"; did you mean '{_dotted((*loc[:-1], near[0]))}'?" if near else f"; known here: {', '.join(names)}"
+    return (
+        f"; did you mean '{_dotted((*loc[:-1], near[0]))}'?"
+        if near
+        else f"; known here: {', '.join(names)}"
+    )
 
 
 def _keys(section: type[BaseModel], most: int = 8) -> str:
@@ -152,7 +181,9 @@ def _keys(section: type[BaseModel], most: int = 8) -> str:
 
 
 def _example(section: type[BaseModel], key: str, value: Any) -> str:
-    """ "; for example a.b=value": the first key that takes the value that was given for all, else the first with a plain default."""
+    """ "; for example a.b=value": the first key that takes the value that was given for all, else
+    the first with a plain default.
+    """
     plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
     for candidate, text in ((value, f"{value}"), ([value], f"[{value}]")) if plain else ():
         for name in section.model_fields:
@@ -164,12 +195,19 @@ def _example(section: type[BaseModel], key: str, value: Any) -> str:
     fields = section.model_fields.items()
     if any(f.is_required() for _, f in fields):  # no default makes a section of these
         return ""
-    defaults = [(name, f.default) for name, f in fields if isinstance(f.default, (str, int, float)) and not isinstance(f.default, bool)]
+    defaults = [
+        (name, f.default)
+        for name, f in fields
+        if isinstance(f.default, (str, int, float)) and not isinstance(f.default, bool)
+    ]
     return f"; for example {key}.{defaults[0][0]}={defaults[0][1]}" if defaults else ""
 
 
 def renamed(tree: dict, where: str) -> dict:
-    """The tree with today's names of keys; runs keep the config.yaml that they were created with. BadInput: a key by both names."""
+    """The tree with today's names of keys; runs keep the config.yaml that they were created with.
+
+    BadInput: a key by both names.
+    """
     for old, new in RENAMED.items():
         section, name = old.split(".")
         values = tree.get(section)
@@ -177,6 +215,9 @@ def renamed(tree: dict, where: str) -> dict:
             values = dict(values)
             value, now = values.pop(name), new.split(".")[1]
             if values.setdefault(now, value) != value:
-                raise BadInput(f"{where}: {old} is called {new} now, and both are set: {value} and {values[now]}; leave {old} out")
+                raise BadInput(
+                    f"{where}: {old} is called {new} now, and both are set: {value} and"
+                    f" {values[now]}; leave {old} out"
+                )
             tree = {**tree, section: values}
     return tree

@@ -23,15 +23,21 @@ class StageSpec:
     section: str  # of the settings
     kind: str  # of its batches, in `common.data.batch.FIELDS`
     score: str  # the evaluated loss that names the best checkpoint
-    judged: tuple[str, str]  # the loss that it is judged by: its name in training lines, and in evaluation lines
+    judged: tuple[
+        str, str
+    ]  # the loss that it is judged by: its name in training lines, and in evaluation lines
     maker: str  # (run) → producer.batches.maker.Maker
     step: str  # (run, schedule) → trainer.step.contract.Step, and how batches reach it
-    figures: str  # (history, run, entropy of the evaluation set's targets) → what the summary says of this stage alone
+    # (history, run, entropy of the evaluation set's targets) → what the summary says of this stage
+    # alone
+    figures: str
     panels: str  # (history, figures) → pictures.Panel of its curves
     crops: bool = False  # batches of crops of one length, instead of rows in buckets
-    publishes: bool = False  # its last weights are RUN/dvae/model.safetensors, which the batches of the stages after it need
+    # its last weights are RUN/dvae/model.safetensors, which the batches of the stages after it need
+    publishes: bool = False
     needs_dvae: bool = False  # its batches are made with those weights
-    speaks: bool = False  # its model makes samples, and begins with `model.weights`; its targets are audio codes
+    # its model makes samples, and begins with `model.weights`; its targets are audio codes
+    speaks: bool = False
     networks: bool = True  # features of recordings, and networks on a device
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 OK = 0
 FAILED = 1  # while running
 BAD_INPUT = 2  # found before any GPU was opened
-HOPELESS = 3  # out of memory, read-only folder, ten non-finite steps: a restart would end the same way
+HOPELESS = (
+    3  # out of memory, read-only folder, ten non-finite steps: a restart would end the same way
+)
 REPLACED = 4  # a trainer that saved and left because another one asked for its place
 INTERRUPTED = 130
 TERMINATED = 143
@@ -42,7 +44,9 @@ class Stopped(RunError):
 
 
 def is_out_of_memory(e: BaseException) -> bool:
-    """Whether an error of Python, TensorFlow, XLA or CUDA says that memory ran out, on the host or a GPU."""
+    """Whether an error of Python, TensorFlow, XLA or CUDA says that memory ran out, on the host or
+    a GPU.
+    """
     if isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError":
         return True
     return "RESOURCE_EXHAUSTED" in str(e) or "out of memory" in str(e).lower()

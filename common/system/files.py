@@ -11,7 +11,9 @@ import xxhash
 
 def digest(value) -> str:
     """xxh3-128 of a JSON-able value, in canonical form."""
-    return xxhash.xxh3_128(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return xxhash.xxh3_128(
+        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def file_digest(path: str | os.PathLike) -> str:
@@ -24,7 +26,9 @@ def file_digest(path: str | os.PathLike) -> str:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write aside, fsync, rename, fsync the folder: a reader sees the old file or the new one, also after a power cut."""
+    """Write aside, fsync, rename, fsync the folder: a reader sees the old file or the new one, also
+    after a power cut.
+    """
     tmp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(tmp, "wb") as f:

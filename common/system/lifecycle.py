@@ -1,14 +1,15 @@
 """The child's side of a process: when to stop, how long there is, and which exit code says why.
 
-A role's entry is `run_main(main)`; `main(stop)` returns when the work is done or soon after `stop` is set. Import TensorFlow
-inside `main`, so that signals and the parent's death are already watched while it loads.
+A role's entry is `run_main(main)`; `main(stop)` returns when the work is done or soon after `stop`
+is set. Import TensorFlow inside `main`, so that signals and the parent's death are already watched
+while it loads.
 
     SIGTERM, SIGINT, SIGHUP   stop; a trainer saves first          exit 143, 130, 143
     SIGUSR1                   another trainer asks for the place    exit 4 after saving
     the supervisor died       leave without saving, within 10 s     exit 143
 
-A thread, not a Python signal handler, does the noticing: a handler only runs between two byte codes of the main thread, which
-may sit in a compilation for a minute.
+A thread, not a Python signal handler, does the noticing: a handler only runs between two byte codes
+of the main thread, which may sit in a compilation for a minute.
 """
 
 from __future__ import annotations
@@ -27,12 +28,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
-from common.system.errors import FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED, Replaced, RunError, Stopped, is_out_of_memory
+from common.system.errors import (
+    FAILED,
+    HOPELESS,
+    INTERRUPTED,
+    OK,
+    REPLACED,
+    TERMINATED,
+    Replaced,
+    RunError,
+    Stopped,
+    is_out_of_memory,
+)
 
 PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
 SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
 
-# The supervisor kills after 5 s (nothing to save), 10 s, or 30 s while the status says "saving"; a child leaves just before.
+# The supervisor kills after 5 s (nothing to save), 10 s, or 30 s while the status says "saving"; a
+# child leaves just before.
 GRACE_S = 4.5
 SAVER_GRACE_S = 9.5
 SAVE_S = 29.5
@@ -47,7 +60,10 @@ log = logging.getLogger("lifecycle")
 
 
 class Stop(threading.Event):
-    """Set when the process must leave. `cause`: "stop", "replace" (save, then exit 4) or "orphan" (do not save)."""
+    """Set when the process must leave.
+
+    `cause`: "stop", "replace" (save, then exit 4) or "orphan" (do not save).
+    """
 
     def __init__(self, saves: bool = False):
         super().__init__()
@@ -80,7 +96,11 @@ class Stop(threading.Event):
 
     def error(self) -> RunError:
         """The exception that carries this stop to the process's edge."""
-        return Replaced(f"left for another trainer ({self.reason})") if self.replaced else Stopped(f"stopped by {self.reason or 'request'}")
+        return (
+            Replaced(f"left for another trainer ({self.reason})")
+            if self.replaced
+            else Stopped(f"stopped by {self.reason or 'request'}")
+        )
 
     def check(self) -> None:
         """Raise `error()` if the stop is set."""
@@ -89,7 +109,10 @@ class Stop(threading.Event):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """While inside, the deadline is that of a save. The caller's status must say "saving", or the supervisor kills."""
+        """While inside, the deadline is that of a save.
+
+        The caller's status must say "saving", or the supervisor kills.
+        """
         self._saving += 1
         try:
             yield
@@ -121,13 +144,17 @@ class Stop(threading.Event):
 
 
 def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoReturn:
-    """Run a role and end the process with the exit code its outcome stands for (`common.system.errors`).
+    """Run a role and end the process with the exit code its outcome stands for
+    (`common.system.errors`).
 
-    Ends by `os._exit`: TensorFlow's and CUDA's destructors have hung and crashed at exit, and whatever a role must close it has
-    closed when `main` returns. `saves`: the role has something to save, so it gets the longer deadlines.
+    Ends by `os._exit`: TensorFlow's and CUDA's destructors have hung and crashed at exit, and
+    whatever a role must close it has closed when `main` returns. `saves`: the role has something to
+    save, so it gets the longer deadlines.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGQUIT, all_threads=True)  # kill -QUIT: every thread's stack into the log
+    faulthandler.register(
+        signal.SIGQUIT, all_threads=True
+    )  # kill -QUIT: every thread's stack into the log
     stop = Stop(saves)
     watch(stop)
     code = _outcome(main, stop)
@@ -142,7 +169,9 @@ def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoRe
 def _outcome(main: Callable[[Stop], int | None], stop: Stop) -> int:
     try:
         code = main(stop)
-        return code if code is not None else (stop.exit_code if stop.is_set() and stop.cause else OK)
+        return (
+            code if code is not None else (stop.exit_code if stop.is_set() and stop.cause else OK)
+        )
     except Replaced as e:
         log.info("%s", e)
         return REPLACED
@@ -169,23 +198,33 @@ def _is_hopeless(e: Exception) -> bool:
 
 
 def watch(stop: Stop) -> None:
-    """Start the thread that turns signals and the supervisor's death into `stop`. Call from the main thread."""
+    """Start the thread that turns signals and the supervisor's death into `stop`.
+
+    Call from the main thread.
+    """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     for sig in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(sig, lambda *_: None)  # the wakeup fd only hears of signals that have a Python handler
+        signal.signal(
+            sig, lambda *_: None
+        )  # the wakeup fd only hears of signals that have a Python handler
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     parent_fd = stop.parent_fd = _parent_fd()
-    threading.Thread(target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True
+    ).start()
 
 
 def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
-    """Become a fresh process: same pid, same supervisor, same log, nothing of today's memory, on a GPU neither.
+    """Become a fresh process: same pid, same supervisor, same log, nothing of today's memory, on a
+    GPU neither.
 
-    `argv` as for `sys.executable`; `env` is added to the environment. What is not inheritable is closed, locks too (`Lock.keep`).
-    Nothing may be left to save. From the main thread; raises the stop's error.
+    `argv` as for `sys.executable`; `env` is added to the environment. What is not inheritable is
+    closed, locks too (`Lock.keep`). Nothing may be left to save. From the main thread; raises the
+    stop's error.
     """
-    # A signal from here on ends the process at once; one that came before is heard of in a moment, by the watching thread.
+    # A signal from here on ends the process at once; one that came before is heard of in a moment,
+    # by the watching thread.
     for sig in _STOP_SIGNALS:
         signal.signal(sig, signal.SIG_DFL)
     stop.wait(_HEARD_S)
@@ -202,7 +241,9 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def _parent_fd() -> int | None:
-    """The supervisor's pipe, and as a second sign SIGUSR2 from the kernel when it dies (a leaked pipe end would hide the first)."""
+    """The supervisor's pipe, and as a second sign SIGUSR2 from the kernel when it dies (a leaked
+    pipe end would hide the first).
+    """
     text = os.environ.pop(PARENT_FD, "")
     if not text:
         return None
@@ -220,7 +261,9 @@ def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
         if remaining is not None and remaining <= 0:
             _force(stop)
         # 0.25 s, not the whole remainder: the deadline moves when a save begins or ends.
-        ready, _, _ = select.select(fds, [], [], None if remaining is None else min(remaining, 0.25))
+        ready, _, _ = select.select(
+            fds, [], [], None if remaining is None else min(remaining, 0.25)
+        )
         if parent_fd in ready:
             fds.remove(parent_fd)
             _orphan(stop)
@@ -247,7 +290,11 @@ def _orphan(stop: Stop) -> None:
 
 
 def _force(stop: Stop) -> NoReturn:
-    log.warning("did not stop in time after %s (compiling, or waiting for a device?): forced out; stacks follow", stop.reason)
+    log.warning(
+        "did not stop in time after %s (compiling, or waiting for a device?): forced out; stacks"
+        " follow",
+        stop.reason,
+    )
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(all_threads=True)
         sys.stderr.flush()

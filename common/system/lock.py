@@ -1,7 +1,9 @@
-"""One process at a time: a flock that the kernel drops when its holder dies, with the holder's name inside.
+"""One process at a time: a flock that the kernel drops when its holder dies, with the holder's name
+inside.
 
-The first line of the file is the holder's pid, the second what it is and who supervises it. A holder whose supervisor is dead
-is on its way out (`common.system.lifecycle`: gone in 10 s), so a newcomer waits for it instead of failing.
+The first line of the file is the holder's pid, the second what it is and who supervises it. A
+holder whose supervisor is dead is on its way out (`common.system.lifecycle`: gone in 10 s), so a
+newcomer waits for it instead of failing.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _RETRY_S = 0.6  # `holder` takes a shared lock for an instant; a failure that sh
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock. `supervisor` is (pid, create_time), or None for a process started by hand."""
+    """Who holds a lock.
+
+    `supervisor` is (pid, create_time), or None for a process started by hand.
+    """
 
     pid: int
     create_time: float = 0.0
@@ -41,15 +46,23 @@ class Holder:
         return self.supervisor is not None and not is_alive(*self.supervisor)
 
     def __str__(self) -> str:
-        since = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.create_time))}" if self.create_time else ""
+        since = (
+            f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.create_time))}"
+            if self.create_time
+            else ""
+        )
         return f"{self.what or 'another process'} (pid {self.pid}{since})"
 
 
 def is_alive(pid: int, create_time: float = 0.0) -> bool:
-    """Whether the very process `pid` of `create_time` runs; a recycled pid or a zombie does not count."""
+    """Whether the very process `pid` of `create_time` runs; a recycled pid or a zombie does not
+    count.
+    """
     try:
         p = psutil.Process(pid)
-        return p.status() != psutil.STATUS_ZOMBIE and (not create_time or abs(p.create_time() - create_time) < 1.0)
+        return p.status() != psutil.STATUS_ZOMBIE and (
+            not create_time or abs(p.create_time() - create_time) < 1.0
+        )
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
@@ -70,7 +83,9 @@ class Lock:
         self._fd: int | None = fd
 
     def release(self, unlink: bool = False) -> None:
-        """Give the lock back; `unlink` also removes the file (only for a folder that is being taken back)."""
+        """Give the lock back; `unlink` also removes the file (only for a folder that is being taken
+        back).
+        """
         if self._fd is None:
             return
         if unlink:
@@ -97,7 +112,8 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
     Waits up to 12 s for a holder that is leaving.
 
     Raises:
-        BadInput: another process holds it; the message names its pid and command, then `advice`. Or the folder is read-only.
+        BadInput: another process holds it; the message names its pid and command, then `advice`. Or
+        the folder is read-only.
     """
     path = Path(path)
     start = clock()
@@ -110,7 +126,10 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
             return Lock(path, fd)
         by = _read(path)
         if clock() - start > (ORPHAN_WAIT_S if by is not None and by.leaving else _RETRY_S):
-            raise BadInput(f"{path.parent} is in use by {by or 'another process'}" + (f"; {advice}" if advice else ""))
+            raise BadInput(
+                f"{path.parent} is in use by {by or 'another process'}"
+                + (f"; {advice}" if advice else "")
+            )
         time.sleep(0.05)
 
 
@@ -143,7 +162,9 @@ def holder(path: str | os.PathLike) -> Holder | None:
 
 
 def wait_free(path: str | os.PathLike, timeout_s: float, clock=time.monotonic) -> Holder | None:
-    """Wait until nobody holds the lock; returns the holder if somebody still does after `timeout_s`."""
+    """Wait until nobody holds the lock; returns the holder if somebody still does after
+    `timeout_s`.
+    """
     deadline = clock() + timeout_s
     while (by := holder(path)) is not None and clock() < deadline:
         time.sleep(0.1)
@@ -157,7 +178,9 @@ def _try(path: Path) -> int | None:
         raise BadInput(f"cannot write {path}: {e.strerror}; the run folder must be writable") from e
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino == os.stat(path).st_ino:  # else the file was unlinked between open and flock
+        if (
+            os.fstat(fd).st_ino == os.stat(path).st_ino
+        ):  # else the file was unlinked between open and flock
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -179,6 +202,11 @@ def _read(path: Path) -> Holder | None:
     try:
         pid, rest = path.read_text().split("\n", 1)
         d = json.loads(rest)
-        return Holder(int(pid), d["create_time"], d["what"], tuple(d["supervisor"]) if d["supervisor"] else None)
+        return Holder(
+            int(pid),
+            d["create_time"],
+            d["what"],
+            tuple(d["supervisor"]) if d["supervisor"] else None,
+        )
     except (OSError, ValueError, KeyError):
         return None

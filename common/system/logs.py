@@ -1,4 +1,5 @@
-"""One line format for every process's log, so that the console can pick warnings and errors out of it.
+"""One line format for every process's log, so that the console can pick warnings and errors out of
+it.
 
     2026-01-31 12:00:00,123 WARNING trainer: the message
 
@@ -13,7 +14,9 @@ import sys
 from dataclasses import dataclass
 
 _FORMAT = "%(asctime)s %(levelname)s {name}: %(message)s"
-_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([^\s:]+): (.*)$")
+_LINE = re.compile(
+    r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([^\s:]+): (.*)$"
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,17 @@ class LogLine:
 
 
 def setup(name: str, level: int = logging.INFO) -> None:
-    """Send this process's log to stderr (its log file) under `name`. Replaces what was set up before."""
+    """Send this process's log to stderr (its log file) under `name`.
+
+    Replaces what was set up before.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT.format(name=name)))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("numba", "matplotlib", "h5py", "absl", "tensorflow"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # Its retracing warning counts all buckets' functions as one; the trainer counts traces itself, function by function.
+    # Its retracing warning counts all buckets' functions as one; the trainer counts traces itself,
+    # function by function.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     logging.captureWarnings(True)
 

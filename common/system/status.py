@@ -1,4 +1,6 @@
-"""What each process is doing: RUN/status/<process>.json, replaced atomically by the process, read by the supervisor and users."""
+"""What each process is doing: RUN/status/<process>.json, replaced atomically by the process, read
+by the supervisor and users.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ log = logging.getLogger("status")
 
 @dataclass(frozen=True)
 class Status:
-    """One process. `step` counts from 1 within `stage` (1, 2, …), the sampler's is a checkpoint's; `eta_s` is the time to the stage's
-    `max_steps`."""
+    """One process.
+
+    `step` counts from 1 within `stage` (1, 2, …), the sampler's is a checkpoint's; `eta_s` is the
+    time to the stage's `max_steps`."""
 
     name: str
     role: str
@@ -64,14 +68,21 @@ class Status:
 
     @property
     def progress(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """((stage, step), (stage, saved step)): a larger value of either means that the run came further."""
+        """((stage, step), (stage, saved step)): a larger value of either means that the run came
+        further.
+        """
         return (self.stage, self.step), (self.stage, self.saved_step)
 
 
 class StatusFile:
-    """This process's status. Thread-safe; a disk that cannot be written is reported once and does not stop the work."""
+    """This process's status.
 
-    def __init__(self, run_dir: str | os.PathLike, name: str, role: str, min_interval_s: float = 0.5):
+    Thread-safe; a disk that cannot be written is reported once and does not stop the work.
+    """
+
+    def __init__(
+        self, run_dir: str | os.PathLike, name: str, role: str, min_interval_s: float = 0.5
+    ):
         pid, create_time = identity()
         self._path = status_path(run_dir, name)
         self._status = Status(name, role, pid, create_time)
@@ -87,20 +98,27 @@ class StatusFile:
         return self._status
 
     def update(self, **changes) -> None:
-        """Change fields; written at once when phase, stage, message or saved_step change, else at most twice a second.
+        """Change fields; written at once when phase, stage, message or saved_step change, else at
+        most twice a second.
 
         Raises:
             TypeError: no such field.
         """
         with self._lock:
             new = dataclasses.replace(self._status, **changes)
-            urgent = any(getattr(new, f) != getattr(self._status, f) for f in ("phase", "stage", "message", "saved_step", "exit_code"))
+            urgent = any(
+                getattr(new, f) != getattr(self._status, f)
+                for f in ("phase", "stage", "message", "saved_step", "exit_code")
+            )
             self._status = dataclasses.replace(new, time=time.time())
             if urgent or time.monotonic() - self._written >= self._min_interval_s:
                 self._write()
 
     def finish(self, exit_code: int) -> None:
-        """The last word; give it to `Stop.at_exit`. A successor of the same name that already reports is not overwritten."""
+        """The last word; give it to `Stop.at_exit`.
+
+        A successor of the same name that already reports is not overwritten.
+        """
         now = read(self._path.parent.parent, self._status.name)
         if now is not None and now.pid != self._status.pid and now.alive:
             return
@@ -114,7 +132,9 @@ class StatusFile:
             os.replace(tmp, self._path)
         except OSError as e:
             if not self._warned:
-                log.warning("cannot write %s: %s; `launch.py status` will be stale", self._path, e.strerror)
+                log.warning(
+                    "cannot write %s: %s; `launch.py status` will be stale", self._path, e.strerror
+                )
             self._warned = True
         self._written = time.monotonic()
 
@@ -144,11 +164,28 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
 def table(run_dir: str | os.PathLike) -> Table:
     """`launch.py status`: one row per process."""
     t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
-    for column in ("process", "pid", "device", "doing", "step", "loss", "utt/s", "data wait", "buffer", "age"):
+    for column in (
+        "process",
+        "pid",
+        "device",
+        "doing",
+        "step",
+        "loss",
+        "utt/s",
+        "data wait",
+        "buffer",
+        "age",
+    ):
         t.add_column(column, no_wrap=column != "device", overflow="fold")
     for s in read_all(run_dir):
-        doing = s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
-        steps = f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "") if s.role == "trainer" else f"{s.batches} batches"
+        doing = (
+            s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
+        )
+        steps = (
+            f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "")
+            if s.role == "trainer"
+            else f"{s.batches} batches"
+        )
         if s.role == "sampler":  # the checkpoint that it speaks, or spoke last
             steps = f"step {s.step}" if s.step else ""
         t.add_row(

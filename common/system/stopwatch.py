@@ -1,6 +1,7 @@
 """Where time goes, by named parts of the work.
 
-The parts: read, decode, resample, mel, codes, pack, serialise (producer); transfer, compute, optimizer, checkpoint, logging (trainer).
+The parts: read, decode, resample, mel, codes, pack, serialise (producer); transfer, compute,
+optimizer, checkpoint, logging (trainer).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside as `name`; parts may lie inside each other, and count twice then."""
+        """Count what happens inside as `name`; parts may lie inside each other, and count twice
+        then.
+        """
         start = time.perf_counter()
         try:
             yield

@@ -1,1 +1,3 @@
-"""Batches from producers to the trainer: messages, keys, sockets, leases, and the two ends of the channel."""
+"""Batches from producers to the trainer: messages, keys, sockets, leases, and the two ends of the
+channel.
+"""

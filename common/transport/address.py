@@ -19,40 +19,56 @@ MAX_IPC_PATH = 107  # bytes in sockaddr_un.sun_path, less the final zero
 
 
 class ChannelError(ValueError):
-    """The channel cannot be set up or is used wrongly; the message says what, where and what to do."""
+    """The channel cannot be set up or is used wrongly; the message says what, where and
+    what to do.
+    """
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a producer needs to connect: address, the trainer's public key (None = no CURVE), and the trainer's pid for messages."""
+    """What a producer needs to connect: address, the trainer's public key (None = no CURVE), and
+    the trainer's pid for messages.
+    """
 
     address: str
     public_key: str | None = None
     pid: int | None = None
 
     def write(self, path: Path) -> None:
-        """Replace `path` (RUN/endpoint.json) in one step, so that a reader never sees half of it."""
+        """Replace `path` (RUN/endpoint.json) in one step, so that a reader never sees
+        half of it.
+        """
         aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"address": self.address, "public_key": self.public_key, "pid": self.pid}) + "\n")
+        aside.write_text(
+            json.dumps({"address": self.address, "public_key": self.public_key, "pid": self.pid})
+            + "\n"
+        )
         os.replace(aside, path)
 
     @classmethod
     def read(cls, path: Path) -> Endpoint | None:
-        """The endpoint in `path`, None while there is none (no trainer has started yet). Raises ChannelError if it is not one."""
+        """The endpoint in `path`, None while there is none (no trainer has started yet).
+
+        Raises ChannelError if it is not one.
+        """
         try:
             data = json.loads(path.read_text())
             return cls(str(data["address"]), data.get("public_key"), data.get("pid"))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ChannelError(f"{path}: not an endpoint file; the trainer rewrites it when it starts") from None
+            raise ChannelError(
+                f"{path}: not an endpoint file; the trainer rewrites it when it starts"
+            ) from None
 
 
 def ipc_address(run_dir: Path) -> str:
-    """ipc:// address of a run on this host: a short path in a 0700 folder of our own, the same for every spelling of `run_dir`.
+    """ipc:// address of a run on this host: a short path in a 0700 folder of our own, the same for
+    every spelling of `run_dir`.
 
-    Not in the run folder itself (paths of Unix sockets end at 107 bytes, and shared file systems have no sockets), and not in
-    XDG_RUNTIME_DIR (deleted when the user logs out, while training goes on). Raises ChannelError if the folder is not safe.
+    Not in the run folder itself (paths of Unix sockets end at 107 bytes, and shared file systems
+    have no sockets), and not in XDG_RUNTIME_DIR (deleted when the user logs out, while training
+    goes on). Raises ChannelError if the folder is not safe.
     """
     name = hashlib.sha256(os.path.realpath(run_dir).encode()).hexdigest()[:16] + ".sock"
     for base in dict.fromkeys([tempfile.gettempdir(), "/tmp"]):
@@ -60,7 +76,10 @@ def ipc_address(run_dir: Path) -> str:
         if len(os.fsencode(path)) <= MAX_IPC_PATH:
             _private_dir(os.path.dirname(path))
             return f"ipc://{path}"
-    raise ChannelError(f"no place for the run's socket: {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR to a short path")
+    raise ChannelError(
+        f"no place for the run's socket: {path} is longer than {MAX_IPC_PATH} bytes; set TMPDIR to"
+        " a short path"
+    )
 
 
 def _private_dir(path: str) -> None:
@@ -69,20 +88,35 @@ def _private_dir(path: str) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise ChannelError(f"{path}: cannot make the socket's folder ({error.strerror}); set TMPDIR to a writable folder") from None
+        raise ChannelError(
+            f"{path}: cannot make the socket's folder ({error.strerror}); set TMPDIR to a writable"
+            " folder"
+        ) from None
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
-        raise ChannelError(f"{path}: must be a folder of user {os.getuid()} with mode 0700 (others could feed the training); remove it")
+        raise ChannelError(
+            f"{path}: must be a folder of user {os.getuid()} with mode 0700 (others could feed the"
+            " training); remove it"
+        )
 
 
 def check_address(address: str, curve: bool) -> str:
-    """`address` if it can be bound or connected to, else ChannelError. `tcp://host:*` lets the system choose the port."""
+    """`address` if it can be bound or connected to, else ChannelError.
+
+    `tcp://host:*` lets the system choose the port.
+    """
     if address.startswith("ipc://"):
         path = address[len("ipc://") :]
         if not path.startswith("/"):
-            raise ChannelError(f"{address}: expected ipc:// and an absolute path (names like @x or * have no permissions)")
+            raise ChannelError(
+                f"{address}: expected ipc:// and an absolute path (names like @x or * have no"
+                " permissions)"
+            )
         if len(os.fsencode(path)) > MAX_IPC_PATH:
-            raise ChannelError(f"{address}: the path has {len(os.fsencode(path))} bytes, Unix sockets allow {MAX_IPC_PATH}")
+            raise ChannelError(
+                f"{address}: the path has {len(os.fsencode(path))} bytes, Unix sockets allow"
+                f" {MAX_IPC_PATH}"
+            )
         return address
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.%\w]+\]|[^:/\s]+):(\*|-?\d+)", address)
     if match is None:
@@ -90,17 +124,26 @@ def check_address(address: str, curve: bool) -> str:
     if match[2] != "*" and not 1 <= int(match[2]) <= 65535:
         raise ChannelError(f"{address}: port {match[2]} is outside 1..65535")
     if not curve:
-        raise ChannelError(f"{address}: tcp needs the run's keys (RUN/keys): without, anyone who reaches the port feeds the training")
+        raise ChannelError(
+            f"{address}: tcp needs the run's keys (RUN/keys): without, anyone who reaches the port"
+            " feeds the training"
+        )
     return address
 
 
 def connectable(bound: str) -> str:
-    """The address to connect to on this host for one that was bound, which may have been "every interface"."""
-    return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+    """The address to connect to on this host for one that was bound, which may have been "every
+    interface".
+    """
+    return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
+        "tcp://[::]:", "tcp://[::1]:"
+    )
 
 
 def check_ipc_free(address: str) -> None:
-    """Raises ChannelError if somebody listens there: ZeroMQ would unlink a live socket's path and take its producers away silently."""
+    """Raises ChannelError if somebody listens there: ZeroMQ would unlink a live socket's path and
+    take its producers away silently.
+    """
     path = address[len("ipc://") :]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
@@ -109,7 +152,10 @@ def check_ipc_free(address: str) -> None:
         except OSError:
             return
     owner = _owner("unix", path)
-    raise ChannelError(f"{address} is used by {owner}: a trainer of this run is alive; stop it first, or start with --replace")
+    raise ChannelError(
+        f"{address} is used by {owner}: a trainer of this run is alive; stop it first, or start"
+        " with --replace"
+    )
 
 
 def explain_bind(address: str, code: int, text: str) -> str:
@@ -118,18 +164,34 @@ def explain_bind(address: str, code: int, text: str) -> str:
         port = int(address.rsplit(":", 1)[1])
         return f"tcp port {port} used by {_owner('tcp', port)}; stop it or choose another port"
     if code in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        own = sorted({a.address for addresses in psutil.net_if_addrs().values() for a in addresses if a.family == socket.AF_INET})
+        own = sorted(
+            {
+                a.address
+                for addresses in psutil.net_if_addrs().values()
+                for a in addresses
+                if a.family == socket.AF_INET
+            }
+        )
         return f"{address}: not an address of this host (it has {', '.join(own)})"
     return f"{address}: cannot listen there ({text})"
 
 
 def _owner(kind: str, where: int | str) -> str:
-    """`pid N (command)` of the process listening on a port or path, or `another process` where that may not be seen."""
+    """`pid N (command)` of the process listening on a port or path, or `another process` where that
+    may not be seen.
+    """
     try:
         for connection in psutil.net_connections(kind):
-            at = connection.laddr if kind == "unix" else connection.status == psutil.CONN_LISTEN and connection.laddr.port
+            at = (
+                connection.laddr
+                if kind == "unix"
+                else connection.status == psutil.CONN_LISTEN and connection.laddr.port
+            )
             if at == where and connection.pid:
-                return f"pid {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:120]})"
+                return (
+                    f"pid {connection.pid}"
+                    f" ({' '.join(psutil.Process(connection.pid).cmdline())[:120]})"
+                )
     except (psutil.Error, OSError):
         pass
     return "another process"

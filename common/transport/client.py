@@ -1,14 +1,16 @@
 """The producer's end of the channel: leases in, batches out.
 
-A thread owns the DEALER, so that heartbeats go on while TensorFlow computes in the caller's. The connection re-makes itself: when the
-trainer is away, poll() returns None for as long as it takes, and the producer stays warm. Nothing sent is promised to arrive: a batch
-that is lost (trainer restarted, lease expired) is leased again by the trainer.
+A thread owns the DEALER, so that heartbeats go on while TensorFlow computes in the caller's. The
+connection re-makes itself: when the trainer is away, poll() returns None for as long as it takes,
+and the producer stays warm. Nothing sent is promised to arrive: a batch that is lost (trainer
+restarted, lease expired) is leased again by the trainer.
 
     client = LeaseClient(endpoint, run_id, "producer-0", capacity=2)
     while True:
         event = client.poll(0.5)
         if isinstance(event, Welcome):    client.ready(event.gen, feature_hash, probe)
-        elif isinstance(event, Lease):    client.send(event, arrays, notes)   or   client.nack(event, why)
+        elif isinstance(event, Lease):    client.send(event, arrays, notes)   or
+        client.nack(event, why)
         elif isinstance(event, (Stop, Refused)):    break
     client.bye(); client.close()
 """
@@ -67,18 +69,23 @@ class ClientLink(Protocol):
     connected: bool
 
     def connect(self, endpoint: Endpoint | None) -> None: ...
-    def receive(self, timeout_s: float) -> tuple[list[tuple[str, Message | WireError]], list[str]]: ...
+    def receive(
+        self, timeout_s: float
+    ) -> tuple[list[tuple[str, Message | WireError]], list[str]]: ...
     def send(self, run: str, message: Message) -> bool: ...
     def wake(self) -> None: ...
     def close(self, linger_s: float = 0.2) -> None: ...
 
 
 class LeaseClient:
-    """One per producer process. All methods may be called from any thread and none blocks longer than its timeout.
+    """One per producer process.
 
-    endpoint() -> Endpoint, or None while there is no trainer; it is called again whenever there is no connection, since a restarted trainer
-    may listen elsewhere. capacity: leases held at once (2 = one being made, one waiting). keys: needed when the endpoint has a public key.
-    An error of the I/O thread (an endpoint that is no address, a missing key) is raised by poll() as ChannelError.
+    All methods may be called from any thread and none blocks longer than its timeout.
+
+    endpoint() -> Endpoint, or None while there is no trainer; it is called again whenever there is
+    no connection, since a restarted trainer may listen elsewhere. capacity: leases held at once (2
+    = one being made, one waiting). keys: needed when the endpoint has a public key. An error of the
+    I/O thread (an endpoint that is no address, a missing key) is raised by poll() as ChannelError.
     """
 
     def __init__(
@@ -92,7 +99,12 @@ class LeaseClient:
         heartbeat_s: float = HEARTBEAT_S,
         link: ClientLink | None = None,
     ):
-        self._endpoint, self._run, self._name, self._capacity = endpoint, wire.check_run_id(run_id), printable(name, MAX_NAME), capacity
+        self._endpoint, self._run, self._name, self._capacity = (
+            endpoint,
+            wire.check_run_id(run_id),
+            printable(name, MAX_NAME),
+            capacity,
+        )
         self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()  # guards everything below
         self._gen = 0
@@ -104,7 +116,9 @@ class LeaseClient:
         self._outbox: deque[Message] = deque()
         self._leaving = False
         self._error: BaseException | None = None
-        self.counts: Counter[str] = Counter()  # sent, nacked, dropped_old, dropped_offline, revoked, garbage
+        self.counts: Counter[str] = (
+            Counter()
+        )  # sent, nacked, dropped_old, dropped_offline, revoked, garbage
         self.last_heard = time.monotonic()  # of the trainer
         self.trouble = "not connected yet"  # why there is no trainer; empty while connected
         self._say_hello = False
@@ -115,7 +129,9 @@ class LeaseClient:
     # for the producer
 
     def poll(self, timeout_s: float) -> Event | None:
-        """The next thing to do, None after timeout_s: Refused and Stop before Welcome before leases; of these the one needed soonest."""
+        """The next thing to do, None after timeout_s: Refused and Stop before Welcome before
+        leases; of these the one needed soonest.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -135,24 +151,33 @@ class LeaseClient:
         message = Ready(gen, self._name, os.getpid(), self._capacity, feature_hash, probe)
         wire.encode(self._run, message)  # a mistake shows here, not in the thread
         with self._changed:
-            if gen != self._gen:  # the trainer has moved on meanwhile: a newer Welcome waits in poll()
+            if (
+                gen != self._gen
+            ):  # the trainer has moved on meanwhile: a newer Welcome waits in poll()
                 return
             self._ready = message
             self._outbox.append(message)
         self._link.wake()
 
     def send(self, lease: Lease, arrays: dict[str, np.ndarray], notes: Notes = Notes()) -> bool:  # noqa: B008 - frozen
-        """Send a batch; never blocks. The arrays must not be written to afterwards: they are read while they are being sent.
+        """Send a batch; never blocks.
 
-        False (and counted) if the generation has moved on. An expired or revoked lease is still sent: the first copy wins.
+        The arrays must not be written to afterwards: they are read while they are being sent.
+
+        False (and counted) if the generation has moved on. An expired or revoked lease is still
+        sent: the first copy wins.
         """
-        message = Data(lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), notes, arrays)
+        message = Data(
+            lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), notes, arrays
+        )
         wire.encode(self._run, message)
         return self._answer(lease, message, "sent")
 
     def nack(self, lease: Lease, why: str, later: bool = False) -> bool:
         """This batch cannot be made here; `later`: not now, it may be leased again."""
-        return self._answer(lease, Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked")
+        return self._answer(
+            lease, Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked"
+        )
 
     def _answer(self, lease: Lease, message: Message, kind: str) -> bool:
         with self._changed:
@@ -166,12 +191,17 @@ class LeaseClient:
         return True
 
     def is_current(self, lease: Lease) -> bool:
-        """False once the lease is revoked, answered, or of an old generation: look before starting work on it."""
+        """False once the lease is revoked, answered, or of an old generation: look before starting
+        work on it.
+        """
         with self._changed:
             return lease.gen == self._gen and lease.lease in self._held
 
     def set_status(self, text: str) -> None:
-        """What the producer is doing; goes out at once. A text that begins with `compiling` keeps its leases alive for up to 120 s."""
+        """What the producer is doing; goes out at once.
+
+        A text that begins with `compiling` keeps its leases alive for up to 120 s.
+        """
         with self._changed:
             if text == self._status:
                 return
@@ -199,7 +229,9 @@ class LeaseClient:
         self._link.wake()
 
     def close(self) -> None:
-        """Sends what is waiting if the trainer takes it at once, then closes; at most about a second."""
+        """Sends what is waiting if the trainer takes it at once, then closes; at most about a
+        second.
+        """
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
@@ -237,7 +269,10 @@ class LeaseClient:
             unsent = self._send(outbox)
             with self._changed:
                 self._outbox.extendleft(reversed([m for m in unsent if m.gen == self._gen]))
-            del outbox, unsent  # else the last batch would stay in memory until the next one is sent
+            del (
+                outbox,
+                unsent,
+            )  # else the last batch would stay in memory until the next one is sent
             if leaving:
                 return
             timeout_s = min(POLL_S, max(0.0, hello_at - now))
@@ -256,7 +291,10 @@ class LeaseClient:
             self._link.connect(endpoint)
 
     def _send(self, messages: list[Message]) -> list[Message]:
-        """Answers that have to wait, as the trainer is there but reads nothing (suspended). Without a connection they are dropped."""
+        """Answers that have to wait, as the trainer is there but reads nothing (suspended).
+
+        Without a connection they are dropped.
+        """
         unsent = []
         for message in messages:
             if not self._link.send(self._run, message) and isinstance(message, (Data, Nack)):
@@ -267,12 +305,20 @@ class LeaseClient:
         return unsent
 
     def _on_change(self, change: str) -> None:
-        """Connection made: say who we are at once. A READY on a new connection tells the trainer that earlier leases are void."""
+        """Connection made: say who we are at once.
+
+        A READY on a new connection tells the trainer that earlier leases are void.
+        """
         where = self._link.endpoint.address if self._link.endpoint else "?"
         if change == "refused":
-            self._events.append(Refused(self._gen, f"the trainer at {where} does not accept this producer's key"))
+            self._events.append(
+                Refused(self._gen, f"the trainer at {where} does not accept this producer's key")
+            )
         elif change == "misunderstood":
-            trouble = f"{where} does not speak to us: another run's trainer (its key differs), or not a trainer at all"
+            trouble = (
+                f"{where} does not speak to us: another run's trainer (its key differs), or not a"
+                " trainer at all"
+            )
             if trouble != self.trouble:  # at every attempt, twice a second
                 log.warning("%s", trouble)
             self.trouble = trouble
@@ -304,10 +350,14 @@ class LeaseClient:
         elif isinstance(message, Stop):
             self._drop_leases()
             self._events.append(message)
-        elif message.gen > self._gen:  # not welcomed to it yet: our heartbeat shows the trainer that we lag behind
+        elif (
+            message.gen > self._gen
+        ):  # not welcomed to it yet: our heartbeat shows the trainer that we lag behind
             self._say_hello = True
         elif isinstance(message, Lease):
-            full = len(self._held) >= 2 * self._capacity  # a trainer gives no more than it was asked for
+            full = (
+                len(self._held) >= 2 * self._capacity
+            )  # a trainer gives no more than it was asked for
             if self._ready is not None and not full and message.lease not in self._held:
                 self._held.add(message.lease)
                 self._queue.append(message)
@@ -318,7 +368,9 @@ class LeaseClient:
             self._queue = [lease for lease in self._queue if lease.lease != message.lease]
 
     def _on_welcome(self, message: Welcome) -> None:
-        if message.gen == self._gen:  # the trainer does not have our READY (silence, a broken connection)
+        if (
+            message.gen == self._gen
+        ):  # the trainer does not have our READY (silence, a broken connection)
             if self._ready is not None:
                 self._drop_leases()
                 self._outbox.append(self._ready)

@@ -10,7 +10,10 @@ from common.transport.messages import Notes
 
 
 class NoData(RuntimeError):
-    """No batch within the deadline; the message names the cause. `connected`: how many producers there are."""
+    """No batch within the deadline; the message names the cause.
+
+    `connected`: how many producers there are.
+    """
 
     def __init__(self, why: str, connected: int):
         super().__init__(why)
@@ -50,7 +53,9 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Difference:
-    """One batch that was made twice, with different bytes. makers, digests: of the first copy and of the other one."""
+    """One batch that was made twice, with different bytes. makers, digests: of the first copy and
+    of the other one.
+    """
 
     plan: str
     g: int

@@ -1,9 +1,11 @@
 """CURVE keys of a run, and who may connect.
 
-CURVE by itself encrypts but lets any client in: only the allow-list (asked through ZAP, RFC 27) keeps strangers out.
+CURVE by itself encrypts but lets any client in: only the allow-list (asked through ZAP, RFC 27)
+keeps strangers out.
 
     RUN/keys/server.json    trainer: public and secret key, 0600
-    RUN/keys/client.json    producers: public and secret key, 0600 (a bundle for another host carries a copy)
+    RUN/keys/client.json    producers: public and secret key, 0600 (a bundle for another host
+                            carries a copy)
 """
 
 from __future__ import annotations
@@ -58,11 +60,19 @@ class KeyPair:
         except OSError as error:
             raise KeyFileError(f"{path}: cannot read the key ({error.strerror})") from None
         except (ValueError, KeyError, TypeError, AttributeError, zmq.ZMQError):
-            raise KeyFileError(f"{path}: not a key file of this system; delete it to have a new one made") from None
+            raise KeyFileError(
+                f"{path}: not a key file of this system; delete it to have a new one made"
+            ) from None
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise KeyFileError(f"{path}: others can read the secret key (mode {stat.S_IMODE(mode):04o}); chmod 600 it, or delete it")
+            raise KeyFileError(
+                f"{path}: others can read the secret key (mode {stat.S_IMODE(mode):04o}); chmod 600"
+                " it, or delete it"
+            )
         if not right:
-            raise KeyFileError(f"{path}: the public key does not belong to the secret key; delete it to have a new one made")
+            raise KeyFileError(
+                f"{path}: the public key does not belong to the secret key; delete it to have a new"
+                " one made"
+            )
         return pair
 
     @classmethod
@@ -74,14 +84,19 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the trainer's socket needs: its own pair and the public keys of the producers it lets in."""
+    """What the trainer's socket needs: its own pair and the public keys of the producers it lets
+    in.
+    """
 
     pair: KeyPair
     allowed: frozenset[str]
 
 
 def run_keys(run_dir: Path) -> tuple[ServerKeys, KeyPair]:
-    """(trainer's keys, producers' pair) of a run, made on first use. One pair serves all producers of the run."""
+    """(trainer's keys, producers' pair) of a run, made on first use.
+
+    One pair serves all producers of the run.
+    """
     server = KeyPair.load_or_new(Path(run_dir) / "keys" / "server.json")
     client = KeyPair.load_or_new(Path(run_dir) / "keys" / "client.json")
     return ServerKeys(server, frozenset([client.public])), client
@@ -90,10 +105,13 @@ def run_keys(run_dir: Path) -> tuple[ServerKeys, KeyPair]:
 def zap_reply(frames: list[bytes], allowed: frozenset[str]) -> list[bytes]:
     """Answer to one ZAP request: 200 for a CURVE client on the list, else 400.
 
-    Request: version, id, domain, address, identity, mechanism, credentials (for CURVE the client's 32-byte public key).
+    Request: version, id, domain, address, identity, mechanism, credentials (for CURVE the client's
+    32-byte public key).
     """
     request_id = frames[1] if len(frames) > 1 else b""
-    good = len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and len(frames[6]) == 32
+    good = (
+        len(frames) == 7 and frames[0] == b"1.0" and frames[5] == b"CURVE" and len(frames[6]) == 32
+    )
     key = z85.encode(frames[6]).decode() if good else ""
     if key in allowed:
         return [b"1.0", request_id, b"200", b"OK", key.encode(), b""]

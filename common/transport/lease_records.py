@@ -1,4 +1,7 @@
-"""What the accounting of leases keeps: schedule items, leases, peers. The rules are in common/transport/leases.py."""
+"""What the accounting of leases keeps: schedule items, leases, peers.
+
+The rules are in common/transport/leases.py.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ class Item:
 
 @dataclass
 class LeaseRecord:
-    """One credit. outcome: None while outstanding, then accepted, expired, revoked, lost, nacked, postponed or bad."""
+    """One credit. outcome: None while outstanding, then accepted, expired, revoked, lost, nacked,
+    postponed or bad.
+    """
 
     id: int
     item: Item
@@ -62,7 +67,9 @@ class LeaseRecord:
 
 @dataclass
 class Peer:
-    """A producer as the trainer sees it. state: joining (no READY in this generation), ready, frozen (silent too long), refused."""
+    """A producer as the trainer sees it. state: joining (no READY in this generation), ready,
+    frozen (silent too long), refused.
+    """
 
     id: bytes
     last_heard: float

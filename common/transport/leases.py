@@ -1,17 +1,23 @@
-"""Who makes which batch: the trainer's accounting of leases. Pure: no sockets, no threads, the clock is an argument.
+"""Who makes which batch: the trainer's accounting of leases.
 
-A schedule is an iterator of (plan, g). Its item i is the i-th batch the trainer will consume; at most W items (the window) exist between
-the oldest one not yet released and the newest one leased. States of an item:
+Pure: no sockets, no threads, the clock is an argument.
+
+A schedule is an iterator of (plan, g). Its item i is the i-th batch the trainer will consume; at
+most W items (the window) exist between the oldest one not yet released and the newest one leased.
+States of an item:
 
     FREE -> LEASED(peer, deadline) -> READY (data held) -> DELIVERED (in schedule order) -> released
 
-and back to FREE from LEASED when the lease expires, is refused (NACK), or its peer is lost; from DELIVERED when the trainer rejects it.
+and back to FREE from LEASED when the lease expires, is refused (NACK), or its peer is lost; from
+DELIVERED when the trainer rejects it.
 
-Rules: item i is leased only while i < released + target, which is at most W (see target.py); at most `capacity` leases per peer; the
-lowest free item first; an expired lease, a NACK or a bad digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without
-strikes go first, and the item does not go back to the peer that just failed it while another can take it; only READY makes a peer leasable.
-A lease is answered by the peer that it went to, after its READY, and by nobody else; its number cannot be guessed. The first valid data
-for an item wins, from any lease issued for it in this generation; later copies are dropped and their digests compared.
+Rules: item i is leased only while i < released + target, which is at most W (see target.py); at
+most `capacity` leases per peer; the lowest free item first; an expired lease, a NACK or a bad
+digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without strikes go first,
+and the item does not go back to the peer that just failed it while another can take it; only READY
+makes a peer leasable. A lease is answered by the peer that it went to, after its READY, and by
+nobody else; its number cannot be guessed. The first valid data for an item wins, from any lease
+issued for it in this generation; later copies are dropped and their digests compared.
 """
 
 from __future__ import annotations
@@ -22,7 +28,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from common.transport.delivery import Difference
-from common.transport.lease_records import DELIVERED, FAILED, FREE, LEASED, READY, Item, LeaseRecord, Peer, Rules
+from common.transport.lease_records import (
+    DELIVERED,
+    FAILED,
+    FREE,
+    LEASED,
+    READY,
+    Item,
+    LeaseRecord,
+    Peer,
+    Rules,
+)
 from common.transport.messages import Data, Lease, Message, Nack, Ready, Revoke
 from common.transport.target import IN_HAND, Target
 
@@ -34,7 +50,11 @@ LEASE_BITS = 63  # of a lease's number, at random: who was not told it cannot na
 
 
 class LeaseBook:
-    """The accounting. Not thread-safe: the caller holds a lock. What must be sent collects in `outbox` as (peer id, message)."""
+    """The accounting.
+
+    Not thread-safe: the caller holds a lock. What must be sent collects in `outbox` as (peer id,
+    message).
+    """
 
     def __init__(
         self,
@@ -54,7 +74,9 @@ class LeaseBook:
         self.outcomes: Counter[str] = Counter()  # closed leases by outcome
         self._reset(iter(()), lambda plan, g: ())
 
-    def _reset(self, schedule: Iterator[tuple[str, int]], set_aside: Callable[[str, int], Sequence[int]]) -> None:
+    def _reset(
+        self, schedule: Iterator[tuple[str, int]], set_aside: Callable[[str, int], Sequence[int]]
+    ) -> None:
         self._schedule, self._set_aside = schedule, set_aside
         self.exhausted = False
         self.released = 0  # items trained, = position of the oldest unreleased one
@@ -62,7 +84,9 @@ class LeaseBook:
         self.target = Target(self.window, self._start)
         self._items: dict[int, Item] = {}
         self._records: OrderedDict[int, LeaseRecord] = OrderedDict()
-        self._digests: OrderedDict[tuple[str, int, tuple[int, ...]], tuple[str, str]] = OrderedDict()
+        self._digests: OrderedDict[tuple[str, int, tuple[int, ...]], tuple[str, str]] = (
+            OrderedDict()
+        )
         self.differing: deque[Difference] = deque(maxlen=REMEMBERED)  # not yet taken
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -71,8 +95,15 @@ class LeaseBook:
 
     # generation
 
-    def open(self, gen: int, schedule: Iterable[tuple[str, int]], set_aside: Callable[[str, int], Sequence[int]]) -> None:
-        """Begin generation `gen` > the current one: leases and data of the old one are dropped, every peer must say READY again."""
+    def open(
+        self,
+        gen: int,
+        schedule: Iterable[tuple[str, int]],
+        set_aside: Callable[[str, int], Sequence[int]],
+    ) -> None:
+        """Begin generation `gen` > the current one: leases and data of the old one are dropped,
+        every peer must say READY again.
+        """
         for peer in self.peers.values():
             for record in list(peer.leases.values()):
                 self._close(record, "revoked")
@@ -94,7 +125,10 @@ class LeaseBook:
         return peer
 
     def peer_ready(self, peer: Peer, ready: Ready) -> None:
-        """READY: leasable from now on. Whatever was leased to it before is free again: it says that it holds nothing."""
+        """READY: leasable from now on.
+
+        Whatever was leased to it before is free again: it says that it holds nothing.
+        """
         held = bool(peer.leases)
         self._free_all(peer, "lost", "said READY again")
         peer.name, peer.pid, peer.state = ready.name, ready.pid, "ready"
@@ -114,11 +148,21 @@ class LeaseBook:
         peer = self.peers.pop(peer_id, None)
         if peer is not None:
             self._free_all(peer, "lost", why)
-            self.event("peer_lost", peer=peer.label, why=why, state=peer.state, produced=peer.produced, status=peer.status)
+            self.event(
+                "peer_lost",
+                peer=peer.label,
+                why=why,
+                state=peer.state,
+                produced=peer.produced,
+                status=peer.status,
+            )
 
     def peer_status(self, peer: Peer, status: str) -> None:
-        """Heartbeat text. While it begins with `compiling`, the clock of its leases stands still: for `compile_grace_s` with each
-        text, and for `compile_budget_s` with all of them in a generation."""
+        """Heartbeat text.
+
+        While it begins with `compiling`, the clock of its leases stands still: for
+        `compile_grace_s` with each text, and for `compile_budget_s` with all of them in a
+        generation."""
         if status == peer.status:
             return
         now = self.clock()
@@ -130,19 +174,29 @@ class LeaseBook:
         peer.status, peer.busy_since = status, now if status.startswith("compiling") else None
 
     def stalled(self, seconds: float) -> None:
-        """This process itself stood still (SIGSTOP, a suspended machine): that time counts against nobody."""
+        """This process itself stood still (SIGSTOP, a suspended machine): that time counts against
+        nobody.
+        """
         for peer in self.peers.values():
             peer.last_heard += seconds
             for record in peer.leases.values():
                 record.deadline += seconds
 
     def tick(self) -> None:
-        """Expire leases and count silent peers as frozen. A peer that never said READY is never counted dead."""
+        """Expire leases and count silent peers as frozen.
+
+        A peer that never said READY is never counted dead.
+        """
         now = self.clock()
         for peer in list(self.peers.values()):
             if peer.state == "ready" and now - peer.last_heard > self.rules.dead_after_s:
                 peer.state = "frozen"
-                self.event("peer_frozen", peer=peer.label, silent_s=now - peer.last_heard, leases=len(peer.leases))
+                self.event(
+                    "peer_frozen",
+                    peer=peer.label,
+                    silent_s=now - peer.last_heard,
+                    leases=len(peer.leases),
+                )
                 self._free_all(peer, "lost", "silent")
             if now <= peer.compiling_until(self.rules):
                 continue
@@ -160,7 +214,11 @@ class LeaseBook:
         """Lease what the rules allow now; LEASE messages go into the outbox."""
         self._fill_window()
         now = self.clock()
-        able = [p for p in self.peers.values() if p.state == "ready" and len(p.leases) < p.capacity and now >= p.backoff_until]
+        able = [
+            p
+            for p in self.peers.values()
+            if p.state == "ready" and len(p.leases) < p.capacity and now >= p.backoff_until
+        ]
         for position in range(self.next_position, self.released + self.target.value):
             if not able:
                 return
@@ -183,8 +241,13 @@ class LeaseBook:
                 self._items[position] = Item(position, entry[0], int(entry[1]))
 
     def _choose(self, item: Item, able: list[Peer], now: float) -> Peer | None:
-        """A peer with credit left: clean ones first, then the one with the fewest leases for its capacity."""
-        others = any(p.id != item.failed_by and p.state == "ready" and now >= p.backoff_until for p in self.peers.values())
+        """A peer with credit left: clean ones first, then the one with the fewest leases for its
+        capacity.
+        """
+        others = any(
+            p.id != item.failed_by and p.state == "ready" and now >= p.backoff_until
+            for p in self.peers.values()
+        )
         fit = [p for p in able if p.id != item.failed_by or not others]
         return min(fit, key=lambda p: (p.backoff, len(p.leases) / p.capacity, p.id), default=None)
 
@@ -196,10 +259,22 @@ class LeaseBook:
         record = LeaseRecord(number, item, peer.id, now, now + ttl_s, set_aside)
         item.state, item.lease = LEASED, record.id
         peer.leases[record.id] = self._records[record.id] = record
-        while len(self._records) > REMEMBERED and next(iter(self._records.values())).outcome is not None:
+        while (
+            len(self._records) > REMEMBERED
+            and next(iter(self._records.values())).outcome is not None
+        ):
             self._records.popitem(last=False)
-        self.event("lease", plan=item.plan, g=item.g, lease=record.id, peer=peer.label, position=item.position)
-        self.outbox.append((peer.id, Lease(self.gen, item.plan, item.g, record.id, item.position, set_aside)))
+        self.event(
+            "lease",
+            plan=item.plan,
+            g=item.g,
+            lease=record.id,
+            peer=peer.label,
+            position=item.position,
+        )
+        self.outbox.append(
+            (peer.id, Lease(self.gen, item.plan, item.g, record.id, item.position, set_aside))
+        )
 
     def _close(self, record: LeaseRecord, outcome: str, why: str = "") -> None:
         record.outcome = outcome
@@ -211,7 +286,12 @@ class LeaseBook:
             record.item.lease = None
             if record.item.state == LEASED:
                 record.item.state = FREE
-        fields = {"plan": record.item.plan, "g": record.item.g, "lease": record.id, "peer": peer.label if peer else record.peer.hex()[-8:]}
+        fields = {
+            "plan": record.item.plan,
+            "g": record.item.g,
+            "lease": record.id,
+            "peer": peer.label if peer else record.peer.hex()[-8:],
+        }
         self.event("lease_end", outcome=outcome, why=why, **fields)
 
     def _fail(self, record: LeaseRecord, outcome: str, why: str) -> None:
@@ -227,22 +307,37 @@ class LeaseBook:
 
     def _strike(self, peer: Peer, why: str) -> None:
         wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(peer.backoff, 10))
-        peer.strikes, peer.backoff, peer.backoff_until = peer.strikes + 1, peer.backoff + 1, self.clock() + wait_s
+        peer.strikes, peer.backoff, peer.backoff_until = (
+            peer.strikes + 1,
+            peer.backoff + 1,
+            self.clock() + wait_s,
+        )
         self.event("strike", peer=peer.label, why=why, strikes=peer.strikes, backoff_s=wait_s)
 
     # answers
 
     def _answered(self, peer: Peer, answer: Data | Nack) -> LeaseRecord | None:
-        """The lease that a peer answers, if it went to this peer, for this batch, and the peer has said READY since."""
+        """The lease that a peer answers, if it went to this peer, for this batch, and the peer has
+        said READY since.
+        """
         record = self._records.get(answer.lease)
         if record is None or record.peer != peer.id or peer.state not in ("ready", "frozen"):
             return None
         return record if (record.item.plan, record.item.g) == (answer.plan, answer.g) else None
 
     def on_data(self, peer: Peer, data: Data, digest_is_right: bool) -> str:
-        """DATA of the current generation. Returns what became of it: accepted, duplicate, bad or unknown."""
+        """DATA of the current generation.
+
+        Returns what became of it: accepted, duplicate, bad or unknown.
+        """
         record = self._answered(peer, data)
-        fields = {"plan": data.plan, "g": data.g, "lease": data.lease, "peer": peer.label, "digest": data.digest}
+        fields = {
+            "plan": data.plan,
+            "g": data.g,
+            "lease": data.lease,
+            "peer": peer.label,
+            "digest": data.digest,
+        }
         if record is None:
             self.event("unknown_lease", **fields)
             return "unknown"
@@ -264,14 +359,18 @@ class LeaseBook:
         return "accepted"
 
     def _accept(self, item: Item, record: LeaseRecord, data: Data, peer: Peer) -> None:
-        if item.lease is not None and item.lease != record.id:  # it had been leased to another meanwhile
+        if (
+            item.lease is not None and item.lease != record.id
+        ):  # it had been leased to another meanwhile
             other = self._records[item.lease]
             self.outbox.append((other.peer, Revoke(self.gen, other.id)))
             self._close(other, "revoked", "another copy came first")
         if record.outcome is None:
             self._close(record, "accepted")
             peer.backoff = max(0, peer.backoff - 1)
-            for behind in peer.leases.values():  # the peer gets on: leases it takes up after this one start to count now
+            for behind in (
+                peer.leases.values()
+            ):  # the peer gets on: leases it takes up after this one start to count now
                 if behind.item.position > item.position:
                     behind.deadline = max(behind.deadline, self.clock() + self.rules.lease_ttl_s)
         item.state, item.data, item.set_aside = READY, data, record.set_aside
@@ -288,7 +387,9 @@ class LeaseBook:
         if len(self._digests) > REMEMBERED:
             self._digests.popitem(last=False)
         if known != digest:
-            self.event("digest_mismatch", plan=plan, g=g, digests=(known, digest), peers=(by, label))
+            self.event(
+                "digest_mismatch", plan=plan, g=g, digests=(known, digest), peers=(by, label)
+            )
             self.differing.append(Difference(plan, g, (by, label), (known, digest)))
 
     def on_nack(self, peer: Peer, nack: Nack) -> None:
@@ -296,7 +397,9 @@ class LeaseBook:
         if record is None or record.outcome is not None:
             return
         item = record.item
-        if nack.later:  # no fault of the batch's, nor of its maker's: others are asked first, and it again after a while
+        # no fault of the batch's, nor of its maker's: others are asked first, and it again after a
+        # while
+        if nack.later:
             item.postponed = f"{peer.label}: {nack.why}"
             self._fail(record, "postponed", nack.why)
             peer.backoff_until = max(peer.backoff_until, self.clock() + LATER_S)
@@ -305,21 +408,27 @@ class LeaseBook:
         self._fail(record, "nacked", nack.why)
         self._strike(peer, "nack")
         able = {p.id for p in self.peers.values() if p.state == "ready"}
-        if len(item.nacks) >= self.rules.max_nacks and able <= {peer_id for peer_id, _ in item.nacks}:
+        if len(item.nacks) >= self.rules.max_nacks and able <= {
+            peer_id for peer_id, _ in item.nacks
+        }:
             item.state = FAILED
             self.event("batch_failed", plan=item.plan, g=item.g, why=nack.why)
 
     # delivery
 
     def head(self) -> Item | None:
-        """The item to deliver next, None if the schedule has not got that far (or has ended, see `at_end`)."""
+        """The item to deliver next, None if the schedule has not got that far (or has ended, see
+        `at_end`).
+        """
         return self._items.get(self.next_position)
 
     def at_end(self) -> bool:
         return self.exhausted and self.next_position not in self._items
 
     def take(self) -> tuple[Item, Data] | None:
-        """The next item in schedule order if its data is here; its arrays belong to the caller from now on."""
+        """The next item in schedule order if its data is here; its arrays belong to the caller from
+        now on.
+        """
         item = self.head()
         if item is None or item.state != READY or item.data is None:
             if item is not None and self.in_state(DELIVERED) < IN_HAND:
@@ -327,11 +436,21 @@ class LeaseBook:
             return None
         data, item.data, item.state = item.data, None, DELIVERED
         self.next_position += 1
-        self.event("deliver", plan=item.plan, g=item.g, digest=data.digest, position=item.position, peer=item.producer)
+        self.event(
+            "deliver",
+            plan=item.plan,
+            g=item.g,
+            digest=data.digest,
+            position=item.position,
+            peer=item.producer,
+        )
         return item, data
 
     def release(self) -> tuple[str, int] | None:
-        """The oldest delivered item has been trained: one credit. Returns its (plan, g); None if nothing is delivered."""
+        """The oldest delivered item has been trained: one credit.
+
+        Returns its (plan, g); None if nothing is delivered.
+        """
         item = self._items.get(self.released)
         if item is None or item.state != DELIVERED:
             return None
@@ -342,7 +461,9 @@ class LeaseBook:
         return item.plan, item.g
 
     def all_delivered(self) -> bool:
-        """Whether all that may exist is with the trainer: nothing can come before it releases a batch."""
+        """Whether all that may exist is with the trainer: nothing can come before it releases a
+        batch.
+        """
         return self.in_state(DELIVERED) >= min(self.window, self.target.value)
 
     def reject(self, position: int, reason: str, strike: bool) -> bool:
@@ -351,11 +472,20 @@ class LeaseBook:
         if item is None or item.state != DELIVERED or position != self.next_position - 1:
             return False
         item.state, self.next_position = FREE, position
-        self._digests = OrderedDict((k, v) for k, v in self._digests.items() if k[:2] != (item.plan, item.g))
-        for record in self._records.values():  # a late copy of what was rejected must not be taken for the new one
+        self._digests = OrderedDict(
+            (k, v) for k, v in self._digests.items() if k[:2] != (item.plan, item.g)
+        )
+        for record in (
+            self._records.values()
+        ):  # a late copy of what was rejected must not be taken for the new one
             if record.item is item:
-                record.item, record.rejected = Item(position, item.plan, item.g, state=DELIVERED), True
-        self.event("reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike)
+                record.item, record.rejected = (
+                    Item(position, item.plan, item.g, state=DELIVERED),
+                    True,
+                )
+        self.event(
+            "reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike
+        )
         maker = self.peers.get(item.maker)
         if strike and maker is not None:
             item.failed_by = maker.id
@@ -365,11 +495,18 @@ class LeaseBook:
     def compiling(self) -> bool:
         """Whether a producer that holds leases is compiling: what is awaited may come late."""
         now = self.clock()
-        return any(peer.leases and now <= peer.compiling_until(self.rules) for peer in self.peers.values())
+        return any(
+            peer.leases and now <= peer.compiling_until(self.rules) for peer in self.peers.values()
+        )
 
     def in_state(self, *states: str) -> int:
         return sum(item.state in states for item in self._items.values())
 
     def nbytes(self) -> int:
         """Bytes of the arrays held for delivery."""
-        return sum(a.nbytes for item in self._items.values() if item.data for a in item.data.arrays.values())
+        return sum(
+            a.nbytes
+            for item in self._items.values()
+            if item.data
+            for a in item.data.arrays.values()
+        )

@@ -1,7 +1,10 @@
-"""The two ends of the wire: ROUTER (trainer, binds) and DEALER (producer, connects). Sockets and frames, no protocol.
+"""The two ends of the wire:
 
-Each link is used by one thread only, except `wake`. Both have a context of their own, so that closing one is bounded and touches
-nobody else. High-water marks only stand behind the lease window: alone they bound memory per peer, and lose what they hold when it dies.
+ROUTER (trainer, binds) and DEALER (producer, connects). Sockets and frames, no protocol.
+
+Each link is used by one thread only, except `wake`. Both have a context of their own, so that
+closing one is bounded and touches nobody else. High-water marks only stand behind the lease window:
+alone they bound memory per peer, and lose what they hold when it dies.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from common.transport import wire
-from common.transport.address import ChannelError, Endpoint, check_address, check_ipc_free, connectable, explain_bind
+from common.transport.address import (
+    ChannelError,
+    Endpoint,
+    check_address,
+    check_ipc_free,
+    connectable,
+    explain_bind,
+)
 from common.transport.doorkeeper import HANDSHAKE_S, Doorkeeper
 from common.transport.keys import ZAP_ADDRESS, KeyPair, ServerKeys, zap_reply
 from common.transport.messages import FROM_PRODUCER, FROM_TRAINER, Data, Message, WireError
@@ -23,14 +33,17 @@ from common.transport.messages import FROM_PRODUCER, FROM_TRAINER, Data, Message
 CURVE_BYTES = 64  # by which CURVE makes a frame longer: a name, a number, a signature
 RECEIVE_AT_ONCE = 64  # messages per call, so that timers are looked at in between
 EVENTS_AT_ONCE = 1024  # of connections, likewise
-# For half-open links between hosts. ZMTP heartbeats under back-pressure lose data: safe here only because credits keep pipes from filling.
+# For half-open links between hosts. ZMTP heartbeats under back-pressure lose data: safe here only
+# because credits keep pipes from filling.
 TCP_HEARTBEAT_S, TCP_TIMEOUT_S = 5, 30
 
 CHANGES = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "connected",
     zmq.EVENT_DISCONNECTED: "disconnected",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "refused",  # our key is not on the trainer's allow-list
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "misunderstood",  # another server key, or none, or no ZeroMQ at all
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
+        "misunderstood"
+    ),  # another server key, or none, or no ZeroMQ at all
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "misunderstood",
 }
 
@@ -49,7 +62,9 @@ class Wake:
         return self._reader.fileno()
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: a wake-up is pending anyway; closed: nobody waits
+        with contextlib.suppress(
+            BlockingIOError, OSError
+        ):  # full: a wake-up is pending anyway; closed: nobody waits
             self._writer.send(b"x")
 
     def clear(self) -> None:
@@ -71,18 +86,31 @@ def _common_options(sock: zmq.Socket, address: str) -> None:
         sock.setsockopt(zmq.IPV6, int("[" in address))
 
 
-def decoded(frames: list[zmq.Frame], kinds: Mapping[str, type[Message]]) -> tuple[str, Message | WireError]:
-    """(run, message) of what a socket gave; in place of what is no message, the error that says why."""
+def decoded(
+    frames: list[zmq.Frame], kinds: Mapping[str, type[Message]]
+) -> tuple[str, Message | WireError]:
+    """(run, message) of what a socket gave; in place of what is no message, the error that says
+    why.
+    """
     try:
         return wire.decode([frame.buffer for frame in frames], kinds)
     except WireError as error:
-        return error.run or "", error.with_traceback(None)  # a traceback would keep the frames alive
+        return error.run or "", error.with_traceback(
+            None
+        )  # a traceback would keep the frames alive
 
 
 class RouterLink:
     """Trainer side. Raises ChannelError from the constructor when the address cannot be had."""
 
-    def __init__(self, bind: str, *, window: int, max_frame_bytes: int = wire.MAX_FRAME_BYTES, keys: ServerKeys | None = None):
+    def __init__(
+        self,
+        bind: str,
+        *,
+        window: int,
+        max_frame_bytes: int = wire.MAX_FRAME_BYTES,
+        keys: ServerKeys | None = None,
+    ):
         check_address(bind, keys is not None)
         self._keys = keys
         self.bytes_received = 0
@@ -112,7 +140,9 @@ class RouterLink:
         router.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         if self._keys is not None:
-            self._zap = self._context.socket(zmq.REP)  # before the first connection: without it every key is accepted
+            self._zap = self._context.socket(
+                zmq.REP
+            )  # before the first connection: without it every key is accepted
             self._zap.linger = 0
             self._zap.bind(ZAP_ADDRESS)
             router.zap_domain = b"xtts"
@@ -132,14 +162,18 @@ class RouterLink:
             self._door = Doorkeeper(int(self.address.rsplit(":", 1)[1]), max_frame_bytes)
 
     def receive(self, timeout_s: float) -> tuple[list[Received], bool]:
-        """Up to 64 messages as (peer id, run, message or WireError), and whether a peer disconnected; waits at most timeout_s."""
+        """Up to 64 messages as (peer id, run, message or WireError), and whether a peer
+        disconnected; waits at most timeout_s.
+        """
         ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
         if self._wake.fileno() in ready:
             self._wake.clear()
         if self._zap in ready:
             with contextlib.suppress(zmq.Again):
                 while True:
-                    self._zap.send_multipart(zap_reply(self._zap.recv_multipart(zmq.NOBLOCK), self._keys.allowed))
+                    self._zap.send_multipart(
+                        zap_reply(self._zap.recv_multipart(zmq.NOBLOCK), self._keys.allowed)
+                    )
         changed = self._monitor in ready
         disconnected = self._follow_connections() if changed else False
         messages: list[Received] = []
@@ -193,12 +227,16 @@ class RouterLink:
 
 
 class DealerLink:
-    """Producer side: one connection, re-made by ZeroMQ when it breaks (within 50 to 500 ms) and by `connect` when the address changes."""
+    """Producer side: one connection, re-made by ZeroMQ when it breaks (within 50 to 500 ms) and by
+    `connect` when the address changes.
+    """
 
     def __init__(self, *, keys: KeyPair | None = None, high_water_mark: int = 64):
         self.endpoint: Endpoint | None = None
         self.connected = False
-        self._id = uuid.uuid4().bytes  # unique per process: two peers with one id would take each other's place
+        self._id = (
+            uuid.uuid4().bytes
+        )  # unique per process: two peers with one id would take each other's place
         self._keys, self._hwm = keys, high_water_mark
         self._wake = Wake()
         self._context = zmq.Context()
@@ -206,14 +244,20 @@ class DealerLink:
         self._monitor: zmq.Socket | None = None
 
     def connect(self, endpoint: Endpoint | None) -> None:
-        """Leave the present connection and make a new one. Raises ChannelError if the address is not one."""
+        """Leave the present connection and make a new one.
+
+        Raises ChannelError if the address is not one.
+        """
         self._disconnect(0)
         self.endpoint = endpoint
         if endpoint is None:
             return
         check_address(endpoint.address, endpoint.public_key is not None)
         if endpoint.public_key is not None and self._keys is None:
-            raise ChannelError(f"{endpoint.address} needs the run's client key (RUN/keys/client.json, or a bundle): none was given")
+            raise ChannelError(
+                f"{endpoint.address} needs the run's client key (RUN/keys/client.json, or a"
+                " bundle): none was given"
+            )
         dealer = self._context.socket(zmq.DEALER)
         _common_options(dealer, endpoint.address)
         dealer.setsockopt(zmq.ROUTING_ID, b"\x01" + self._id)  # the first byte must not be 0
@@ -231,7 +275,9 @@ class DealerLink:
         dealer.connect(endpoint.address)
 
     def receive(self, timeout_s: float) -> tuple[list[tuple[str, Message | WireError]], list[str]]:
-        """(run, message or WireError) pairs, and what happened to the connection (see CHANGES); waits at most timeout_s."""
+        """(run, message or WireError) pairs, and what happened to the connection (see CHANGES);
+        waits at most timeout_s.
+        """
         poller = zmq.Poller()
         for end in (self._dealer, self._monitor, self._wake.fileno()):
             if end is not None:
@@ -243,13 +289,17 @@ class DealerLink:
         while self._monitor in ready and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             was_connected, self.connected = self.connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            unfinished = event == zmq.EVENT_DISCONNECTED and not was_connected  # libzmq may tell no more of a failed handshake than this
+            unfinished = (
+                event == zmq.EVENT_DISCONNECTED and not was_connected
+            )  # libzmq may tell no more of a failed handshake than this
             changes.append("misunderstood" if unfinished else CHANGES[event])
         messages: list = []
         if self._dealer in ready:
             with contextlib.suppress(zmq.Again):
                 while len(messages) < RECEIVE_AT_ONCE:
-                    messages.append(decoded(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False), FROM_TRAINER))
+                    messages.append(
+                        decoded(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False), FROM_TRAINER)
+                    )
         return messages, changes
 
     def send(self, run: str, message: Message) -> bool:
@@ -257,7 +307,9 @@ class DealerLink:
         if self._dealer is None:
             return False
         try:
-            self._dealer.send_multipart(wire.encode(run, message), zmq.NOBLOCK, copy=not isinstance(message, Data))
+            self._dealer.send_multipart(
+                wire.encode(run, message), zmq.NOBLOCK, copy=not isinstance(message, Data)
+            )
         except zmq.Again:
             return False
         return True
@@ -267,7 +319,8 @@ class DealerLink:
 
     def _disconnect(self, linger_ms: int) -> None:
         if self._dealer is not None:
-            self._dealer.disable_monitor()  # does not close our end of it, and an open one would hang term()
+            # does not close our end of it, and an open one would hang term()
+            self._dealer.disable_monitor()
             self._monitor.close(0)
             self._dealer.close(linger_ms)
             self._dealer = self._monitor = None

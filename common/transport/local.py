@@ -1,10 +1,12 @@
-"""The channel inside one process: the same LeaseServer and LeaseClient over queues, for tests and runs without sockets.
+"""The channel inside one process: the same LeaseServer and LeaseClient over queues, for tests and
+runs without sockets.
 
     hub = LocalHub()
     server = LeaseServer("", run_id, window, link=hub)
     client = LeaseClient(hub.endpoint, run_id, "producer-0", link=hub.link())
 
-Messages are handed over as objects: arrays are shared, nothing is encoded. Everything else (threads, leases, heartbeats) is the real thing.
+Messages are handed over as objects: arrays are shared, nothing is encoded. Everything else
+(threads, leases, heartbeats) is the real thing.
 """
 
 from __future__ import annotations
@@ -104,7 +106,10 @@ class LocalHub:
 
 
 class LocalLink:
-    """ClientLink of one producer. `cut()` breaks the connection as a crash would; a live client then connects again."""
+    """ClientLink of one producer.
+
+    `cut()` breaks the connection as a crash would; a live client then connects again.
+    """
 
     def __init__(self, hub: LocalHub, peer: bytes):
         self.endpoint: Endpoint | None = None

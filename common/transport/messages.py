@@ -263,7 +263,9 @@ _ENTRIES = Annotated[tuple[ArrayEntry, ...], Field(max_length=MAX_ARRAYS)]
 
 @functools.cache
 def _checker(kind: Any) -> TypeAdapter:
-    """Built when first needed: all of them take 70 ms, which a command that sends nothing need not wait."""
+    """Built when first needed: all of them take 70 ms, which a command that sends nothing need not
+    wait.
+    """
     return TypeAdapter(kind)
 
 
@@ -277,7 +279,10 @@ def fields_of(message: Message | Offer | Notes | ArrayEntry) -> dict[str, Any]:
 
 
 def message_of(kind: type[Message], fields: Mapping[str, Any]) -> Message:
-    """The message with these fields. WireError: one is missing, unknown, or holds what it may not."""
+    """The message with these fields.
+
+    WireError: one is missing, unknown, or holds what it may not.
+    """
     try:
         return _checker(kind).validate_python(fields)
     except ValidationError as error:

@@ -1,8 +1,9 @@
 """The trainer's end of the channel: leases out, batches in.
 
-Delivery contract of LeaseServer.next(): batches come in the order of the schedule, each exactly once, whatever the number of producers,
-their speed, crashes and restarts. At most `window` batches exist anywhere between the schedule and release(). What a crash of the trainer
-loses is what was not released: the next generation leases it again. The rules are in common/transport/leases.py.
+Delivery contract of LeaseServer.next(): batches come in the order of the schedule, each exactly
+once, whatever the number of producers, their speed, crashes and restarts. At most `window` batches
+exist anywhere between the schedule and release(). What a crash of the trainer loses is what was not
+released: the next generation leases it again. The rules are in common/transport/leases.py.
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ from common.transport.messages import (
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
 TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
-MAX_WAIT_S = 900.0  # of next(), whatever the cause: a first step may compile for minutes before its release()
+# of next(), whatever the cause: a first step may compile for minutes before its release()
+MAX_WAIT_S = 900.0
 MAX_PEERS = 512
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
-PROBES_S = (0.0, 0.03, 0.1, 0.3)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
+PROBES_S = (
+    0.0,
+    0.03,
+    0.1,
+    0.3,
+)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
 
 
 class ServerLink(Protocol):
@@ -63,17 +70,22 @@ def _ignore(kind: str, **fields: Any) -> None:
 
 
 def _standstill(last: float, now: float) -> float:
-    """Seconds between two looks for which this process was stopped or suspended: they count against no deadline."""
+    """Seconds between two looks for which this process was stopped or suspended: they count against
+    no deadline.
+    """
     return now - last if now - last > POLL_S + STALL_S else 0.0
 
 
 class LeaseServer:
-    """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called from any other.
+    """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called
+    from any other.
 
-    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes: of the largest array that a batch has.
-    start: how many batches may exist at first, at most `window`; from there the number adapts (see target.py). None: always the window.
-    on_event(kind, gen=…, t=…, **fields) gets every lease, lease_end, data, deliver, release, strike, peer and error event, in order,
-    under the server's lock: it must be quick and must not call the server. Raises ChannelError when the address cannot be had.
+    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes: of
+    the largest array that a batch has. start: how many batches may exist at first, at most
+    `window`; from there the number adapts (see target.py). None: always the window. on_event(kind,
+    gen=…, t=…, **fields) gets every lease, lease_end, data, deliver, release, strike, peer and
+    error event, in order, under the server's lock: it must be quick and must not call the server.
+    Raises ChannelError when the address cannot be had.
     """
 
     def __init__(
@@ -103,7 +115,9 @@ class LeaseServer:
         self._error: BaseException | None = None
         self._probes: deque[float] = deque()
         self._garbage: dict[bytes, int] = {}
-        self._link = link or RouterLink(bind, window=window, max_frame_bytes=max_frame_bytes, keys=keys)
+        self._link = link or RouterLink(
+            bind, window=window, max_frame_bytes=max_frame_bytes, keys=keys
+        )
         self.endpoint, self.public_key = self._link.address, self._link.public_key
         self._thread = threading.Thread(target=self._run_loop, name="lease-server", daemon=True)
         self._thread.start()
@@ -118,16 +132,22 @@ class LeaseServer:
         accept: Callable[[Ready], str | None] = lambda ready: None,
         set_aside: Callable[[str, int], Sequence[int]] = lambda plan, g: (),
     ) -> None:
-        """Begin a generation: leases, data and credits of the one before are dropped; every producer is welcomed anew.
+        """Begin a generation: leases, data and credits of the one before are dropped; every
+        producer is welcomed anew.
 
-        schedule: (plan, g) in exactly the order of consumption, finite or endless. accept(ready) -> None, or the reason to refuse.
-        set_aside(plan, g): clips that the batch is made without, asked when it is leased. All three run in the server's thread: quick,
-        and no calls back.
+        schedule: (plan, g) in exactly the order of consumption, finite or endless. accept(ready) ->
+        None, or the reason to refuse. set_aside(plan, g): clips that the batch is made without,
+        asked when it is leased. All three run in the server's thread: quick, and no calls back.
         """
-        wire.encode(self._run, Welcome(generation, offer))  # a mistake shows here, not in the thread
+        wire.encode(
+            self._run, Welcome(generation, offer)
+        )  # a mistake shows here, not in the thread
         with self._changed:
             if generation <= self._book.gen:
-                raise ChannelError(f"generation {generation} is not above {self._book.gen}: producers would ignore it")
+                raise ChannelError(
+                    f"generation {generation} is not above {self._book.gen}: producers would"
+                    " ignore it"
+                )
             self._offer, self._accept = offer, accept
             self._book.open(generation, schedule, set_aside)
             for peer in self._book.peers.values():
@@ -135,11 +155,13 @@ class LeaseServer:
             self._changed.notify_all()
         self._link.wake()
 
-    def next(self, timeout_s: float = 30.0, should_stop: Callable[[], bool] = lambda: False) -> Delivery | None:
+    def next(
+        self, timeout_s: float = 30.0, should_stop: Callable[[], bool] = lambda: False
+    ) -> Delivery | None:
         """The next batch of the schedule, None at its end.
 
-        Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed when every producer refuses it,
-        Stopped within 0.2 s of should_stop(). One thread at a time.
+        Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed
+        when every producer refuses it, Stopped within 0.2 s of should_stop(). One thread at a time.
         """
         start = since = last = time.monotonic()
         with self._changed:
@@ -152,7 +174,15 @@ class LeaseServer:
                     item, data = taken
                     wait_s = time.monotonic() - start
                     return Delivery(
-                        item.plan, item.g, data.arrays, data.notes, item.set_aside, item.producer, data.digest, wait_s, item.position
+                        item.plan,
+                        item.g,
+                        data.arrays,
+                        data.notes,
+                        item.set_aside,
+                        item.producer,
+                        data.digest,
+                        wait_s,
+                        item.position,
                     )
                 self._raise_if_failed()
                 if self._book.gen and self._book.at_end():
@@ -162,8 +192,12 @@ class LeaseServer:
                 now = time.monotonic()
                 still = _standstill(last, now)
                 start, since, last = start + still, since + still, now
-                if now < start + MAX_WAIT_S and (self._book.all_delivered() or self._book.compiling()):
-                    since = now  # the deadline does not run while it is release() that is awaited, or a compilation
+                if now < start + MAX_WAIT_S and (
+                    self._book.all_delivered() or self._book.compiling()
+                ):
+                    # the deadline does not run while it is release() that is awaited, or a
+                    # compilation
+                    since = now
                 left = since + timeout_s - now
                 if left <= 0:
                     raise self._no_data(timeout_s)
@@ -177,10 +211,16 @@ class LeaseServer:
         self._link.wake()
 
     def reject(self, delivery: Delivery, reason: str, strike: bool = False) -> None:
-        """Have a batch made and delivered again. Only the newest delivery can be rejected: order would be lost otherwise."""
+        """Have a batch made and delivered again.
+
+        Only the newest delivery can be rejected: order would be lost otherwise.
+        """
         with self._changed:
             if not self._book.reject(delivery.position, reason, strike):
-                raise ChannelError(f"batch {delivery.plan} {delivery.g} is not the newest delivered one: reject it before the next next()")
+                raise ChannelError(
+                    f"batch {delivery.plan} {delivery.g} is not the newest delivered one: reject it"
+                    " before the next next()"
+                )
         self._link.wake()
 
     def ready_count(self) -> int:
@@ -190,7 +230,9 @@ class LeaseServer:
             return self._book.in_state(lease_records.READY)
 
     def differing(self) -> list[Difference]:
-        """Batches of this generation that were made twice with different bytes, since the last call."""
+        """Batches of this generation that were made twice with different bytes, since the last
+        call.
+        """
         with self._changed:
             found = list(self._book.differing)
             self._book.differing.clear()
@@ -204,7 +246,9 @@ class LeaseServer:
     def _raise_if_failed(self) -> None:
         item = self._book.head()
         if item is not None and item.state == lease_records.FAILED:
-            raise BatchFailed(item.plan, item.g, "; ".join(dict.fromkeys(why for _, why in item.nacks)))
+            raise BatchFailed(
+                item.plan, item.g, "; ".join(dict.fromkeys(why for _, why in item.nacks))
+            )
 
     def wait_ready(
         self,
@@ -213,7 +257,9 @@ class LeaseServer:
         should_stop: Callable[[], bool] = lambda: False,
         tell: Callable[[int, int], None] = lambda ready, producers: None,
     ) -> None:
-        """Return when `wanted` batches wait here, or the schedule has no more. Errors and deadline as of next().
+        """Return when `wanted` batches wait here, or the schedule has no more.
+
+        Errors and deadline as of next().
 
         tell(batches, producers that make some) is called about five times a second.
         """
@@ -242,7 +288,10 @@ class LeaseServer:
 
     def _no_data(self, waited_s: float) -> NoData:
         with self._changed:
-            return NoData(server_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost), len(self._book.peers))
+            return NoData(
+                server_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost),
+                len(self._book.peers),
+            )
 
     def stats(self) -> dict[str, Any]:
         """See channel_status.stats; with `bytes` received."""
@@ -250,7 +299,11 @@ class LeaseServer:
             return {**server_status.stats(self._book), "bytes": self._link.bytes_received}
 
     def close(self, drain_s: float = 2.0, stop_producers: bool = True) -> None:
-        """End. With stop_producers, STOP goes out and drain_s is waited for their BYE; without, they stay warm for the next trainer."""
+        """End.
+
+        With stop_producers, STOP goes out and drain_s is waited for their BYE; without, they stay
+        warm for the next trainer.
+        """
         with self._changed:
             if not self._stopping and stop_producers and self._error is None:
                 for peer_id in self._book.peers:
@@ -281,14 +334,18 @@ class LeaseServer:
         timeout_s = TICK_S
         while True:
             messages, disconnected = self._link.receive(timeout_s)
-            right = [isinstance(m, Data) and wire.digest(m.arrays) == m.digest for _, _, m in messages]  # outside the lock
+            right = [
+                isinstance(m, Data) and wire.digest(m.arrays) == m.digest for _, _, m in messages
+            ]  # outside the lock
             now = self._clock()
             with self._changed:
                 if now - last > STALL_S:
                     self._book.stalled(now - last)
                 last = now
                 self._on_messages(messages, right)
-                if len(messages) < RECEIVE_AT_ONCE:  # all that peers have said is read: only now may one be called silent
+                if (
+                    len(messages) < RECEIVE_AT_ONCE
+                ):  # all that peers have said is read: only now may one be called silent
                     self._book.tick()
                 if disconnected:
                     self._probes.extend(now + delay for delay in PROBES_S)
@@ -299,14 +356,18 @@ class LeaseServer:
                     self._book.assign()
                 self._flush()
                 self._changed.notify_all()
-                if self._stopping and (not self._waiting_for() or time.monotonic() >= self._closing_until):
+                if self._stopping and (
+                    not self._waiting_for() or time.monotonic() >= self._closing_until
+                ):
                     return
             del messages  # else the last batch would stay in memory until the next one comes
             timeout_s = FINE_S if self._stopping or self._probes else TICK_S
 
     def _waiting_for(self) -> list[str]:
         """Producers that have been told to stop and can still say BYE."""
-        return [peer.label for peer in self._book.peers.values() if peer.state in ("joining", "ready")]
+        return [
+            peer.label for peer in self._book.peers.values() if peer.state in ("joining", "ready")
+        ]
 
     def _due_probe(self, now: float) -> bool:
         due = False
@@ -321,7 +382,10 @@ class LeaseServer:
             self._book.outbox.append((peer.id, Alive(self._book.gen)))
 
     def _flush(self) -> None:
-        """Send what has collected. A peer that cannot be reached loses its leases, which are leased again at once."""
+        """Send what has collected.
+
+        A peer that cannot be reached loses its leases, which are leased again at once.
+        """
         book = self._book
         while book.outbox:
             peer_id, message = book.outbox.popleft()
@@ -348,17 +412,25 @@ class LeaseServer:
         for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
             self._on_message(peer_id, run, message, digest_is_right)
 
-    def _on_message(self, peer_id: bytes, run: str, message: Message | WireError, digest_is_right: bool) -> None:
+    def _on_message(
+        self, peer_id: bytes, run: str, message: Message | WireError, digest_is_right: bool
+    ) -> None:
         book = self._book
         if isinstance(message, WireError):
             self._on_garbage(peer_id, run, message)
             return
         if peer_id not in book.peers and len(book.peers) >= MAX_PEERS:
-            self._link.send(peer_id, run, Refuse(book.gen, f"this trainer has {MAX_PEERS} producers, which is the most"))
+            self._link.send(
+                peer_id,
+                run,
+                Refuse(book.gen, f"this trainer has {MAX_PEERS} producers, which is the most"),
+            )
             return
         peer = book.heard(peer_id)
         if run != self._run:
-            self._refuse(peer, f"this trainer runs {self._run}, the producer belongs to run {run}", run)
+            self._refuse(
+                peer, f"this trainer runs {self._run}, the producer belongs to run {run}", run
+            )
         elif peer.state == "refused":
             self._refuse(peer, peer.refused, run)
         elif isinstance(message, Bye):
@@ -387,22 +459,37 @@ class LeaseServer:
             self._refuse(peer, reason, run)
 
     def _greet(self, peer: lease_records.Peer) -> None:
-        """WELCOME, at most once a second per generation: a producer may take a minute to answer READY."""
+        """WELCOME, at most once a second per generation: a producer may take a minute to answer
+        READY.
+        """
         now = self._clock()
-        if self._book.gen == 0 or peer.state == "refused" or (peer.welcomed_gen == self._book.gen and now - peer.welcomed_at < HEARTBEAT_S):
+        if (
+            self._book.gen == 0
+            or peer.state == "refused"
+            or (peer.welcomed_gen == self._book.gen and now - peer.welcomed_at < HEARTBEAT_S)
+        ):
             return
         peer.welcomed_gen, peer.welcomed_at = self._book.gen, now
         self._book.outbox.append((peer.id, Welcome(self._book.gen, self._offer)))
 
     def _refuse(self, peer: lease_records.Peer, reason: str, run: str) -> None:
         self._book.peer_refused(peer, reason)
-        self._link.send(peer.id, run, Refuse(self._book.gen, reason))  # addressed in the producer's own run, or it would not listen
+        self._link.send(
+            peer.id, run, Refuse(self._book.gen, reason)
+        )  # addressed in the producer's own run, or it would not listen
 
     def _on_garbage(self, peer_id: bytes, run: str, error: WireError) -> None:
-        """Count it; the first of a peer is reported in full. A producer of another version is told so."""
+        """Count it; the first of a peer is reported in full.
+
+        A producer of another version is told so.
+        """
         seen = self._garbage[peer_id] = self._garbage.get(peer_id, 0) + 1
         peer = self._book.peers.get(peer_id)
-        self._book.event("garbage", peer=peer.label if peer else peer_id.hex()[-8:], error=str(error) if seen == 1 else "again")
+        self._book.event(
+            "garbage",
+            peer=peer.label if peer else peer_id.hex()[-8:],
+            error=str(error) if seen == 1 else "again",
+        )
         if len(self._garbage) > 1000:
             self._garbage.clear()
         if error.version is not None and error.version != wire.VERSION and run:
@@ -410,6 +497,8 @@ class LeaseServer:
 
     def _check_alive(self) -> None:
         if self._error is not None:
-            raise ChannelError(f"the channel's thread ended: {type(self._error).__name__}: {self._error}") from self._error
+            raise ChannelError(
+                f"the channel's thread ended: {type(self._error).__name__}: {self._error}"
+            ) from self._error
         if self._stopping:
             raise ChannelError("the channel is closed")

@@ -1,1 +1,3 @@
-"""The networks of XTTS v2 and their features, one network a file: no processes, no sockets, no settings."""
+"""The networks of XTTS v2 and their features, one network a file: no processes, no sockets, no
+settings.
+"""

@@ -1,7 +1,8 @@
 """Attention, in the one form that every network here uses.
 
-Shapes: B batch, T query time, S key time, H heads, D head width. Scores and softmax are at least float32 whatever the compute dtype.
-Without a mask, or with causality alone, and without dropout, `Kernels.attention` may put cuDNN's fused kernel in their place.
+Shapes: B batch, T query time, S key time, H heads, D head width. Scores and softmax are at least
+float32 whatever the compute dtype. Without a mask, or with causality alone, and without dropout,
+`Kernels.attention` may put cuDNN's fused kernel in their place.
 """
 
 from __future__ import annotations
@@ -35,15 +36,20 @@ def attention(
     seed: tf.Tensor | None = None,
     normalised: bool = False,
 ) -> tf.Tensor:
-    """softmax(q kᵀ / √D) v -> [B, T, H, D]. `mask` is bool, broadcastable to [B, H, T, S], True where a key may be seen.
+    """softmax(q kᵀ / √D) v -> [B, T, H, D].
 
-    Masked scores become the lowest finite number, not -inf: a query that sees no key gets an even mixture instead of NaN.
-    `normalised`: q and k are linear in the output of a norm, so that scores stay moderate. Only then may a fused kernel be used: its
-    backward pass computes the scores again, and has no answer to huge ones.
+    `mask` is bool, broadcastable to [B, H, T, S], True where a key may be seen.
+
+    Masked scores become the lowest finite number, not -inf: a query that sees no key gets an even
+    mixture instead of NaN. `normalised`: q and k are linear in the output of a norm, so that scores
+    stay moderate. Only then may a fused kernel be used: its backward pass computes the scores
+    again, and has no answer to huge ones.
     """
     if normalised and mask is None and _fused(q_BTHD, k_BSHD, dropout_rate, seed):
         return fused_attention(q_BTHD, k_BSHD, v_BSHD, causal=False)
-    scores = tf.einsum("bthd,bshd->bhts", q_BTHD, k_BSHD) * tf.cast(q_BTHD.shape[-1] ** -0.5, q_BTHD.dtype)
+    scores = tf.einsum("bthd,bshd->bhts", q_BTHD, k_BSHD) * tf.cast(
+        q_BTHD.shape[-1] ** -0.5, q_BTHD.dtype
+    )
     scores = tf.cast(scores, statistics_dtype(scores))
     if mask is not None:
         scores = tf.where(mask, scores, scores.dtype.min)
@@ -62,7 +68,8 @@ def causal_attention(
 ) -> tf.Tensor:
     """Attention in which position t sees positions 0..t -> [B, T, H, D].
 
-    Contiguous rows need no key mask; `key_mask_BT` (True = visible) exists for the original's layout, which masks text in the middle.
+    Contiguous rows need no key mask; `key_mask_BT` (True = visible) exists for the original's
+    layout, which masks text in the middle.
     """
     if key_mask_BT is None and _fused(q_BTHD, k_BTHD, dropout_rate, seed):
         return fused_attention(q_BTHD, k_BTHD, v_BTHD, causal=True)

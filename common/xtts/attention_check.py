@@ -1,4 +1,6 @@
-"""Whether cuDNN's flash attention may be used on this process's device: tried against the plain attention."""
+"""Whether cuDNN's flash attention may be used on this process's device: tried against the plain
+attention.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ _TOLERANCE = 0.03  # of the gradients' norms, against the plain implementation i
 
 
 def why_not() -> str | None:
-    """Try the fused kernel on this process's device, forward and backward, causal and not, against plain attention.
+    """Try the fused kernel on this process's device, forward and backward, causal and not, against
+    plain attention.
 
     None if it may be used, else the reason in one line.
     """
@@ -28,7 +31,8 @@ def why_not() -> str | None:
 
 
 def _error(causal: bool) -> float:
-    """Largest relative error of the output and the three gradients, on 2 x 67 positions and 2 heads of width 64; infinite if any is not
+    """Largest relative error of the output and the three gradients, on 2 x 67 positions and 2 heads
+    of width 64; infinite if any is not
     finite, also where scores are a thousand times as large.
     """
     from common.xtts.attention import attention, causal_attention
@@ -42,7 +46,10 @@ def _error(causal: bool) -> float:
 
     @tf.function(jit_compile=True, autograph=False)
     def errors():
-        qkv = [tf.cast(x, tf.bfloat16) for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], [1, 2]))]
+        qkv = [
+            tf.cast(x, tf.bfloat16)
+            for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], [1, 2]))
+        ]
         plain = gradients(causal_attention if causal else attention, *qkv)
         attend = functools.partial(fused_attention, causal=causal)
         fused = gradients(attend, *qkv)

@@ -1,6 +1,7 @@
 """Reference clips: recordings of a voice, read from files, without TensorFlow.
 
-Formats, levels and channels are those of a corpus' clips (`common.audio`): what the scan would refuse is no reference either.
+Formats, levels and channels are those of a corpus' clips (`common.audio`): what the scan would
+refuse is no reference either.
 """
 
 from __future__ import annotations
@@ -51,23 +52,31 @@ class Reference:
 
 
 def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
-    """A recording as a clip: float32 mono at `sample_rate` in [-1, 1]; of a long one the first ten minutes.
+    """A recording as a clip: float32 mono at `sample_rate` in [-1, 1]; of a long one the first ten
+    minutes.
 
-    ReferenceClipError: what the scan would refuse: unreadable, empty, cut, silent, or with samples that are not finite.
+    ReferenceClipError: what the scan would refuse: unreadable, empty, cut, silent, or with samples
+    that are not finite.
     """
     with _opened(path) as f:
         rate = f.samplerate
         if not is_converted(f):
             check_whole(path, os.path.getsize(path), f.format, thorough=True)
-        samples = read(f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels))
+        samples = read(
+            f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels)
+        )
         level = measure(path, samples, rate)
-    return _resampled(mono(samples, level.channel) / np.float32(max(level.peak, 1.0)), rate, sample_rate)
+    return _resampled(
+        mono(samples, level.channel) / np.float32(max(level.peak, 1.0)), rate, sample_rate
+    )
 
 
 def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Reference:
-    """What a voice is made of: of a long recording the 30 s with the most sound, without long silence before and after.
+    """What a voice is made of: of a long recording the 30 s with the most sound, without long
+    silence before and after.
 
-    Forty minutes cost what half a minute costs. ReferenceClipError as of `load_clip`, and where what is used is quieter than -60 dBFS.
+    Forty minutes cost what half a minute costs. ReferenceClipError as of `load_clip`, and where
+    what is used is quieter than -60 dBFS.
     """
     with _opened(path) as file:
         rate, frames = file.samplerate, file.frames
@@ -86,7 +95,9 @@ def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Referen
         notes.append(f"{path}: its channels cancel each other; the louder one is used")
     at, seconds = (first + begin) / rate, len(wav) / rate
     if frames / rate - seconds > _LONG_PAUSE_S:
-        notes.append(f"{path}: {seconds:.1f} s from {at:.1f} s on are used, of {frames / rate:.1f} s")
+        notes.append(
+            f"{path}: {seconds:.1f} s from {at:.1f} s on are used, of {frames / rate:.1f} s"
+        )
     return Reference(_resampled(wav, rate, sample_rate), seconds, sound_s, tuple(notes))
 
 
@@ -128,7 +139,9 @@ def _loudest_part(file: soundfile.SoundFile, path) -> int:
     counts = [int(heard[(starts >= s) & (starts < s + wanted)].sum()) for s in starts]
     best = starts[int(np.argmax(counts))]
     sound = starts[heard & (starts >= best) & (starts < best + wanted)]
-    middle = int(sound[0] + sound[-1]) // 2 if len(sound) else 0  # between the places looked at there may be more of it
+    middle = (
+        int(sound[0] + sound[-1]) // 2 if len(sound) else 0
+    )  # between the places looked at there may be more of it
     return min(max(0, middle - wanted // 2), file.frames - wanted)
 
 
@@ -143,13 +156,20 @@ def _levels(wav: np.ndarray, size: int) -> np.ndarray:
 
 
 def _without_silence(wav: np.ndarray, rate: int) -> tuple[int, int, float]:
-    """Where the sound begins and ends, long silence left out, and how many seconds of it are no pause."""
+    """Where the sound begins and ends, long silence left out, and how many seconds of it are no
+    pause.
+    """
     size = round(_FRAME_S * rate)
     levels = _levels(wav, size)
     heard = np.flatnonzero(levels > max(_QUIET * levels.max(), SILENT_BELOW / 10))
     if not len(heard):
         return 0, len(wav), 0.0
-    begin, end, pause, margin = heard[0] * size, min((heard[-1] + 1) * size, len(wav)), _LONG_PAUSE_S * rate, round(_MARGIN_S * rate)
+    begin, end, pause, margin = (
+        heard[0] * size,
+        min((heard[-1] + 1) * size, len(wav)),
+        _LONG_PAUSE_S * rate,
+        round(_MARGIN_S * rate),
+    )
     begin = max(0, begin - margin) if begin > pause else 0
     end = min(len(wav), end + margin) if len(wav) - end > pause else len(wav)
     return int(begin), int(end), float(min(len(heard) * size, len(wav)) / rate)

@@ -1,7 +1,9 @@
-"""Every size and special id of the XTTS networks and features, and the three sizes the project trains.
+"""Every size and special id of the XTTS networks and features, and the three sizes the project
+trains.
 
-Source: XTTS v2 as published (Coqui); the numbers are those of its config and of its layers' defaults.
-Lengths carry their unit: `_samples` (22 050 Hz), `_frames` (mel hop 256), `_codes` (1024 samples), `_tokens` (text).
+Source: XTTS v2 as published (Coqui); the numbers are those of its config and of its layers'
+defaults. Lengths carry their unit: `_samples` (22 050 Hz), `_frames` (mel hop 256), `_codes` (1024
+samples), `_tokens` (text).
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ class AudioDims:
     samples_per_code: int = 1024
     min_samples: int = 11025  # 0.5 s
     max_samples: int = 255995  # 11.61 s, 250 codes
-    # The conditioning clip is drawn from [cond_min, cond_max] and zero-padded to cond_max; evaluation always takes cond_eval.
+    # The conditioning clip is drawn from [cond_min, cond_max] and zero-padded to cond_max;
+    # evaluation always takes cond_eval.
     cond_min_samples: int = 66150
     cond_max_samples: int = 132300
     cond_eval_samples: int = 99225
-    # Silence appended to each wav before the DVAE, so that a clip's codes do not depend on the batch it is in.
+    # Silence appended to each wav before the DVAE, so that a clip's codes do not depend on the
+    # batch it is in.
     pad_samples: int = 8192
 
     @property
@@ -102,7 +106,9 @@ class ModelDims:
 
     def with_vocabulary(self, num_text_tokens: int, start_text: int, stop_text: int) -> ModelDims:
         """The same model for another text vocabulary; `num_text_tokens` is the largest id + 1."""
-        gpt = dataclasses.replace(self.gpt, num_text_tokens=num_text_tokens, start_text=start_text, stop_text=stop_text)
+        gpt = dataclasses.replace(
+            self.gpt, num_text_tokens=num_text_tokens, start_text=start_text, stop_text=stop_text
+        )
         return dataclasses.replace(self, gpt=gpt)
 
     def with_layers(self, layers: int) -> ModelDims:
@@ -142,7 +148,9 @@ SIZES: dict[str, ModelDims] = {
         "small",
         AudioDims(),
         DvaeDims(num_codes=512, codebook_dim=256, hidden=256, num_resblocks=2),
-        GptDims(layers=10, width=512, heads=8, num_text_tokens=512, num_audio_tokens=514, cond_blocks=3),
+        GptDims(
+            layers=10, width=512, heads=8, num_text_tokens=512, num_audio_tokens=514, cond_blocks=3
+        ),
     ),
     "xtts": ModelDims("xtts"),
 }

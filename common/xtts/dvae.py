@@ -1,9 +1,12 @@
-"""The DVAE: mel frames to codes at a quarter of the frame rate, and back. The tokeniser of XTTS's audio.
+"""The DVAE: mel frames to codes at a quarter of the frame rate, and back.
 
-Shapes: B clips, L mel frames, n = ceil(ceil(L/2)/2) codes, M mel channels, D codebook_dim, K num_codes; channels last, [B, L, M].
-All convolutions are biased, with symmetric zero padding, ReLU, no normalisation. Names are those of Coqui's dvae.pth.
-Codes must be computed in float32 (a process that makes them on a GPU switches TensorFloat-32 off).
-Source: coqui-tts, TTS/tts/layers/xtts/dvae.py (DiscreteVAE).
+The tokeniser of XTTS's audio.
+
+Shapes: B clips, L mel frames, n = ceil(ceil(L/2)/2) codes, M mel channels, D codebook_dim, K
+num_codes; channels last, [B, L, M]. All convolutions are biased, with symmetric zero padding, ReLU,
+no normalisation. Names are those of Coqui's dvae.pth. Codes must be computed in float32 (a process
+that makes them on a GPU switches TensorFloat-32 off). Source: coqui-tts,
+TTS/tts/layers/xtts/dvae.py (DiscreteVAE).
 """
 
 from __future__ import annotations
@@ -32,9 +35,13 @@ def codes_of_frames(num_frames):
 class ConvReLU(Module):
     """Conv1d of kernel 3 and ReLU; the convolution is named `<name>.0`."""
 
-    def __init__(self, num_in: int, num_out: int, stride: int, *, name: str, dtype: str | None = None):
+    def __init__(
+        self, num_in: int, num_out: int, stride: int, *, name: str, dtype: str | None = None
+    ):
         super().__init__(name, dtype)
-        self.conv = Conv1d(num_in, num_out, Window(3, stride=stride, padding=1), name="0", dtype=dtype)
+        self.conv = Conv1d(
+            num_in, num_out, Window(3, stride=stride, padding=1), name="0", dtype=dtype
+        )
 
     def call(self, x):
         """[B, T, in] -> [B, ceil(T / stride), out]."""
@@ -42,7 +49,9 @@ class ConvReLU(Module):
 
 
 class UpsampleConvReLU(Module):
-    """Nearest neighbour x 2, Conv1d of kernel 3 and ReLU; the convolution is named `<name>.0.conv`."""
+    """Nearest neighbour x 2, Conv1d of kernel 3 and ReLU; the convolution is named
+    `<name>.0.conv`.
+    """
 
     def __init__(self, num_in: int, num_out: int, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
@@ -68,21 +77,28 @@ class ResBlock(Module):
 
 
 class CodebookUse(NamedTuple):
-    """What one batch tells the codebook: the sums behind its moving averages, and vectors to restart dead codes with."""
+    """What one batch tells the codebook: the sums behind its moving averages, and vectors to
+    restart dead codes with.
+    """
 
     counts: tf.Tensor  # float32 [K], valid positions per code
     sums: tf.Tensor  # float32 [D, K], encoder outputs per code
-    candidates: tf.Tensor  # float32 [D, K], encoder outputs drawn at random (0 where the batch has no valid position)
+    candidates: (
+        tf.Tensor
+    )  # float32 [D, K], encoder outputs drawn at random (0 where the batch has no valid position)
 
 
 class Codebook(Module):
-    """K vectors (columns of `embed` [D, K]), learnt as moving averages of the encoder outputs assigned to them."""
+    """K vectors (columns of `embed` [D, K]), learnt as moving averages of the encoder outputs
+    assigned to them.
+    """
 
     def __init__(self, dims: DvaeDims, *, name: str = "codebook"):
         super().__init__(name, "float32")
         shape = (dims.codebook_dim, dims.num_codes)
         self.embed = self.tensor("embed", shape, normal(1.0), trainable=False)
-        # Zero use marks every code as dead, so the first update draws the codebook from the first batch.
+        # Zero use marks every code as dead, so the first update draws the codebook from the first
+        # batch.
         self.cluster_size = self.tensor("cluster_size", shape[1:], zeros, trainable=False)
         self.embed_avg = self.tensor("embed_avg", shape, normal(1.0), trainable=False)
 
@@ -90,7 +106,11 @@ class Codebook(Module):
         """Nearest code of z [B, n, D] -> int32 [B, n]: argmin of |z|² - 2 z·e + |e|² in float32."""
         embed = tf.convert_to_tensor(self.embed)
         flat = tf.reshape(tf.cast(z, tf.float32), [-1, embed.shape[0]])
-        distance = tf.reduce_sum(flat**2, 1, keepdims=True) - 2.0 * tf.matmul(flat, embed) + tf.reduce_sum(embed**2, 0, keepdims=True)
+        distance = (
+            tf.reduce_sum(flat**2, 1, keepdims=True)
+            - 2.0 * tf.matmul(flat, embed)
+            + tf.reduce_sum(embed**2, 0, keepdims=True)
+        )
         codes = tf.argmin(distance, 1, output_type=tf.int32)
         return tf.ensure_shape(tf.reshape(codes, tf.shape(z)[:2]), z.shape[:2])
 
@@ -99,27 +119,40 @@ class Codebook(Module):
         return tf.gather(tf.transpose(tf.convert_to_tensor(self.embed)), codes)
 
     def use(self, z, codes, valid, seed) -> CodebookUse:
-        """Statistics of z [B, n, D] with its codes where `valid` bool [B, n]; `seed` int32[2] alone decides the candidates.
+        """Statistics of z [B, n, D] with its codes where `valid` bool [B, n]; `seed` int32[2] alone
+        decides the candidates.
 
         Sums are products with one-hot codes, not scatters, whose order varies on GPUs.
         """
         dim, num_codes = self.embed.shape
         flat, valid = tf.reshape(tf.cast(z, tf.float32), [-1, dim]), tf.reshape(valid, [-1])
-        one_hot = tf.one_hot(tf.where(valid, tf.reshape(codes, [-1]), -1), num_codes, dtype=tf.float32)
+        one_hot = tf.one_hot(
+            tf.where(valid, tf.reshape(codes, [-1]), -1), num_codes, dtype=tf.float32
+        )
         # tf.where, not a product: an invalid position may hold anything, and 0 · inf is not 0.
         flat = tf.where(valid[:, None], flat, 0.0)
         keys = tf.random.stateless_uniform(tf.shape(valid), seed) + tf.cast(valid, tf.float32)
-        order = tf.argsort(keys, direction="DESCENDING", stable=True)  # valid positions first, shuffled
+        order = tf.argsort(
+            keys, direction="DESCENDING", stable=True
+        )  # valid positions first, shuffled
         num_valid = tf.maximum(tf.reduce_sum(tf.cast(valid, tf.int32)), 1)
         candidates = tf.gather(flat, tf.gather(order, tf.range(num_codes) % num_valid))
-        return CodebookUse(tf.reduce_sum(one_hot, 0), tf.matmul(flat, one_hot, transpose_a=True), tf.transpose(candidates))
+        return CodebookUse(
+            tf.reduce_sum(one_hot, 0),
+            tf.matmul(flat, one_hot, transpose_a=True),
+            tf.transpose(candidates),
+        )
 
-    def updated(self, use: CodebookUse, decay, dead_below: float, keep_unused: bool = False) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        """The next `cluster_size`, `embed_avg` and `embed`, and which codes restart (bool [K]); nothing is assigned.
+    def updated(
+        self, use: CodebookUse, decay, dead_below: float, keep_unused: bool = False
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        """The next `cluster_size`, `embed_avg` and `embed`, and which codes restart (bool [K]);
+        nothing is assigned.
 
-        Moving averages as in Coqui's Quantize (eps 1e-5). A code whose average use is under `dead_below` times the mean use
-        then starts again from its candidate, with a quarter of the mean use to its name, which it must earn or die once more.
-        A batch without a valid position changes nothing. `keep_unused`: nor does any batch change a code that it does not use.
+        Moving averages as in Coqui's Quantize (eps 1e-5). A code whose average use is under
+        `dead_below` times the mean use then starts again from its candidate, with a quarter of the
+        mean use to its name, which it must earn or die once more. A batch without a valid position
+        changes nothing. `keep_unused`: nor does any batch change a code that it does not use.
         """
         size = decay * self.cluster_size + (1 - decay) * use.counts
         total, num_codes = tf.reduce_sum(size), use.counts.shape[0]
@@ -133,10 +166,17 @@ class Codebook(Module):
         average = tf.where(dead, 0.25 * mean_use * use.candidates, average)
         total = tf.reduce_sum(size)
         embed = average / ((size + EMA_EPS) / (total + num_codes * EMA_EPS) * total)
-        new = {"cluster_size": size, "embed_avg": average, "embed": tf.where(dead, use.candidates, embed)}
+        new = {
+            "cluster_size": size,
+            "embed_avg": average,
+            "embed": tf.where(dead, use.candidates, embed),
+        }
         if keep_unused:
             some &= use.counts > 0
-        return {key: tf.where(some, value, tf.convert_to_tensor(getattr(self, key))) for key, value in new.items()}, dead
+        return {
+            key: tf.where(some, value, tf.convert_to_tensor(getattr(self, key)))
+            for key, value in new.items()
+        }, dead
 
 
 class Dvae(Module):
@@ -159,8 +199,16 @@ class Dvae(Module):
             *(ResBlock(inner, name=f"decoder.{1 + i}", dtype=dtype) for i in range(num)),
             UpsampleConvReLU(inner, inner, name=f"decoder.{1 + num}", dtype=dtype),
             UpsampleConvReLU(inner, hidden, name=f"decoder.{2 + num}", dtype=dtype),
-            # Normalised log-mels average about -1, by the making of the mel stats: training starts from there.
-            Conv1d(hidden, dims.num_mels, 1, name=f"decoder.{3 + num}", dtype=dtype, bias_init=_minus_one),
+            # Normalised log-mels average about -1, by the making of the mel stats: training starts
+            # from there.
+            Conv1d(
+                hidden,
+                dims.num_mels,
+                1,
+                name=f"decoder.{3 + num}",
+                dtype=dtype,
+                bias_init=_minus_one,
+            ),
         ]
         self.codebook = Codebook(dims)
 
@@ -198,16 +246,19 @@ class Dvae(Module):
 
 
 def clip_codes(dvae: Dvae, dvae_mel, wav_padded, audio: AudioDims | None = None):
-    """Codes of clips that do not depend on what else is in the batch: wav [B, S + pad] -> int32 [B, S / 1024]; S a multiple of 1024.
+    """Codes of clips that do not depend on what else is in the batch: wav [B, S + pad] -> int32 [B,
+    S / 1024]; S a multiple of 1024.
 
-    `wav_padded`: clips followed by silence up to their bucket's S samples and `audio.pad_samples` (8192) more. A clip of w samples
-    owns the first ceil(w / 1024) codes; what follows is silence for the caller to drop. The last of its codes sees 27 frames
-    and half a window ahead, 7424 samples, at full depth; without the extra silence they would see the edge of the batch.
+    `wav_padded`: clips followed by silence up to their bucket's S samples and `audio.pad_samples`
+    (8192) more. A clip of w samples owns the first ceil(w / 1024) codes; what follows is silence
+    for the caller to drop. The last of its codes sees 27 frames and half a window ahead, 7424
+    samples, at full depth; without the extra silence they would see the edge of the batch.
     """
     audio = audio or dvae_mel.dims
     num_samples = wav_padded.shape[1] - audio.pad_samples
     if num_samples <= 0 or num_samples % audio.samples_per_code:
         raise ValueError(
-            f"clip_codes takes n x {audio.samples_per_code} samples and {audio.pad_samples} of silence, got {wav_padded.shape[1]} samples"
+            f"clip_codes takes n x {audio.samples_per_code} samples and {audio.pad_samples} of"
+            f" silence, got {wav_padded.shape[1]} samples"
         )
     return dvae.codes(dvae_mel(wav_padded))[:, : num_samples // audio.samples_per_code]

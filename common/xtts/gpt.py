@@ -2,11 +2,13 @@
 
 Source: coqui-tts, TTS/tts/layers/xtts/gpt.py (GPT).
 
-A row is [latents | START text | START codes STOP STOP STOP | padding]: contiguous, so causality alone is the mask. Text and audio share
-one id space and one position space here: audio ids are offset by `num_text_tokens`, audio positions by `num_text_positions`.
-Padding comes last, where nothing before it can see it; its ids and positions must be valid and its targets -1.
+A row is [latents | START text | START codes STOP STOP STOP | padding]: contiguous, so causality
+alone is the mask. Text and audio share one id space and one position space here: audio ids are
+offset by `num_text_tokens`, audio positions by `num_text_positions`. Padding comes last, where
+nothing before it can see it; its ids and positions must be valid and its targets -1.
 
-Shapes: B batch, T row length without the latents, L latents, P = L + T, S cache length, H heads, D head width, C width.
+Shapes: B batch, T row length without the latents, L latents, P = L + T, S cache length, H heads, D
+head width, C width.
 """
 
 from __future__ import annotations
@@ -20,11 +22,23 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import DropoutSeeds, Embedding, HFConv1D, LayerNorm, Linear, Module, dims_of, dropout, lookup, statistics_dtype
+from common.xtts.layers import (
+    DropoutSeeds,
+    Embedding,
+    HFConv1D,
+    LayerNorm,
+    Linear,
+    Module,
+    dims_of,
+    dropout,
+    lookup,
+    statistics_dtype,
+)
 from common.xtts.options import GptOptions
 from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
 
-# Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no other block's.
+# Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no
+# other block's.
 Cache = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 _TILE = 64  # classes: matrix products over 1026 or 6681 of them run on kernels for odd sizes
@@ -34,7 +48,14 @@ _SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
 class GptBlock(Module):
     """GPT-2's pre-norm block with tanh GELU: x += c_proj(attention(ln_1 x)); x += mlp(ln_2 x)."""
 
-    def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None, attention_dropout: float | None = None):
+    def __init__(
+        self,
+        dims: GptDims,
+        *,
+        name: str,
+        dtype: str | None = None,
+        attention_dropout: float | None = None,
+    ):
         super().__init__(name, dtype)
         width = dims.width
         self._convert_input_args = False  # the residual stream may be wider than the compute dtype
@@ -50,50 +71,78 @@ class GptBlock(Module):
         self.mlp_proj = HFConv1D(4 * width, width, std=residual_std, name="mlp.c_proj", dtype=dtype)
 
     def call(self, x, seeds=(None, None, None), key_mask=None):
-        """x [B, P, C] -> [B, P, C]; `seeds`: one int32[2] (or None) per dropout site; `key_mask` as in `causal_attention`."""
+        """x [B, P, C] -> [B, P, C]; `seeds`: one int32[2] (or None) per dropout site; `key_mask` as
+        in `causal_attention`.
+        """
         return self.with_keys(x, seeds, key_mask)[0]
 
     def with_keys(self, x, seeds=(None, None, None), key_mask=None):
         """Like `call`, and also this block's keys and values, [B, P, H, D] each."""
         q, k, v = self._qkv(x)
-        attended = causal_attention(q, k, v, dropout_rate=self.attention_dropout, seed=seeds[0], key_mask_BT=key_mask)
+        attended = causal_attention(
+            q, k, v, dropout_rate=self.attention_dropout, seed=seeds[0], key_mask_BT=key_mask
+        )
         return self._add(x, attended, seeds), (k, v)
 
     def step(self, x, cache, index):
-        """x [B, 1, C], the block's cache, index int32[B] -> x, cache: writes position `index` and attends to 0..index."""
+        """x [B, 1, C], the block's cache, index int32[B] -> x, cache: writes position `index` and
+        attends to 0..index.
+        """
         q, k, v = self._qkv(x)
         slot_BS = tf.range(cache[0].shape[1])[tf.newaxis, :]
-        # A select over the cache, not a scatter: it reads what attention reads anyway, and takes an index per row.
+        # A select over the cache, not a scatter: it reads what attention reads anyway, and takes an
+        # index per row.
         written = (slot_BS == index[:, tf.newaxis])[:, :, tf.newaxis, tf.newaxis]
         keys, values = tf.where(written, k, cache[0]), tf.where(written, v, cache[1])
         seen = (slot_BS <= index[:, tf.newaxis])[:, tf.newaxis, tf.newaxis, :]
-        return self._add(x, attention(q, keys, values, mask=seen), (None, None, None)), (keys, values)
+        return self._add(x, attention(q, keys, values, mask=seen), (None, None, None)), (
+            keys,
+            values,
+        )
 
     def _qkv(self, x):
         if kernels.current().split_qkv:
-            weight, bias = tf.convert_to_tensor(self.c_attn.weight), tf.convert_to_tensor(self.c_attn.bias)
+            weight, bias = (
+                tf.convert_to_tensor(self.c_attn.weight),
+                tf.convert_to_tensor(self.c_attn.bias),
+            )
             parts = kernels.affine_parts(
-                self.ln_1(x), weight, bias, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
+                self.ln_1(x),
+                weight,
+                bias,
+                lambda y: tf.split(y, 3, -1),
+                lambda parts: kernels.padded_sum(parts, 1),
             )
             return [split_heads(part, self.heads) for part in parts]
-        return [split_heads(part, self.heads) for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)]
+        return [
+            split_heads(part, self.heads)
+            for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)
+        ]
 
     def _add(self, x, attended, seeds):
-        x = x + tf.cast(dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1]), x.dtype)
+        x = x + tf.cast(
+            dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1]), x.dtype
+        )
         hidden = self.c_fc(self.ln_2(x))
-        hidden = kernels.gelu_tanh(hidden) if kernels.current().lean else tf.nn.gelu(hidden, approximate=True)
+        hidden = (
+            kernels.gelu_tanh(hidden)
+            if kernels.current().lean
+            else tf.nn.gelu(hidden, approximate=True)
+        )
         return x + tf.cast(dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
 
 
 class Gpt(Module):
-    """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings, blocks, norms and heads.
+    """All 426 tensors of XTTS's `gpt.` at size xtts: conditioning encoder, perceiver, embeddings,
+    blocks, norms and heads.
 
-    `seed` initialises the weights (as the original's, except that the token embeddings are N(0, 0.02): N(0, 1) is torch's default left
-    standing by accident, and `options.parity_init` restores it). Without a seed the weights are zeros, to be loaded.
+    `seed` initialises the weights (as the original's, except that the token embeddings are N(0,
+    0.02): N(0, 1) is torch's default left standing by accident, and `options.parity_init` restores
+    it). Without a seed the weights are zeros, to be loaded.
 
-    What a code hidden by `options.code_dropout` was, the model must take from the text and from the codes before. With
-    `options.recompute`, only each block's input is kept for the backward pass, which computes the block again: a third more work, and
-    activations of one block instead of all.
+    What a code hidden by `options.code_dropout` was, the model must take from the text and from the
+    codes before. With `options.recompute`, only each block's input is kept for the backward pass,
+    which computes the block again: a third more work, and activations of one block instead of all.
     """
 
     # Left by inference runs, by v1 and by old transformers releases.
@@ -116,12 +165,23 @@ class Gpt(Module):
         width, token_std = dims.width, 1.0 if options.parity_init else 0.02
         self.conditioning_encoder = ConditioningEncoder(dims, dtype=dtype)
         self.conditioning_perceiver = PerceiverResampler(dims, dtype=dtype)
-        self.text_embedding = Embedding(dims.num_text_tokens, width, std=token_std, name="text_embedding", dtype=dtype)
-        self.mel_embedding = Embedding(dims.num_audio_tokens, width, std=token_std, name="mel_embedding", dtype=dtype)
-        self.text_positions = Embedding(dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype)
-        self.mel_positions = Embedding(dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype)
+        self.text_embedding = Embedding(
+            dims.num_text_tokens, width, std=token_std, name="text_embedding", dtype=dtype
+        )
+        self.mel_embedding = Embedding(
+            dims.num_audio_tokens, width, std=token_std, name="mel_embedding", dtype=dtype
+        )
+        self.text_positions = Embedding(
+            dims.num_text_positions, width, name="text_pos_embedding.emb", dtype=dtype
+        )
+        self.mel_positions = Embedding(
+            dims.num_audio_positions, width, name="mel_pos_embedding.emb", dtype=dtype
+        )
         self.blocks = [
-            GptBlock(dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=options.attention_dropout) for i in range(dims.layers)
+            GptBlock(
+                dims, name=f"gpt.h.{i}", dtype=dtype, attention_dropout=options.attention_dropout
+            )
+            for i in range(dims.layers)
         ]
         # Two norms in a row, as trained: GPT2Model's own and the original's.
         self.ln_f = LayerNorm(width, name="gpt.ln_f", dtype=dtype)
@@ -132,15 +192,19 @@ class Gpt(Module):
             self.initialise(seed)
 
     def style_latents(self, cond_mel, training: bool = False):
-        """Normalised log-mel [B, S, 80] of the reference clip -> [B, L, C]. `training` changes nothing: there is no dropout here."""
+        """Normalised log-mel [B, S, 80] of the reference clip -> [B, L, C].
+
+        `training` changes nothing: there is no dropout here.
+        """
         del training
         return self.conditioning_perceiver(self.conditioning_encoder(cond_mel))
 
     def hidden(self, latents, ids, positions, seed=None, attention_mask=None):
-        """latents [B, L, C], ids and positions int32[B, T] -> states [B, L + T, C], after both final norms.
+        """latents [B, L, C], ids and positions int32[B, T] -> states [B, L + T, C], after both
+        final norms.
 
-        `seed` int32[2]: dropout, a pure function of it; None: no dropout. `attention_mask` [B, L + T] (nonzero = visible key) is only
-        needed for layouts with padding in the middle.
+        `seed` int32[2]: dropout, a pure function of it; None: no dropout. `attention_mask` [B, L +
+        T] (nonzero = visible key) is only needed for layouts with padding in the middle.
         """
         if attention_mask is not None:
             attention_mask = tf.convert_to_tensor(attention_mask)
@@ -150,14 +214,19 @@ class Gpt(Module):
         return self.normed(x)
 
     def stem(self, latents, ids, positions, seed=None):
-        """What the first block is given, [B, L + T, C], and for each block the seeds of its dropout sites: three int32[2], or None."""
+        """What the first block is given, [B, L + T, C], and for each block the seeds of its dropout
+        sites: three int32[2], or None.
+        """
         num_blocks = self.dims.layers
         last = 1 + _SITES_PER_BLOCK * num_blocks
         seeds = DropoutSeeds(seed, last + 1)
         x = dropout(self._inputs(latents, ids, positions, seeds[last]), self.dims.dropout, seeds[0])
         if kernels.current().wide_residual:
             x = tf.cast(x, statistics_dtype(x))
-        sites = [range(1 + _SITES_PER_BLOCK * i, 1 + _SITES_PER_BLOCK * (i + 1)) for i in range(num_blocks)]
+        sites = [
+            range(1 + _SITES_PER_BLOCK * i, 1 + _SITES_PER_BLOCK * (i + 1))
+            for i in range(num_blocks)
+        ]
         return x, [tuple(seeds[site] for site in of_block) for of_block in sites]
 
     def through(self, block, x, seeds, key_mask=None):
@@ -170,20 +239,26 @@ class Gpt(Module):
         return self.final_norm(self.ln_f(x))
 
     def text_logits(self, hidden):
-        """States [..., C] -> [..., V], V at least num_text_tokens: with lean kernels, classes of padding follow up to a whole tile."""
+        """States [..., C] -> [..., V], V at least num_text_tokens: with lean kernels, classes of
+        padding follow up to a whole tile.
+        """
         return self._logits(self.text_head, hidden)
 
     def audio_logits(self, hidden):
-        """States [..., C] -> [..., V], V at least num_audio_tokens as in `text_logits`; class k is audio code k (no offset)."""
+        """States [..., C] -> [..., V], V at least num_audio_tokens as in `text_logits`; class k is
+        audio code k (no offset).
+        """
         return self._logits(self.mel_head, hidden)
 
     def _logits(self, head, hidden):
         return head(hidden, pad_to=_TILE if kernels.current().lean else 1)
 
     def prefill(self, latents, ids, positions, cache_len: int):
-        """Run a prefix once -> (states [B, L + T, C], cache of `cache_len` >= L + T positions, zeros where not yet written).
+        """Run a prefix once -> (states [B, L + T, C], cache of `cache_len` >= L + T positions,
+        zeros where not yet written).
 
-        Rows may have different lengths: pad at the end, and let `decode_step` start each row at its own length.
+        Rows may have different lengths: pad at the end, and let `decode_step` start each row at its
+        own length.
         """
         x = self._inputs(latents, ids, positions)
         padding = cache_len - dims_of(x)[1]
@@ -194,9 +269,12 @@ class Gpt(Module):
         return self.final_norm(self.ln_f(x)), tuple(cache)
 
     def decode_step(self, ids, positions, cache: Cache, index):
-        """One more position: ids, positions int32[B, 1] -> (states [B, 1, C], cache). Made for the body of a `tf.while_loop`.
+        """One more position: ids, positions int32[B, 1] -> (states [B, 1, C], cache).
 
-        `index` int32, scalar or [B], is where the position goes, counted from the first latent; keys after it are not seen.
+        Made for the body of a `tf.while_loop`.
+
+        `index` int32, scalar or [B], is where the position goes, counted from the first latent;
+        keys after it are not seen.
         """
         x = self._embed(ids, positions)
         index = tf.broadcast_to(tf.cast(index, tf.int32), dims_of(x)[:1])
@@ -207,29 +285,43 @@ class Gpt(Module):
         return self.final_norm(self.ln_f(x)), tuple(new_cache)
 
     def _inputs(self, latents, ids, positions, seed=None):
-        return tf.concat([tf.cast(latents, self.compute_dtype), self._embed(ids, positions, seed)], 1)
+        return tf.concat(
+            [tf.cast(latents, self.compute_dtype), self._embed(ids, positions, seed)], 1
+        )
 
     def _embed(self, ids, positions, seed=None):
         """`seed`: of the dropout of codes; None: none of them is dropped."""
         tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
-        if kernels.current().embedding_grad == "matmul":  # over one-hot ids: in the compute dtype, or it costs as much as a block
-            tokens, places = tf.cast(tokens, self.compute_dtype), tf.cast(places, self.compute_dtype)
+        if (
+            kernels.current().embedding_grad == "matmul"
+        ):  # over one-hot ids: in the compute dtype, or it costs as much as a block
+            tokens, places = (
+                tf.cast(tokens, self.compute_dtype),
+                tf.cast(places, self.compute_dtype),
+            )
         embedded = lookup(tokens, ids)
         if self.code_dropout and seed is not None:
             code = ids - self.dims.num_text_tokens
-            hidden = (code >= 0) & (code < self.dims.start_audio) & ~kernels.kept(tuple(ids.shape), self.code_dropout, seed)
+            hidden = (
+                (code >= 0)
+                & (code < self.dims.start_audio)
+                & ~kernels.kept(tuple(ids.shape), self.code_dropout, seed)
+            )
             embedded = tf.where(hidden[..., tf.newaxis], tf.zeros([], embedded.dtype), embedded)
         return tf.cast(embedded + lookup(places, positions), self.compute_dtype)
 
 
 def recomputed(block: Callable) -> Callable:
-    """`block(x, seeds, key_mask)` that keeps only its inputs for the backward pass and runs again there."""
+    """`block(x, seeds, key_mask)` that keeps only its inputs for the backward pass and runs again
+    there.
+    """
 
     def run(x, seeds, key_mask):
         def apply(x):
             def grad(d_out, variables):
-                # The second run must wait for the gradient: two equal computations would be merged, and the first one's values kept.
+                # The second run must wait for the gradient: two equal computations would be merged,
+                # and the first one's values kept.
                 later = kernels.after(x, d_out)
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch([later, *variables])

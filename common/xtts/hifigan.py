@@ -1,8 +1,11 @@
-"""HiFi-GAN on GPT latents: XTTS's vocoder, 24 kHz, conditioned on a speaker embedding. Inference only.
+"""HiFi-GAN on GPT latents:
 
-Shapes: B clips, n codes, L steps after the two interpolations, N = 256 L samples; channels last. Weight norm is folded into plain
-weights when a checkpoint is read (`fold_weight_norm`) and unfolded when one is written: nothing here trains them.
-Source: coqui-tts, TTS/tts/layers/xtts/hifigan_decoder.py (HifiDecoder).
+XTTS's vocoder, 24 kHz, conditioned on a speaker embedding. Inference only.
+
+Shapes: B clips, n codes, L steps after the two interpolations, N = 256 L samples; channels last.
+Weight norm is folded into plain weights when a checkpoint is read (`fold_weight_norm`) and unfolded
+when one is written: nothing here trains them. Source: coqui-tts,
+TTS/tts/layers/xtts/hifigan_decoder.py (HifiDecoder).
 """
 
 from __future__ import annotations
@@ -50,11 +53,22 @@ class ConvTranspose1d(Module):
     Torch keeps [in, out, k], we keep [k, out, in].
     """
 
-    def __init__(self, num_in: int, num_out: int, kernel: int, stride: int, *, name: str, dtype: str | None = None):
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        kernel: int,
+        stride: int,
+        *,
+        name: str,
+        dtype: str | None = None,
+    ):
         super().__init__(name, dtype)
         self.stride, self.num_out = stride, num_out
         bound = 1 / math.sqrt(num_out * kernel)
-        self.weight = self.tensor("weight", (kernel, num_out, num_in), uniform(bound), to_torch=(2, 1, 0), decay="yes")
+        self.weight = self.tensor(
+            "weight", (kernel, num_out, num_in), uniform(bound), to_torch=(2, 1, 0), decay="yes"
+        )
         self.bias = self.tensor("bias", (num_out,), uniform(bound))
 
     def call(self, x):
@@ -68,13 +82,37 @@ class ConvTranspose1d(Module):
 class ResBlock1(Module):
     """Three times x + Conv(lrelu(dilated Conv(lrelu(x))))."""
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, name: str, dtype: str | None = None):
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        *,
+        name: str,
+        dtype: str | None = None,
+    ):
         super().__init__(name, dtype)
         half = (kernel - 1) // 2
         self.convs1, self.convs2 = [], []
         for i, d in enumerate(dilations):
-            self.convs1.append(Conv1d(channels, channels, Window(kernel, padding=half * d, dilation=d), name=f"convs1.{i}", dtype=dtype))
-            self.convs2.append(Conv1d(channels, channels, Window(kernel, padding=half), name=f"convs2.{i}", dtype=dtype))
+            self.convs1.append(
+                Conv1d(
+                    channels,
+                    channels,
+                    Window(kernel, padding=half * d, dilation=d),
+                    name=f"convs1.{i}",
+                    dtype=dtype,
+                )
+            )
+            self.convs2.append(
+                Conv1d(
+                    channels,
+                    channels,
+                    Window(kernel, padding=half),
+                    name=f"convs2.{i}",
+                    dtype=dtype,
+                )
+            )
 
     def call(self, x):
         """[B, T, C] -> [B, T, C]."""
@@ -84,28 +122,52 @@ class ResBlock1(Module):
 
 
 class Hifigan(Module):
-    """GPT latents to sound; keys are those below `hifigan_decoder.waveform_decoder.`, weight norm folded."""
+    """GPT latents to sound; keys are those below `hifigan_decoder.waveform_decoder.`, weight norm
+    folded.
+    """
 
-    def __init__(self, dims: HifiganDims | None = None, name: str = "waveform_decoder", dtype: str | None = None):
+    def __init__(
+        self,
+        dims: HifiganDims | None = None,
+        name: str = "waveform_decoder",
+        dtype: str | None = None,
+    ):
         super().__init__(name, dtype)
         self.dims = d = dims or HifiganDims()
         sizes = [d.channels >> (i + 1) for i in range(len(d.upsample_rates))]
-        self.conv_pre = Conv1d(d.in_channels, d.channels, Window(7, padding=3), name="conv_pre", dtype=dtype)
+        self.conv_pre = Conv1d(
+            d.in_channels, d.channels, Window(7, padding=3), name="conv_pre", dtype=dtype
+        )
         self.cond_layer = Conv1d(d.speaker_dim, d.channels, 1, name="cond_layer", dtype=dtype)
         self.ups = [
             ConvTranspose1d(2 * size, size, kernel, rate, name=f"ups.{i}", dtype=dtype)
-            for i, (size, kernel, rate) in enumerate(zip(sizes, d.upsample_kernels, d.upsample_rates, strict=True))
+            for i, (size, kernel, rate) in enumerate(
+                zip(sizes, d.upsample_kernels, d.upsample_rates, strict=True)
+            )
         ]
-        self.conds = [Conv1d(d.speaker_dim, size, 1, name=f"conds.{i}", dtype=dtype) for i, size in enumerate(sizes)]
+        self.conds = [
+            Conv1d(d.speaker_dim, size, 1, name=f"conds.{i}", dtype=dtype)
+            for i, size in enumerate(sizes)
+        ]
         self.resblocks = [
-            ResBlock1(size, kernel, d.resblock_dilations, name=f"resblocks.{i * len(d.resblock_kernels) + j}", dtype=dtype)
+            ResBlock1(
+                size,
+                kernel,
+                d.resblock_dilations,
+                name=f"resblocks.{i * len(d.resblock_kernels) + j}",
+                dtype=dtype,
+            )
             for i, size in enumerate(sizes)
             for j, kernel in enumerate(d.resblock_kernels)
         ]
-        self.conv_post = Conv1d(sizes[-1], 1, Window(7, padding=3), bias=False, name="conv_post", dtype=dtype)
+        self.conv_post = Conv1d(
+            sizes[-1], 1, Window(7, padding=3), bias=False, name="conv_post", dtype=dtype
+        )
 
     def call(self, latents, speaker):
-        """latents [B, n, in_channels], speaker embedding [B, speaker_dim] -> wav [B, num_samples(n)] in (-1, 1) at output_rate."""
+        """latents [B, n, in_channels], speaker embedding [B, speaker_dim] -> wav [B,
+        num_samples(n)] in (-1, 1) at output_rate.
+        """
         d = self.dims
         x = interpolate(latents, d.samples_per_code / d.hop)
         if d.output_rate != d.input_rate:
@@ -119,20 +181,31 @@ class Hifigan(Module):
         per_stage = len(self.dims.resblock_kernels)
         for i, (up, cond) in enumerate(zip(self.ups, self.conds, strict=True)):
             x = up(tf.nn.leaky_relu(x, SLOPE)) + cond(g)
-            x = tf.add_n([block(x) for block in self.resblocks[i * per_stage : (i + 1) * per_stage]]) / per_stage
+            x = (
+                tf.add_n(
+                    [block(x) for block in self.resblocks[i * per_stage : (i + 1) * per_stage]]
+                )
+                / per_stage
+            )
         return tf.tanh(self.conv_post(tf.nn.leaky_relu(x, LAST_SLOPE)))[:, :, 0]
 
     def num_samples(self, num_codes: int) -> int:
         """Samples of the sound of `num_codes` latents: about 1114.56 each."""
         d = self.dims
         steps = math.floor(num_codes * (d.samples_per_code / d.hop))
-        return d.hop * (math.floor(steps * (d.output_rate / d.input_rate)) if d.output_rate != d.input_rate else steps)
+        return d.hop * (
+            math.floor(steps * (d.output_rate / d.input_rate))
+            if d.output_rate != d.input_rate
+            else steps
+        )
 
 
 def interpolate(x: tf.Tensor, scale: float) -> tf.Tensor:
-    """Linear interpolation in time as torch's `interpolate(scale_factor=scale)`: [B, T, C] -> [B, floor(scale T), C].
+    """Linear interpolation in time as torch's `interpolate(scale_factor=scale)`: [B, T, C] -> [B,
+    floor(scale T), C].
 
-    Source positions follow the scale asked for, not the ratio of the lengths, and are computed in float32 as torch does.
+    Source positions follow the scale asked for, not the ratio of the lengths, and are computed in
+    float32 as torch does.
     """
     length = tf.shape(x)[1]
     out_length = tf.cast(tf.floor(tf.cast(length, tf.float64) * scale), tf.int32)
@@ -142,13 +215,19 @@ def interpolate(x: tf.Tensor, scale: float) -> tf.Tensor:
     right = tf.minimum(left + 1, length - 1)
     weight = tf.cast(position - tf.cast(left, tf.float32), x.dtype)[None, :, None]
     y = tf.gather(x, left, axis=1) * (1 - weight) + tf.gather(x, right, axis=1) * weight
-    return y if x.shape[1] is None else tf.ensure_shape(y, [x.shape[0], math.floor(x.shape[1] * scale), x.shape[2]])
+    return (
+        y
+        if x.shape[1] is None
+        else tf.ensure_shape(y, [x.shape[0], math.floor(x.shape[1] * scale), x.shape[2]])
+    )
 
 
 def fold_weight_norm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`….weight` = g · v / ‖v‖ in place of each pair (`parametrizations.weight.original0/1` or the older `weight_g/weight_v`).
+    """`….weight` = g · v / ‖v‖ in place of each pair (`parametrizations.weight.original0/1` or the
+    older `weight_g/weight_v`).
 
-    The norm runs over all axes but the first, of transposed convolutions too (there the first axis is the input's).
+    The norm runs over all axes but the first, of transposed convolutions too (there the first axis
+    is the input's).
     """
     folded = dict(state)
     for key in state:
@@ -158,19 +237,25 @@ def fold_weight_norm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         layer, g_name = match.groups()
         v_key = f"{layer}.{g_name[:-1]}{'1' if g_name.endswith('0') else 'v'}"
         if v_key not in state:
-            raise ValueError(f"weight norm: {key} has no {v_key} beside it; the checkpoint is incomplete")
+            raise ValueError(
+                f"weight norm: {key} has no {v_key} beside it; the checkpoint is incomplete"
+            )
         g, v = (np.asarray(folded.pop(k), np.float64) for k in (key, v_key))
         folded[f"{layer}.weight"] = (g * v / _norm(v)).astype(np.float32)
     return folded
 
 
 def unfold_weight_norm(state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Inverse of `fold_weight_norm` up to rounding, for `ups` and `resblocks`: v is the weight itself and g its norm."""
+    """Inverse of `fold_weight_norm` up to rounding, for `ups` and `resblocks`: v is the weight
+    itself and g its norm.
+    """
     unfolded = {}
     for key, array in state.items():
         layer, _, last = key.rpartition(".")
         if last == "weight" and layer.split(".")[0] in ("ups", "resblocks"):
-            unfolded[f"{layer}.parametrizations.weight.original0"] = _norm(np.asarray(array, np.float64)).astype(np.float32)
+            unfolded[f"{layer}.parametrizations.weight.original0"] = _norm(
+                np.asarray(array, np.float64)
+            ).astype(np.float32)
             unfolded[f"{layer}.parametrizations.weight.original1"] = array
         else:
             unfolded[key] = array

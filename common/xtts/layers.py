@@ -1,13 +1,14 @@
 """Small layers whose variables know their names and layouts in Coqui's checkpoints.
 
-A network is a tree of `Module`s. A module's `name` is its path below its parent in the torch module tree (it may contain dots:
-`name="layers.0.1.2"`), and each variable is declared with the last part of its key, the axis order that turns it into torch's layout,
-its initialisation and its weight-decay group. So the network's own source is the mapping to the checkpoint: `Module.tensors()` lists it,
-and `weights.py` and the optimiser read nothing else.
+A network is a tree of `Module`s. A module's `name` is its path below its parent in the torch module
+tree (it may contain dots: `name="layers.0.1.2"`), and each variable is declared with the last part
+of its key, the axis order that turns it into torch's layout, its initialisation and its
+weight-decay group. So the network's own source is the mapping to the checkpoint: `Module.tensors()`
+lists it, and `weights.py` and the optimiser read nothing else.
 
 Everything is channels-last: [B, T, C]. Shapes in names: B batch, T time, C channels, G groups.
-`dtype` is a Keras dtype policy: "float32" (default), "float64" (exact tests), "mixed_bfloat16" (float32 variables, bfloat16 compute;
-statistics and softmax stay in float32).
+`dtype` is a Keras dtype policy: "float32" (default), "float64" (exact tests), "mixed_bfloat16"
+(float32 variables, bfloat16 compute; statistics and softmax stay in float32).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from common.xtts import kernels
 
 _DRAWN_AT_ONCE = 8
 
-# An initialiser fills a shape from a generator. The distributions used are i.i.d., so layout does not matter.
+# An initialiser fills a shape from a generator. The distributions used are i.i.d., so layout does
+# not matter.
 Init = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-# "parity": decayed by Coqui's grouping only (perceiver latents and gamma, by accident of their names).
+# "parity": decayed by Coqui's grouping only (perceiver latents and gamma, by accident of their
+# names).
 Decay = Literal["no", "yes", "parity"]
 
 
@@ -49,7 +52,9 @@ def normal(std: float) -> Init:
 
 
 def uniform(bound: float) -> Init:
-    """U(-bound, bound); torch's default for linear and convolution layers has bound 1/sqrt(fan_in)."""
+    """U(-bound, bound); torch's default for linear and convolution layers has bound
+    1/sqrt(fan_in).
+    """
     return lambda rng, shape: rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
@@ -76,15 +81,19 @@ class Tensor:
 
 
 class Module(keras.layers.Layer):
-    """Base of every network here: a Keras layer with named submodules (plain attributes or lists) and declared tensors."""
+    """Base of every network here: a Keras layer with named submodules (plain attributes or lists)
+    and declared tensors.
+    """
 
-    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other versions). Root modules set it.
+    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other
+    # versions). Root modules set it.
     ignored_keys: tuple[str, ...] = ()
 
     def __init__(self, name: str, dtype: str | None = None):
         super().__init__(name=name, dtype=dtype)
         self._tensors: list[Tensor] = []
-        # Variables are made in constructors, from explicit sizes: nothing is left for Keras to build.
+        # Variables are made in constructors, from explicit sizes: nothing is left for Keras to
+        # build.
         self.built = True
 
     def tensor(
@@ -101,30 +110,46 @@ class Module(keras.layers.Layer):
     ) -> keras.Variable:
         """Declare a variable; it holds zeros until `initialise` or `weights.load_state_dict`.
 
-        `key` is the end of its torch name ("weight"); `to_torch` as in `Tensor` (default: same layout); `autocast=False` keeps the
-        variable's own dtype under a mixed policy. TensorFlow's shape errors surface unchanged.
+        `key` is the end of its torch name ("weight"); `to_torch` as in `Tensor` (default: same
+        layout); `autocast=False` keeps the variable's own dtype under a mixed policy. TensorFlow's
+        shape errors surface unchanged.
         """
         variable = self.add_weight(
-            shape=shape, initializer="zeros", name=key, trainable=trainable, dtype=dtype or self.variable_dtype, autocast=autocast
+            shape=shape,
+            initializer="zeros",
+            name=key,
+            trainable=trainable,
+            dtype=dtype or self.variable_dtype,
+            autocast=autocast,
         )
-        self._tensors.append(Tensor(key, variable, to_torch or tuple(range(len(shape))), init, decay, trainable))
+        self._tensors.append(
+            Tensor(key, variable, to_torch or tuple(range(len(shape))), init, decay, trainable)
+        )
         return variable
 
     def tensors(self, prefix: str = "") -> Iterator[Tensor]:
-        """All tensors of this module and those below it, with full keys, in order of construction."""
+        """All tensors of this module and those below it, with full keys, in order of
+        construction.
+        """
         for t in self._tensors:
             yield Tensor(prefix + t.key, t.variable, t.to_torch, t.init, t.decay, t.trainable)
-        # Keras's own list of a layer's sub-layers, found in attributes and in lists, in order of assignment.
+        # Keras's own list of a layer's sub-layers, found in attributes and in lists, in order of
+        # assignment.
         for module in self._flatten_layers(include_self=False, recursive=False):
             yield from module.tensors(f"{prefix}{module.name}.")
 
     def initialise(self, seed: int) -> None:
-        """Draw every tensor from its own generator, seeded by (seed, key): equal on every machine and in any order."""
+        """Draw every tensor from its own generator, seeded by (seed, key): equal on every machine
+        and in any order.
+        """
 
         def drawn(t: Tensor) -> np.ndarray:
-            return t.init(np.random.default_rng([seed, zlib.crc32(t.key.encode())]), tuple(t.variable.shape))
+            return t.init(
+                np.random.default_rng([seed, zlib.crc32(t.key.encode())]), tuple(t.variable.shape)
+            )
 
-        # Generators let go of the interpreter's lock. A few at a time: what is drawn waits in memory until it is assigned.
+        # Generators let go of the interpreter's lock. A few at a time: what is drawn waits in
+        # memory until it is assigned.
         with ThreadPoolExecutor(_DRAWN_AT_ONCE) as pool:
             tensors = list(self.tensors())
             for t, values in zip(tensors, pool.map(drawn, tensors), strict=True):
@@ -132,13 +157,17 @@ class Module(keras.layers.Layer):
 
 
 def dims_of(x: tf.Tensor) -> list:
-    """The dims of `x`: ints where static, scalar tensors where not (lengths in synthesis); for `tf.reshape`."""
+    """The dims of `x`: ints where static, scalar tensors where not (lengths in synthesis); for
+    `tf.reshape`.
+    """
     dynamic = tf.shape(x)
     return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
 
 
 def statistics_dtype(x: tf.Tensor) -> tf.DType:
-    """The dtype for means, variances, norms and softmax of `x`: float64 stays, all else is float32."""
+    """The dtype for means, variances, norms and softmax of `x`: float64 stays, all else
+    is float32.
+    """
     return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
@@ -158,22 +187,32 @@ class Linear(Module):
     ):
         super().__init__(name, dtype)
         default = uniform(1 / math.sqrt(num_in))
-        self.weight = self.tensor("weight", (num_in, num_out), init or default, to_torch=(1, 0), decay="yes")
+        self.weight = self.tensor(
+            "weight", (num_in, num_out), init or default, to_torch=(1, 0), decay="yes"
+        )
         self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
 
     def call(self, x, pad_to: int = 1):
-        """x W + b, as one matrix product over the flattened leading axes. `pad_to`: surplus outputs of 0 up to a multiple of it."""
+        """x W + b, as one matrix product over the flattened leading axes.
+
+        `pad_to`: surplus outputs of 0 up to a multiple of it.
+        """
         surplus = -self.weight.shape[1] % pad_to
         if surplus == 0:
             return _affine(x, self.weight, self.bias)
-        padded = (tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]]) for p in (tf.convert_to_tensor(self.weight), self.bias))
+        padded = (
+            tf.pad(p, [[0, 0]] * (len(p.shape) - 1) + [[0, surplus]])
+            for p in (tf.convert_to_tensor(self.weight), self.bias)
+        )
         return _affine(x, *padded)
 
 
 class HFConv1D(Module):
     """GPT-2's linear layer: Hugging Face already keeps [in, out], N(0, std), bias 0."""
 
-    def __init__(self, num_in: int, num_out: int, *, name: str, std: float = 0.02, dtype: str | None = None):
+    def __init__(
+        self, num_in: int, num_out: int, *, name: str, std: float = 0.02, dtype: str | None = None
+    ):
         super().__init__(name, dtype)
         self.weight = self.tensor("weight", (num_in, num_out), normal(std), decay="yes")
         self.bias = self.tensor("bias", (num_out,), zeros)
@@ -184,12 +223,14 @@ class HFConv1D(Module):
 
 
 def _affine(x, weight, bias):
-    # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched one (seen as a tiled copy on CPU).
+    # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched
+    # one (seen as a tiled copy on CPU).
     weight = tf.convert_to_tensor(weight)
     y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
     if bias is not None:
         bias = tf.convert_to_tensor(bias)
-        # What does not widen is followed by dropout in the GPT: XLA sums the gradient up where it applies the mask, but not by pieces.
+        # What does not widen is followed by dropout in the GPT: XLA sums the gradient up where it
+        # applies the mask, but not by pieces.
         by_pieces = kernels.current().long_sums and weight.shape[1] > weight.shape[0]
         y = kernels.add_bias(y, bias) if by_pieces else tf.nn.bias_add(y, bias)
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
@@ -197,7 +238,9 @@ def _affine(x, weight, bias):
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution sees of its input: `kernel` positions, `dilation` apart, every `stride`."""
+    """What a convolution sees of its input: `kernel` positions, `dilation` apart, every
+    `stride`.
+    """
 
     kernel: int
     stride: int = 1
@@ -206,10 +249,11 @@ class Window:
 
 
 class Conv1d(Module):
-    """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
+    """Torch's Conv1d on [B, T, in] -> [B, T', out], T' = floor((T + 2 padding - dilation (kernel -
+    1) - 1) / stride) + 1.
 
-    Zeros are padded on both sides and the convolution is "valid": "same" pads a strided convolution of even length differently from
-    torch. Torch keeps [out, in, k], we keep [k, in, out].
+    Zeros are padded on both sides and the convolution is "valid": "same" pads a strided convolution
+    of even length differently from torch. Torch keeps [out, in, k], we keep [k, in, out].
     """
 
     def __init__(
@@ -227,7 +271,9 @@ class Conv1d(Module):
         super().__init__(name, dtype)
         self.window = w = window if isinstance(window, Window) else Window(window)
         default = uniform(1 / math.sqrt(num_in * w.kernel))
-        self.weight = self.tensor("weight", (w.kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes")
+        self.weight = self.tensor(
+            "weight", (w.kernel, num_in, num_out), init or default, to_torch=(2, 1, 0), decay="yes"
+        )
         self.bias = self.tensor("bias", (num_out,), bias_init or default) if bias else None
 
     def call(self, x):
@@ -242,9 +288,13 @@ class Conv1d(Module):
 
 
 class LayerNorm(Module):
-    """Affine normalisation over the last axis, eps 1e-5 (Keras's default is 1e-3), statistics in float32."""
+    """Affine normalisation over the last axis, eps 1e-5 (Keras's default is 1e-3), statistics in
+    float32.
+    """
 
-    def __init__(self, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
+    def __init__(
+        self, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None
+    ):
         super().__init__(name, dtype)
         self.eps = eps
         self._convert_input_args = False  # x may be wider than what comes out
@@ -263,12 +313,25 @@ class LayerNorm(Module):
 
 
 class GroupNorm(Module):
-    """Affine normalisation of [B, T, C] over (all T, C/groups neighbouring channels), eps 1e-5, statistics in float32."""
+    """Affine normalisation of [B, T, C] over (all T, C/groups neighbouring channels), eps 1e-5,
+    statistics in float32.
+    """
 
-    def __init__(self, groups: int, num_channels: int, *, name: str, eps: float = 1e-5, dtype: str | None = None):
+    def __init__(
+        self,
+        groups: int,
+        num_channels: int,
+        *,
+        name: str,
+        eps: float = 1e-5,
+        dtype: str | None = None,
+    ):
         super().__init__(name, dtype)
         if num_channels % groups:
-            raise ValueError(f"{name}: {num_channels} channels do not divide into {groups} groups; change cond_groups or width")
+            raise ValueError(
+                f"{name}: {num_channels} channels do not divide into {groups} groups; change"
+                " cond_groups or width"
+            )
         self.groups, self.eps = groups, eps
         self.weight = self.tensor("weight", (num_channels,), ones, autocast=False)
         self.bias = self.tensor("bias", (num_channels,), zeros, autocast=False)
@@ -276,7 +339,13 @@ class GroupNorm(Module):
     def call(self, x):
         """x [B, T, C] -> same shape and dtype."""
         if kernels.current().lean:
-            return kernels.group_norm(x, tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias), self.groups, self.eps)
+            return kernels.group_norm(
+                x,
+                tf.convert_to_tensor(self.weight),
+                tf.convert_to_tensor(self.bias),
+                self.groups,
+                self.eps,
+            )
         shape = dims_of(x)
         wide = tf.cast(x, statistics_dtype(x))
         wide = tf.reshape(wide, [*shape[:-1], self.groups, shape[-1] // self.groups])
@@ -286,9 +355,13 @@ class GroupNorm(Module):
 
 
 class Embedding(Module):
-    """A table [num_ids, width], read with `lookup` so that several tables can be joined into one id space first."""
+    """A table [num_ids, width], read with `lookup` so that several tables can be joined into one id
+    space first.
+    """
 
-    def __init__(self, num_ids: int, width: int, *, name: str, std: float = 0.02, dtype: str | None = None):
+    def __init__(
+        self, num_ids: int, width: int, *, name: str, std: float = 0.02, dtype: str | None = None
+    ):
         super().__init__(name, dtype)
         self.weight = self.tensor("weight", (num_ids, width), normal(std))
 
@@ -300,10 +373,15 @@ class Embedding(Module):
 def lookup(table_VC: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Rows of `table_VC` at `ids` [...] -> [..., C]. Ids must be in [0, V).
 
-    The gradient is a product with the one-hot ids, not a scatter: a scatter-add's order, and so its bits, vary on GPUs. It costs
-    less than a head's weight gradient. `Kernels.embedding_grad` can ask for the scatter.
+    The gradient is a product with the one-hot ids, not a scatter: a scatter-add's order, and so its
+    bits, vary on GPUs. It costs less than a head's weight gradient. `Kernels.embedding_grad` can
+    ask for the scatter.
     """
-    return kernels.lookup_scatter(table_VC, ids) if kernels.current().embedding_grad == "scatter" else _lookup_matmul(table_VC, ids)
+    return (
+        kernels.lookup_scatter(table_VC, ids)
+        if kernels.current().embedding_grad == "scatter"
+        else _lookup_matmul(table_VC, ids)
+    )
 
 
 @tf.custom_gradient
@@ -318,22 +396,28 @@ def _lookup_matmul(table_VC: tf.Tensor, ids: tf.Tensor):
 
 
 class DropoutSeeds:
-    """A pure function from the step's seed to one seed per dropout site: no state, equal for equal (seed, site).
+    """A pure function from the step's seed to one seed per dropout site: no state, equal for equal
+    (seed, site).
 
-    `seed` is int32[2], or None for no dropout anywhere. Adjacent seeds give unrelated masks: they are hashed, not added to.
+    `seed` is int32[2], or None for no dropout anywhere. Adjacent seeds give unrelated masks: they
+    are hashed, not added to.
     """
 
     def __init__(self, seed: tf.Tensor | None, num_sites: int):
         self._seeds = None
         if seed is not None:
-            self._seeds = tf.random.stateless_uniform([num_sites, 2], seed, minval=None, maxval=None, dtype=tf.int32)
+            self._seeds = tf.random.stateless_uniform(
+                [num_sites, 2], seed, minval=None, maxval=None, dtype=tf.int32
+            )
 
     def __getitem__(self, site: int) -> tf.Tensor | None:
         return None if self._seeds is None else self._seeds[site]
 
 
 def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
-    """Zero a fraction `rate` of `x` and scale the rest by 1/(1 - rate); the mask depends on `seed` int32[2] and the shape alone."""
+    """Zero a fraction `rate` of `x` and scale the rest by 1/(1 - rate); the mask depends on `seed`
+    int32[2] and the shape alone.
+    """
     if seed is None or rate == 0.0:
         return x
     if kernels.current().dropout == "hash":

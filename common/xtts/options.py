@@ -1,4 +1,7 @@
-"""How a GPT is born and trained, beside its sizes. Named as in the settings, and passed on whole."""
+"""How a GPT is born and trained, beside its sizes.
+
+Named as in the settings, and passed on whole.
+"""
 
 from __future__ import annotations
 
@@ -13,4 +16,6 @@ class GptOptions:
     dropout: float | None = None  # None: the model's
     attention_dropout: float | None = None  # of the attention probabilities; None: as dropout
     code_dropout: float = 0.0  # share of the audio codes that are hidden from the model as inputs
-    recompute: bool = False  # blocks again in the backward pass instead of their activations in memory
+    recompute: bool = (
+        False  # blocks again in the backward pass instead of their activations in memory
+    )

@@ -1,8 +1,11 @@
-"""The conditioning path: mel of a reference clip -> conditioning encoder -> perceiver resampler -> latents.
+"""The conditioning path: mel of a reference clip -> conditioning encoder -> perceiver resampler ->
+latents.
 
-Source: coqui-tts, TTS/tts/layers/xtts/latent_encoder.py (ConditioningEncoder), perceiver_encoder.py (PerceiverResampler).
+Source: coqui-tts, TTS/tts/layers/xtts/latent_encoder.py (ConditioningEncoder), perceiver_encoder.py
+(PerceiverResampler).
 
-Shapes: B batch, S mel frames, C width, L latents. Frames of padding are part of the clip: nothing is masked.
+Shapes: B batch, S mel frames, C width, L latents. Frames of padding are part of the clip: nothing
+is masked.
 """
 
 from __future__ import annotations
@@ -14,11 +17,23 @@ import tensorflow as tf
 from common.xtts import kernels
 from common.xtts.attention import attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
-from common.xtts.layers import Conv1d, GroupNorm, Linear, Module, dims_of, normal, ones, statistics_dtype, zeros
+from common.xtts.layers import (
+    Conv1d,
+    GroupNorm,
+    Linear,
+    Module,
+    dims_of,
+    normal,
+    ones,
+    statistics_dtype,
+    zeros,
+)
 
 
 class ConditioningBlock(Module):
-    """Self-attention over the frames whose residual is the *normalised* input (the weights were trained so)."""
+    """Self-attention over the frames whose residual is the *normalised* input (the weights were
+    trained so).
+    """
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
@@ -26,7 +41,9 @@ class ConditioningBlock(Module):
         self.norm = GroupNorm(dims.cond_groups, dims.width, name="norm", dtype=dtype)
         self.qkv = Conv1d(dims.width, 3 * dims.width, 1, name="qkv", dtype=dtype)
         # Zero at birth: the block starts as its normalisation alone.
-        self.proj_out = Conv1d(dims.width, dims.width, 1, name="proj_out", dtype=dtype, init=zeros, bias_init=zeros)
+        self.proj_out = Conv1d(
+            dims.width, dims.width, 1, name="proj_out", dtype=dtype, init=zeros, bias_init=zeros
+        )
 
     def call(self, x):
         """x [B, S, C] -> [B, S, C]."""
@@ -44,20 +61,32 @@ class ConditioningBlock(Module):
             return [tf.reshape(apart[..., i, :], [*y.shape[:-1], -1]) for i in range(3)]
 
         def join(parts):
-            apart = [tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads]) for part in parts]
-            return tf.reshape(kernels.padded_sum(apart, 2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]])
+            apart = [
+                tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads])
+                for part in parts
+            ]
+            return tf.reshape(
+                kernels.padded_sum(apart, 2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]]
+            )
 
         weight, bias = tf.convert_to_tensor(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
-        return [split_heads(part, self.heads) for part in kernels.affine_parts(normed, weight, bias, split, join)]
+        return [
+            split_heads(part, self.heads)
+            for part in kernels.affine_parts(normed, weight, bias, split, join)
+        ]
 
 
 class ConditioningEncoder(Module):
     """Mel [B, S, 80] -> [B, S, C]."""
 
-    def __init__(self, dims: GptDims, *, name: str = "conditioning_encoder", dtype: str | None = None):
+    def __init__(
+        self, dims: GptDims, *, name: str = "conditioning_encoder", dtype: str | None = None
+    ):
         super().__init__(name, dtype)
         self.init = Conv1d(dims.num_mels, dims.width, 1, name="init", dtype=dtype)
-        self.attn = [ConditioningBlock(dims, name=f"attn.{i}", dtype=dtype) for i in range(dims.cond_blocks)]
+        self.attn = [
+            ConditioningBlock(dims, name=f"attn.{i}", dtype=dtype) for i in range(dims.cond_blocks)
+        ]
 
     def call(self, mel):
         """Mel [B, S, 80] -> [B, S, C]."""
@@ -68,7 +97,9 @@ class ConditioningEncoder(Module):
 
 
 class PerceiverLayer(Module):
-    """The latents attend to themselves and to the frames, then a GEGLU feed-forward; both residual, nothing normalised."""
+    """The latents attend to themselves and to the frames, then a GEGLU feed-forward; both residual,
+    nothing normalised.
+    """
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
@@ -108,10 +139,17 @@ class RMSNorm(Module):
 class PerceiverResampler(Module):
     """Any number of frames [B, S, C] -> a fixed number of latents [B, L, C]."""
 
-    def __init__(self, dims: GptDims, *, name: str = "conditioning_perceiver", dtype: str | None = None):
+    def __init__(
+        self, dims: GptDims, *, name: str = "conditioning_perceiver", dtype: str | None = None
+    ):
         super().__init__(name, dtype)
-        self.latents = self.tensor("latents", (dims.num_latents, dims.width), normal(0.02), decay="parity")
-        self.layers = [PerceiverLayer(dims, name=f"layers.{i}", dtype=dtype) for i in range(dims.perceiver_depth)]
+        self.latents = self.tensor(
+            "latents", (dims.num_latents, dims.width), normal(0.02), decay="parity"
+        )
+        self.layers = [
+            PerceiverLayer(dims, name=f"layers.{i}", dtype=dtype)
+            for i in range(dims.perceiver_depth)
+        ]
         self.norm = RMSNorm(dims.width, name="norm", dtype=dtype)
 
     def call(self, context):
@@ -127,8 +165,9 @@ def _for_each_row(latents_LC, num_rows):
     """[L, C] -> [B, L, C]."""
     if not kernels.current().jit:
         return tf.broadcast_to(latents_LC, [num_rows, *latents_LC.shape])
-    # A product with stacked identities, exact: from a broadcast XLA takes that the batch be innermost in memory, from here through the
-    # whole network, and every matrix product then needs a transpose.
+    # A product with stacked identities, exact: from a broadcast XLA takes that the batch be
+    # innermost in memory, from here through the whole network, and every matrix product then needs
+    # a transpose.
     num_latents, width = latents_LC.shape
     copies = tf.tile(tf.eye(num_latents, dtype=latents_LC.dtype), [num_rows, 1])
     return tf.reshape(tf.matmul(copies, latents_LC), [num_rows, num_latents, width])

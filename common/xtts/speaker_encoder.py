@@ -1,8 +1,10 @@
-"""Speaker embedding of a reference clip: ResNet with squeeze-and-excitation and attentive statistics ("H/ASP"). Inference only.
+"""Speaker embedding of a reference clip:
 
-Shapes: B clips, N samples at 16 kHz, T = 1 + N // 160 frames, M = 64 mels; images are [B, M, T, C], channels last.
-Batch norm uses its stored statistics and comes after the ReLU of the first convolution of a block.
-Source: coqui-tts, TTS/encoder/models/resnet.py (ResNetSpeakerEncoder).
+ResNet with squeeze-and-excitation and attentive statistics ("H/ASP"). Inference only.
+
+Shapes: B clips, N samples at 16 kHz, T = 1 + N // 160 frames, M = 64 mels; images are [B, M, T, C],
+channels last. Batch norm uses its stored statistics and comes after the ReLU of the first
+convolution of a block. Source: coqui-tts, TTS/encoder/models/resnet.py (ResNetSpeakerEncoder).
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class BatchNorm(Module):
         self.bias = self.tensor("bias", (channels,), zeros)
         self.mean = self.tensor("running_mean", (channels,), zeros, trainable=False)
         self.variance = self.tensor("running_var", (channels,), ones, trainable=False)
-        self.tensor("num_batches_tracked", (), zeros, trainable=False, dtype="int64")  # of no use here, but part of the checkpoint
+        self.tensor(
+            "num_batches_tracked", (), zeros, trainable=False, dtype="int64"
+        )  # of no use here, but part of the checkpoint
 
     def call(self, x):
         """[..., C] -> [..., C]."""
@@ -55,19 +59,43 @@ class BatchNorm(Module):
 
 
 class Conv2d(Module):
-    """Torch's Conv2d with symmetric padding: [B, H, W, in] -> [B, H', W', out]. Torch keeps [out, in, h, w], we [h, w, in, out]."""
+    """Torch's Conv2d with symmetric padding: [B, H, W, in] -> [B, H', W', out].
 
-    def __init__(self, num_in: int, num_out: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = False, *, name: str):
+    Torch keeps [out, in, h, w], we [h, w, in, out].
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = False,
+        *,
+        name: str,
+    ):
         super().__init__(name, "float32")
         self.stride, self.padding = stride, padding
         std = math.sqrt(2 / (num_out * kernel * kernel))
-        self.weight = self.tensor("weight", (kernel, kernel, num_in, num_out), normal(std), to_torch=(3, 2, 0, 1), decay="yes")
+        self.weight = self.tensor(
+            "weight",
+            (kernel, kernel, num_in, num_out),
+            normal(std),
+            to_torch=(3, 2, 0, 1),
+            decay="yes",
+        )
         self.bias = self.tensor("bias", (num_out,), zeros) if bias else None
 
     def call(self, x):
         """[B, H, W, in] -> [B, H', W', out]."""
         p = self.padding
-        y = tf.nn.conv2d(tf.pad(x, [[0, 0], [p, p], [p, p], [0, 0]]), tf.convert_to_tensor(self.weight), self.stride, "VALID")
+        y = tf.nn.conv2d(
+            tf.pad(x, [[0, 0], [p, p], [p, p], [0, 0]]),
+            tf.convert_to_tensor(self.weight),
+            self.stride,
+            "VALID",
+        )
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
 
@@ -107,10 +135,14 @@ class SpeakerEncoder(Module):
         for stage, (depth, num_out) in enumerate(zip(d.layers, d.filters, strict=True), start=1):
             for b in range(depth):
                 stride = 2 if stage > 1 and b == 0 else 1
-                self.blocks.append(SEBlock(num_in, num_out, stride, d.reduction, name=f"layer{stage}.{b}"))
+                self.blocks.append(
+                    SEBlock(num_in, num_out, stride, d.reduction, name=f"layer{stage}.{b}")
+                )
                 num_in = num_out
         # The checkpoint carries the front end's constants; they are used as they come.
-        bank = mel_filterbank(d.fft, d.num_mels, d.sample_rate, 0.0, d.sample_rate / 2, area_norm=False)
+        bank = mel_filterbank(
+            d.fft, d.num_mels, d.sample_rate, 0.0, d.sample_rate / 2, area_norm=False
+        )
         self.filter = self._constant("torch_spec.0.filter", np.array([[[-d.preemphasis, 1.0]]]))
         self.window = self._constant("torch_spec.1.spectrogram.window", hamming(d.win_samples))
         self.bank = self._constant("torch_spec.1.mel_scale.fb", bank)
@@ -127,25 +159,35 @@ class SpeakerEncoder(Module):
         return variable
 
     def log_mel(self, wav):
-        """Normalised log-mel: float32 [B, N] at 16 kHz, N > 200 -> [B, M, T], mean 0 and variance 1 per mel over time."""
+        """Normalised log-mel: float32 [B, N] at 16 kHz, N > 200 -> [B, M, T], mean 0 and variance 1
+        per mel over time.
+        """
         d = self.dims
         kernel = tf.convert_to_tensor(self.filter)[0, 0]
         before = tf.concat([wav[:, 1:2], wav[:, :-1]], 1)  # x[-1] is reflected: x[1]
         emphasised = kernel[1] * wav + kernel[0] * before
-        power = power_spectrogram(emphasised, d.fft, d.win_samples, d.hop_samples, tf.convert_to_tensor(self.window))
+        power = power_spectrogram(
+            emphasised, d.fft, d.win_samples, d.hop_samples, tf.convert_to_tensor(self.window)
+        )
         mel = tf.math.log(tf.tensordot(power, tf.convert_to_tensor(self.bank), 1) + LOG_EPS)
         mean, variance = tf.nn.moments(mel, [1], keepdims=True)
         return tf.transpose((mel - mean) * tf.math.rsqrt(variance + EPS), [0, 2, 1])
 
     def call(self, wav):
-        """float32 [B, N] at 16 kHz -> unit vectors [B, embedding]. Clips of one batch have equal length: padding would be heard."""
+        """float32 [B, N] at 16 kHz -> unit vectors [B, embedding].
+
+        Clips of one batch have equal length: padding would be heard.
+        """
         x = self.bn1(tf.nn.relu(self.conv1(self.log_mel(wav)[..., None])))
         for block in self.blocks:
             x = block(x)
-        # [B, M/8, T', C] -> [B, T', C · M/8], mel within channel, as torch flattens [B, C, M/8, T'].
+        # [B, M/8, T', C] -> [B, T', C · M/8], mel within channel, as torch flattens [B, C, M/8,
+        # T'].
         x = tf.transpose(x, [0, 2, 3, 1])
         x = tf.reshape(x, [tf.shape(x)[0], tf.shape(x)[1], self.attention2.weight.shape[-1]])
-        weight = tf.nn.softmax(self.attention2(self.attention_bn(tf.nn.relu(self.attention1(x)))), axis=1)
+        weight = tf.nn.softmax(
+            self.attention2(self.attention_bn(tf.nn.relu(self.attention1(x)))), axis=1
+        )
         mean = tf.reduce_sum(x * weight, 1)
         deviation = tf.sqrt(tf.maximum(tf.reduce_sum(x**2 * weight, 1) - mean**2, 1e-5))
         return tf.math.l2_normalize(self.fc(tf.concat([mean, deviation], 1)), -1, epsilon=1e-24)

@@ -1,8 +1,10 @@
-"""Speech from text in a reference's voice: clips → conditioning latents; text → pieces → codes → sound, whole or as a stream.
+"""Speech from text in a reference's voice: clips → conditioning latents; text → pieces → codes →
+sound, whole or as a stream.
 
-With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through the DVAE's decoder and Griffin-Lim
-(22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1] throughout; `clips.load_clip` reads one from a file.
-Source: coqui-tts, TTS/tts/models/xtts.py (Xtts.get_conditioning_latents, inference, inference_stream, handle_chunks).
+With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through
+the DVAE's decoder and Griffin-Lim (22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1]
+throughout; `clips.load_clip` reads one from a file. Source: coqui-tts, TTS/tts/models/xtts.py
+(Xtts.get_conditioning_latents, inference, inference_stream, handle_chunks).
 """
 
 from __future__ import annotations
@@ -41,14 +43,16 @@ _OTHER_DRAW = 1 << 16  # between the seeds of a piece's candidates: more than a 
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    """How reference clips become conditioning latents; the defaults are those of the published XTTS v2.
+    """How reference clips become conditioning latents; the defaults are those of the published XTTS
+    v2.
 
     Attributes:
         clip_s: of each clip, the first so many seconds.
         total_s: of all clips together.
         chunk_s: latents are computed for chunks of this length, and averaged.
         min_chunk_s: a shorter chunk is passed over.
-        padded: the last, shorter chunk is padded with silence to the full length, as conditioning clips are in training. The
+        padded: the last, shorter chunk is padded with silence to the full length, as conditioning
+        clips are in training. The
             original's inference does not.
     """
 
@@ -60,13 +64,17 @@ class ReferenceOptions:
 
     @classmethod
     def as_trained(cls, audio: AudioDims) -> ReferenceOptions:
-        """For models trained here from nothing: chunks like the conditioning clips of training, padding included."""
+        """For models trained here from nothing: chunks like the conditioning clips of training,
+        padding included.
+        """
         return cls(chunk_s=audio.cond_max_samples / audio.sample_rate, padded=True)
 
 
 @dataclass(frozen=True)
 class Voice:
-    """What a model needs of a speaker: `latents` [1, L, C], and for a vocoder its `speaker` embedding [1, E]."""
+    """What a model needs of a speaker: `latents` [1, L, C], and for a vocoder its `speaker`
+    embedding [1, E].
+    """
 
     latents: np.ndarray
     speaker: np.ndarray | None = None
@@ -98,7 +106,10 @@ class Speech:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work per second of sound; below 1 is faster than speech. Infinite for an empty sound."""
+        """Seconds of work per second of sound; below 1 is faster than speech.
+
+        Infinite for an empty sound.
+        """
         return (self.sampling_s + self.vocoding_s) / self.seconds if len(self.wav) else math.inf
 
 
@@ -111,12 +122,21 @@ class Vocoder:
 
     @classmethod
     def load(cls, folder: Path) -> Vocoder | None:
-        """Those of a folder of imported weights; None where it lacks one. CoquiError, WeightsError: a file is not what was imported."""
-        if not all((folder / f"{name}.safetensors").is_file() for name in ("hifigan", "speaker_encoder")):
+        """Those of a folder of imported weights; None where it lacks one.
+
+        CoquiError, WeightsError: a file is not what was imported.
+        """
+        if not all(
+            (folder / f"{name}.safetensors").is_file() for name in ("hifigan", "speaker_encoder")
+        ):
             return None
         d = pretrained.read_vocoder_dims(folder)
-        hifigan = Hifigan(HifiganDims(in_channels=d.in_channels, speaker_dim=d.speaker_dim, channels=d.channels))
-        weights.load_state_dict(hifigan, fold_weight_norm(load_file(pretrained.verified(folder, "hifigan"))))
+        hifigan = Hifigan(
+            HifiganDims(in_channels=d.in_channels, speaker_dim=d.speaker_dim, channels=d.channels)
+        )
+        weights.load_state_dict(
+            hifigan, fold_weight_norm(load_file(pretrained.verified(folder, "hifigan")))
+        )
         encoder = SpeakerEncoder(SpeakerEncoderDims())
         weights.load_state_dict(encoder, load_file(pretrained.verified(folder, "speaker_encoder")))
         return cls(hifigan, encoder)
@@ -129,7 +149,10 @@ class Vocoder:
     def speaker(self, clips: Sequence[np.ndarray], sample_rate: int) -> np.ndarray:
         """Mean of the clips' embeddings, not normalised again: [1, E]."""
         rate = self.encoder.dims.sample_rate
-        embeddings = [self.encoder(resample(tf.constant(clip[np.newaxis]), sample_rate, rate)) for clip in clips]
+        embeddings = [
+            self.encoder(resample(tf.constant(clip[np.newaxis]), sample_rate, rate))
+            for clip in clips
+        ]
         return tf.add_n(embeddings).numpy() / len(embeddings)
 
     def sound(self, latents: tf.Tensor, speaker: np.ndarray) -> np.ndarray:
@@ -164,12 +187,27 @@ class Synthesizer:
         if dvae is None and vocoder is None:
             raise ValueError("nothing turns codes into sound: give a DVAE, or a vocoder")
         if dvae is not None and dvae.dims.num_codes != dims.gpt.start_audio:
-            raise ValueError(f"the DVAE has {dvae.dims.num_codes} codes, the model speaks {dims.gpt.start_audio}: they belong to others")
+            raise ValueError(
+                f"the DVAE has {dvae.dims.num_codes} codes, the model speaks"
+                f" {dims.gpt.start_audio}: they belong to others"
+            )
         if tokenizer.vocab_size != dims.gpt.num_text_tokens:
-            raise ValueError(f"the vocabulary has {tokenizer.vocab_size} ids, the model {dims.gpt.num_text_tokens}: they belong to others")
+            raise ValueError(
+                f"the vocabulary has {tokenizer.vocab_size} ids, the model"
+                f" {dims.gpt.num_text_tokens}: they belong to others"
+            )
         if vocoder is not None and vocoder.hifigan.dims.in_channels != dims.gpt.width:
-            raise ValueError(f"the vocoder takes latents of {vocoder.hifigan.dims.in_channels}, the model gives {dims.gpt.width}")
-        self.dims, self.gpt, self.dvae, self.vocoder, self.tokenizer = dims, gpt, dvae, vocoder, tokenizer
+            raise ValueError(
+                f"the vocoder takes latents of {vocoder.hifigan.dims.in_channels}, the model gives"
+                f" {dims.gpt.width}"
+            )
+        self.dims, self.gpt, self.dvae, self.vocoder, self.tokenizer = (
+            dims,
+            gpt,
+            dvae,
+            vocoder,
+            tokenizer,
+        )
         self.mel_stats = np.asarray(mel_stats, np.float32)
         self.reference = reference or ReferenceOptions()
         self.sampler = Sampler(gpt, jit)
@@ -177,7 +215,10 @@ class Synthesizer:
         self._cond_mel = CondMel(mel_stats, dims.audio)
 
     def voice(self, clips: Sequence[np.ndarray]) -> Voice:
-        """Conditioning latents (and speaker embedding) of one or several clips of a speaker. ReferenceClipError: too short in all."""
+        """Conditioning latents (and speaker embedding) of one or several clips of a speaker.
+
+        ReferenceClipError: too short in all.
+        """
         rate, r = self.dims.audio.sample_rate, self.reference
         clips = [np.asarray(clip, np.float32)[: round(r.clip_s * rate)] for clip in clips]
         audio = np.concatenate([*clips, np.zeros(0, np.float32)])[: round(r.total_s * rate)]
@@ -186,11 +227,15 @@ class Synthesizer:
         chunks = [chunk for chunk in chunks if len(chunk) >= r.min_chunk_s * rate]
         if not chunks:
             raise ReferenceClipError(
-                f"the reference is {len(audio) / rate:.2f} s long; at least {r.min_chunk_s} s are needed, 3 s or more are good"
+                f"the reference is {len(audio) / rate:.2f} s long; at least {r.min_chunk_s} s are"
+                " needed, 3 s or more are good"
             )
         if r.padded:
             chunks = [np.pad(chunk, (0, size - len(chunk))) for chunk in chunks]
-        latents = [self.gpt.style_latents(self._cond_mel(tf.constant(chunk[np.newaxis]))) for chunk in chunks]
+        latents = [
+            self.gpt.style_latents(self._cond_mel(tf.constant(chunk[np.newaxis])))
+            for chunk in chunks
+        ]
         speaker = None if self.vocoder is None else self.vocoder.speaker(clips, rate)
         return Voice(tf.cast(tf.add_n(latents), tf.float32).numpy() / len(latents), speaker)
 
@@ -211,21 +256,35 @@ class Synthesizer:
     ) -> Speech:
         """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
 
-        `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so often, and the likeliest is taken
-        (`Sampler.generate_best`); the first draw is the one without. `pieces`: of this text, where the caller has them. Errors as in
+        `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so
+        often, and the likeliest is taken (`Sampler.generate_best`); the first draw is the one
+        without. `pieces`: of this text, where the caller has them. Errors as in
         `Synthesizer.pieces` and of `SamplingOptions`.
         """
         pieces = self.pieces(text, language) if pieces is None else pieces
         began = time.perf_counter()
         options = options or SamplingOptions()
-        seeds = [[(seed, i + _OTHER_DRAW * k) for k in range(candidates)] for i in range(len(pieces))]
-        generated = [self.sampler.generate_best(voice.latents, p.ids, options, s) for p, s in zip(pieces, seeds, strict=True)]
+        seeds = [
+            [(seed, i + _OTHER_DRAW * k) for k in range(candidates)] for i in range(len(pieces))
+        ]
+        generated = [
+            self.sampler.generate_best(voice.latents, p.ids, options, s)
+            for p, s in zip(pieces, seeds, strict=True)
+        ]
         sampled = time.perf_counter()
         sounds = [self.sound(g, voice, speed) for g in generated]
         wav = np.concatenate([wav for wav, _ in sounds])
         mels = [mel for _, mel in sounds if mel is not None]
         mel = np.concatenate(mels) if mels else None
-        return Speech(wav, self.sample_rate, pieces, generated, mel, sampled - began, time.perf_counter() - sampled)
+        return Speech(
+            wav,
+            self.sample_rate,
+            pieces,
+            generated,
+            mel,
+            sampled - began,
+            time.perf_counter() - sampled,
+        )
 
     def stream(
         self,
@@ -238,29 +297,40 @@ class Synthesizer:
         every: int = 20,
         pieces: list[Piece] | None = None,
     ) -> Iterator[np.ndarray]:
-        """`speak` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s). Checks its arguments before the first.
+        """`speak` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s).
 
-        Every part decodes all codes so far; its beginning is faded into the end of what the part before had left back.
+        Checks its arguments before the first.
+
+        Every part decodes all codes so far; its beginning is faded into the end of what the part
+        before had left back.
         """
         pieces = self.pieces(text, language) if pieces is None else pieces
 
         def parts() -> Iterator[np.ndarray]:
             for i, piece in enumerate(pieces):
                 joiner = Joiner()
-                for so_far in self.sampler.stream(voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every):
+                for so_far in self.sampler.stream(
+                    voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every
+                ):
                     yield from joiner.push(self.sound(so_far, voice, speed)[0])
                 yield from joiner.finish()
 
         return parts()
 
-    def sound(self, generated: Generated, voice: Voice, speed: float = 1.0) -> tuple[np.ndarray, np.ndarray | None]:
-        """Sound of generated codes: float32[N] at `sample_rate`, and the mel [F, M] where the DVAE made it. No codes: no sound."""
+    def sound(
+        self, generated: Generated, voice: Voice, speed: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Sound of generated codes: float32[N] at `sample_rate`, and the mel [F, M] where the DVAE
+        made it. No codes: no sound.
+        """
         scale = 1.0 / max(speed, MIN_SPEED)
         if self.vocoder is not None:
             latents = generated.states[np.newaxis]
             if not len(generated.states):
                 return np.zeros(0, np.float32), None
-            latents = tf.constant(latents) if scale == 1.0 else interpolate(tf.constant(latents), scale)
+            latents = (
+                tf.constant(latents) if scale == 1.0 else interpolate(tf.constant(latents), scale)
+            )
             return self.vocoder.sound(latents, voice.speaker), None
         codes = self._known(generated.codes)
         if not len(codes):
@@ -270,33 +340,56 @@ class Synthesizer:
         return self.from_mel(mel), mel
 
     def _known(self, codes: np.ndarray) -> np.ndarray:
-        """The codes that the DVAE has. The sampler draws no others; looking one up would fail on a CPU and give zeros on a GPU."""
+        """The codes that the DVAE has.
+
+        The sampler draws no others; looking one up would fail on a CPU and give zeros on a GPU.
+        """
         known = (codes >= 0) & (codes < self.dvae.dims.num_codes)
         if not known.all():
             others = sorted(set(codes[~known].tolist()))
-            log.warning("left out of the sound: %d ids outside the DVAE's %d codes: %s", (~known).sum(), self.dvae.dims.num_codes, others)
+            log.warning(
+                "left out of the sound: %d ids outside the DVAE's %d codes: %s",
+                (~known).sum(),
+                self.dvae.dims.num_codes,
+                others,
+            )
         return codes[known]
 
     def from_mel(self, mel: np.ndarray) -> np.ndarray:
-        """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz; fewer than 4 frames are made 4."""
+        """Griffin-Lim: normalised DVAE mel [F, M] -> float32[hop · (F - 1)] at 22 050 Hz; fewer
+        than 4 frames are made 4.
+        """
         a = self.dims.audio
         mel = np.pad(mel, ((0, max(0, MIN_FRAMES - len(mel))), (0, 0)), mode="edge")
-        return griffin_lim(mel, self.mel_stats, hop=a.hop_samples, win=a.win_samples, sample_rate=a.sample_rate, fmax_hz=a.fmax_hz)
+        return griffin_lim(
+            mel,
+            self.mel_stats,
+            hop=a.hop_samples,
+            win=a.win_samples,
+            sample_rate=a.sample_rate,
+            fmax_hz=a.fmax_hz,
+        )
 
 
 @dataclass
 class Joiner:
-    """Joins ever longer decodings of one sound: emits each up to its last 1024 samples, which the next one is faded into.
+    """Joins ever longer decodings of one sound: emits each up to its last 1024 samples, which the
+    next one is faded into.
 
-    Decoding more codes changes the end of what was there. Source: Xtts.handle_chunks; the last part runs to the end, as in coqui-tts 0.28.
+    Decoding more codes changes the end of what was there. Source: Xtts.handle_chunks; the last part
+    runs to the end, as in coqui-tts 0.28.
     """
 
     fade: int = FADE_SAMPLES
     _emitted: int = 0
-    _held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))  # what follows the emitted samples, from the last decoding
+    _held: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.float32)
+    )  # what follows the emitted samples, from the last decoding
 
     def push(self, wav: np.ndarray) -> Iterator[np.ndarray]:
-        """The sound so far, float32[N], no shorter than before -> the part that can be heard now, if any."""
+        """The sound so far, float32[N], no shorter than before -> the part that can be heard now,
+        if any.
+        """
         end = len(wav) - self.fade
         if end > self._emitted:
             yield self._part(wav, end)
@@ -325,5 +418,7 @@ class Joiner:
 
 
 def pcm16(wav: np.ndarray) -> bytes:
-    """float32[N] in [-1, 1] -> little-endian 16-bit samples, for a stream; louder samples are clipped."""
+    """float32[N] in [-1, 1] -> little-endian 16-bit samples, for a stream; louder samples are
+    clipped.
+    """
     return (np.clip(wav, -1.0, 1.0) * 32767).astype("<i2").tobytes()

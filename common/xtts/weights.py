@@ -1,7 +1,8 @@
 """Networks to and from Coqui's state dicts: its key names, torch's axis order, NumPy arrays.
 
-Works for every `layers.Module`: the layers themselves declare keys and permutations. Keys carry no prefix of the checkpoint file
-(`gpt.`, `hifigan_decoder.`): the caller adds or strips it with `with_prefix` / `without_prefix`.
+Works for every `layers.Module`: the layers themselves declare keys and permutations. Keys carry no
+prefix of the checkpoint file (`gpt.`, `hifigan_decoder.`): the caller adds or strips it with
+`with_prefix` / `without_prefix`.
 """
 
 from __future__ import annotations
@@ -22,21 +23,34 @@ class WeightsError(ValueError):
 
 
 def tensors(model: Module) -> dict[str, Tensor]:
-    """All tensors of `model` by key. WeightsError where a variable has no key, or two have the same: a mistake in the model's source."""
+    """All tensors of `model` by key.
+
+    WeightsError where a variable has no key, or two have the same: a mistake in the model's source.
+    """
     found = list(model.tensors())
     by_key = {t.key: t for t in found}
     if len(by_key) != len(found):
-        raise WeightsError(f"{model.name}: {len(found) - len(by_key)} tensors share a key with another; name sibling modules apart")
+        raise WeightsError(
+            f"{model.name}: {len(found) - len(by_key)} tensors share a key with another; name"
+            " sibling modules apart"
+        )
     undeclared = {id(v) for v in model.variables} - {id(t.variable) for t in found}
     if undeclared:
         names = [v.path for v in model.variables if id(v) in undeclared]
-        raise WeightsError(f"{model.name}: variables without a checkpoint key: {_few(names)}; create them with Module.tensor")
+        raise WeightsError(
+            f"{model.name}: variables without a checkpoint key: {_few(names)}; create them with"
+            " Module.tensor"
+        )
     return by_key
 
 
 def num_parameters(model: Module, trainable_only: bool = False) -> int:
-    """Numbers held by the model's tensors, without reading them: the variables may be unallocated (`keras.StatelessScope`)."""
-    return sum(math.prod(t.torch_shape) for t in model.tensors() if t.trainable or not trainable_only)
+    """Numbers held by the model's tensors, without reading them: the variables may be unallocated
+    (`keras.StatelessScope`).
+    """
+    return sum(
+        math.prod(t.torch_shape) for t in model.tensors() if t.trainable or not trainable_only
+    )
 
 
 def to_torch(t: Tensor, array: np.ndarray) -> np.ndarray:
@@ -55,9 +69,11 @@ def state_dict(model: Module) -> dict[str, np.ndarray]:
 
 
 def load_state_dict(model: Module, state: Mapping[str, np.ndarray]) -> None:
-    """Set every tensor of `model` from `state`, strictly: nothing is assigned unless all names and shapes fit.
+    """Set every tensor of `model` from `state`, strictly: nothing is assigned unless all names and
+    shapes fit.
 
-    Keys that match one of the model's `ignored_keys` are passed over. WeightsError names what is missing, extra or misshapen.
+    Keys that match one of the model's `ignored_keys` are passed over. WeightsError names what is
+    missing, extra or misshapen.
     """
     own = tensors(model)
     check(model.name, {key: t.torch_shape for key, t in own.items()}, state, model.ignored_keys)
@@ -65,16 +81,33 @@ def load_state_dict(model: Module, state: Mapping[str, np.ndarray]) -> None:
         t.variable.assign(from_torch(t, np.asarray(state[key])))
 
 
-def check(what: str, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, np.ndarray], ignored: tuple[str, ...] = ()) -> None:
-    """WeightsError unless `state` has exactly the keys and shapes of `shapes`, besides keys that fully match a regex of `ignored`."""
+def check(
+    what: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    state: Mapping[str, np.ndarray],
+    ignored: tuple[str, ...] = (),
+) -> None:
+    """WeightsError unless `state` has exactly the keys and shapes of `shapes`, besides keys that
+    fully match a regex of `ignored`.
+    """
     both = [key for key in shapes if key in state]
     faults = {
         "missing": [key for key in shapes if key not in state],
-        "extra": [key for key in state if key not in shapes and not any(re.fullmatch(pattern, key) for pattern in ignored)],
-        "misshapen": [f"{key} is {tuple(state[key].shape)}, needs {shapes[key]}" for key in both if tuple(state[key].shape) != shapes[key]],
+        "extra": [
+            key
+            for key in state
+            if key not in shapes and not any(re.fullmatch(pattern, key) for pattern in ignored)
+        ],
+        "misshapen": [
+            f"{key} is {tuple(state[key].shape)}, needs {shapes[key]}"
+            for key in both
+            if tuple(state[key].shape) != shapes[key]
+        ],
     }
     if any(faults.values()):
-        listed = "; ".join(f"{len(names)} {fault}: {_few(names)}" for fault, names in faults.items() if names)
+        listed = "; ".join(
+            f"{len(names)} {fault}: {_few(names)}" for fault, names in faults.items() if names
+        )
         raise WeightsError(f"{what}: the weights do not fit the model's dims: {listed}")
 
 

@@ -1,5 +1,7 @@
-"""Whether clips that cannot be read are bad, or the place where they lie is away for a while: a disk that is not mounted, a server that
-does not answer, a process out of file handles. A bad clip is set aside for the rest of the run; nothing of a place that is away may be.
+"""Whether clips that cannot be read are bad, or the place where they lie is away for a while: a
+disk that is not mounted, a server that
+does not answer, a process out of file handles. A bad clip is set aside for the rest of the run;
+nothing of a place that is away may be.
 """
 
 from __future__ import annotations
@@ -10,13 +12,18 @@ from collections.abc import Iterable, Sequence
 
 from common.audio.errors import CLOSED, NO_FFMPEG, DecodeError
 
-_NEIGHBOURS = 64  # files of a folder that are tried before it counts as one in which nothing can be read
+_NEIGHBOURS = (
+    64  # files of a folder that are tried before it counts as one in which nothing can be read
+)
 
 
-def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Iterable[str] = ()) -> str | None:
+def why_away(
+    errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Iterable[str] = ()
+) -> str | None:
     """What to wait for, in words; None: the files themselves are at fault.
 
-    A folder in which nothing reads any more is away, unless recordings in other folders of the same root still read: then it was deleted.
+    A folder in which nothing reads any more is away, unless recordings in other folders of the same
+    root still read: then it was deleted.
 
     Args:
         errors: of the clips of one batch that did not decode.
@@ -40,7 +47,11 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
                 return f"{e.path} could not be opened, and now it can be"
             continue
         folder = os.path.dirname(e.path)
-        if folder not in folders and not _something_reads(folder, failed) and not _others_read(folder, roots, good):
+        if (
+            folder not in folders
+            and not _something_reads(folder, failed)
+            and not _others_read(folder, roots, good)
+        ):
             return f"nothing in the folder {folder} can be read ({e.path}: {why})"
         folders.add(folder)
     return None
@@ -48,7 +59,9 @@ def why_away(errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Ite
 
 def _why_closed(path: str) -> str | None:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe waits for who writes into it
+        if not stat.S_ISREG(
+            os.stat(path).st_mode
+        ):  # opening a named pipe waits for who writes into it
             return None
         with open(path, "rb") as f:
             f.read(1)

@@ -1,4 +1,6 @@
-"""Stage 1's crops: which mel frames of a clip a row shows, and the samples that they are computed from."""
+"""Stage 1's crops: which mel frames of a clip a row shows, and the samples that they are computed
+from.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,13 @@ from common.xtts.dims import AudioDims
 from common.xtts.filterbank import num_frames
 
 
-def crop_frames(num_samples: int, row_seed: int, frames: int, audio: AudioDims, training: bool) -> tuple[int, int]:
+def crop_frames(
+    num_samples: int, row_seed: int, frames: int, audio: AudioDims, training: bool
+) -> tuple[int, int]:
     """Stage 1's crop of an utterance: (first frame, number of frames <= `frames`).
 
-    Training: uniform (hash counter 0 of the row's seed); evaluation: the middle. A shorter utterance is taken whole.
+    Training: uniform (hash counter 0 of the row's seed); evaluation: the middle. A shorter
+    utterance is taken whole.
     """
     total = num_frames(num_samples, audio.hop_samples)
     n = min(frames, total)
@@ -21,15 +26,20 @@ def crop_frames(num_samples: int, row_seed: int, frames: int, audio: AudioDims, 
 
 
 def crop_span(first: int, n: int, num_samples: int, audio: AudioDims) -> tuple[int, int]:
-    """Samples [start, end) of the clip that frames first .. first + n - 1 are computed from, borders' reflections included."""
+    """Samples [start, end) of the clip that frames first .. first + n - 1 are computed from,
+    borders' reflections included.
+    """
     half = audio.win_samples // 2
     start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half
     # np.pad reflects at most all but one of the samples it has.
     return max(0, min(start, num_samples - half - 1)), min(num_samples, max(end, half + 1))
 
 
-def crop_samples(part: np.ndarray, span: tuple[int, int], first: int, n: int, audio: AudioDims) -> np.ndarray:
-    """float32[(n + 3) · hop]: what the windows of frames first .. first + n - 1 see, from `part` = the clip's samples of `span`.
+def crop_samples(
+    part: np.ndarray, span: tuple[int, int], first: int, n: int, audio: AudioDims
+) -> np.ndarray:
+    """float32[(n + 3) · hop]: what the windows of frames first .. first + n - 1 see, from `part` =
+    the clip's samples of `span`.
 
     Beyond the clip's ends it is reflected, as the centred STFT of the whole clip does.
     """

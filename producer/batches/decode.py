@@ -1,7 +1,7 @@
 """Audio files → float32 mono at 22 050 Hz, checked, in a bounded pool of threads.
 
-What is read, and which samples can be used, `common/audio/reading.py` and `levels.py` say: the same for the scan, for training
-and for reference clips.
+What is read, and which samples can be used, `common/audio/reading.py` and `levels.py` say: the same
+for the scan, for training and for reference clips.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from common.system.stopwatch import Stopwatch
 log = logging.getLogger(__name__)
 
 SAMPLE_RATE = 22050
-_MARGIN = 64  # blocks of the reduced rate ratio read around a part, so that the resampler's filter (< 1500 samples) sees its neighbours
+# blocks of the reduced rate ratio read around a part, so that the resampler's filter (< 1500
+# samples) sees its neighbours
+_MARGIN = 64
 
 
 def num_output_samples(frames: int, rate: int) -> int:
@@ -39,7 +41,9 @@ def num_output_samples(frames: int, rate: int) -> int:
 
 
 def _silence(rate: int) -> int:
-    """Samples to read behind the last one: what is resampled must not end with it, as soxr alone may give one less than ceil."""
+    """Samples to read behind the last one: what is resampled must not end with it, as soxr alone
+    may give one less than ceil.
+    """
     return 0 if rate == SAMPLE_RATE else rate // 50
 
 
@@ -54,7 +58,9 @@ _timing = _Timing()
 
 
 def _resample(wave: np.ndarray, rate: int, num_samples: int) -> np.ndarray:
-    """The first `num_samples` at 22 050 Hz, in [-1, 1], of samples within [-1, 1] that end with `_silence(rate)`."""
+    """The first `num_samples` at 22 050 Hz, in [-1, 1], of samples within [-1, 1] that end with
+    `_silence(rate)`.
+    """
     if rate == SAMPLE_RATE:
         return wave[:num_samples]
     with _timing.watch.part("resample"):
@@ -82,8 +88,14 @@ def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
                 _say_once(logging.WARNING, str(path), f"peak {level.peak:.3g}, scaled to 1")
     if channel is not None:
         # For the log: the scan has warned of it, where it looked at the samples.
-        _say_once(logging.INFO, str(path), f"its channels cancel each other; channel {channel + 1} is taken alone")
-    return _resample(mono(samples, channel), f.samplerate, num_output_samples(f.frames, f.samplerate))
+        _say_once(
+            logging.INFO,
+            str(path),
+            f"its channels cancel each other; channel {channel + 1} is taken alone",
+        )
+    return _resample(
+        mono(samples, channel), f.samplerate, num_output_samples(f.frames, f.samplerate)
+    )
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -101,7 +113,8 @@ def decode(
     source_rate: int | None = None,
     source_frames: int | None = None,
 ) -> np.ndarray:
-    """A recording, or a part of it, as float32 mono at 22 050 Hz within [-1, 1]: mean of the channels, resampled by soxr.
+    """A recording, or a part of it, as float32 mono at 22 050 Hz within [-1, 1]: mean of the
+    channels, resampled by soxr.
 
     Args:
         path: WAV, FLAC, MP3, Ogg Vorbis or Opus, what else libsndfile reads, or what ffmpeg does.
@@ -110,27 +123,39 @@ def decode(
         source_rate: rate that the manifest recorded; another one is an error.
         source_frames: length that the manifest recorded; another one is an error.
 
-    Parts of PCM and FLAC files are read without the rest of the file. They equal that part of the whole to the bit at 22 050 Hz, and
-    to the resampler's rounding at other rates.
+    Parts of PCM and FLAC files are read without the rest of the file. They equal that part of the
+    whole to the bit at 22 050 Hz, and to the resampler's rounding at other rates.
 
     Raises:
-        DecodeError: unreadable, changed since the scan, damaged, non-finite, silent, or the part lies outside.
+        DecodeError: unreadable, changed since the scan, damaged, non-finite, silent, or the part
+        lies outside.
     """
     with open_audio(path) as f:
         if (source_rate or f.samplerate, source_frames or f.frames) != (f.samplerate, f.frames):
-            was, now = f"{source_frames} samples at {source_rate} Hz", f"{f.frames} at {f.samplerate}"
-            raise DecodeError(path, f"changed since the scan: {was} then, {now} now; scan again", "changed since the scan")
+            was, now = (
+                f"{source_frames} samples at {source_rate} Hz",
+                f"{f.frames} at {f.samplerate}",
+            )
+            raise DecodeError(
+                path,
+                f"changed since the scan: {was} then, {now} now; scan again",
+                "changed since the scan",
+            )
         total = num_output_samples(f.frames, f.samplerate)
         end = total if num_samples is None else start + num_samples
         if not 0 <= start < end <= total:
-            raise DecodeError(path, f"samples {start}..{end} of {total} asked for", "part outside the file")
+            raise DecodeError(
+                path, f"samples {start}..{end} of {total} asked for", "part outside the file"
+            )
         if (start, end) == (0, total) or not is_exact(f):
             return np.ascontiguousarray(_whole(f, path)[start:end])
         return _part(f, path, start, end)
 
 
 def _part(f: soundfile.SoundFile, path: str | os.PathLike, start: int, end: int) -> np.ndarray:
-    """Samples start..end of a file that allows exact seeking; reads whole periods of the rate ratio, so that phases agree."""
+    """Samples start..end of a file that allows exact seeking; reads whole periods of the rate
+    ratio, so that phases agree.
+    """
     channel = None
     if f.channels > 1:
         found = os.stat(path)
@@ -149,22 +174,37 @@ def _part(f: soundfile.SoundFile, path: str | os.PathLike, start: int, end: int)
 
 
 class Decoding(Future):
-    """A clip being decoded. `spent_s`, once done: seconds of the thread by part, `decode` without `resample`."""
+    """A clip being decoded.
+
+    `spent_s`, once done: seconds of the thread by part, `decode` without `resample`.
+    """
 
     spent_s: dict[str, float] = {}
 
 
 class DecodePool:
-    """Threads that decode. At most `capacity` files wait for a thread; how many results lie about is for their owner to bound.
+    """Threads that decode.
 
-    Threads are daemons: a read that hangs on a dead network disk cannot keep the process from leaving.
+    At most `capacity` files wait for a thread; how many results lie about is for their owner to
+    bound.
+
+    Threads are daemons: a read that hangs on a dead network disk cannot keep the process from
+    leaving.
     """
 
-    def __init__(self, threads: int, capacity: int | None = None, should_stop: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        threads: int,
+        capacity: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ):
         self._should_stop = should_stop
         self._work: queue.Queue = queue.Queue(capacity or 4 * threads)
         self.num_threads = threads
-        self._threads = [threading.Thread(target=self._run, name=f"decode-{i}", daemon=True) for i in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, name=f"decode-{i}", daemon=True)
+            for i in range(threads)
+        ]
         for t in self._threads:
             t.start()
 
@@ -185,7 +225,10 @@ class DecodePool:
                 if self._should_stop():
                     raise Stopped("stopped while waiting for a decode thread") from None
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"no decode thread was free for {timeout_s:.0f} s, next is {path}; does the disk answer?") from None
+                    raise TimeoutError(
+                        f"no decode thread was free for {timeout_s:.0f} s, next is {path}; does the"
+                        " disk answer?"
+                    ) from None
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
@@ -205,7 +248,12 @@ class DecodePool:
                 future.set_result(result)
             else:
                 future.set_exception(error)
-            del result, error, future, item  # else the last clip would stay in memory until the next one comes
+            del (
+                result,
+                error,
+                future,
+                item,
+            )  # else the last clip would stay in memory until the next one comes
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Cancel what waits and end the threads; one that hangs in a read is left behind."""

@@ -17,7 +17,9 @@ from producer.batches.maker import Clip, Made, Work
 
 
 class DvaeMaker(StageMaker):
-    """Stage 1: crops of mel frames, equal to those frames of the whole clip's mel (see `producer.batches.maker.Maker`)."""
+    """Stage 1: crops of mel frames, equal to those frames of the whole clip's mel (see
+    `producer.batches.maker.Maker`).
+    """
 
     stage = "dvae"
 
@@ -31,23 +33,37 @@ class DvaeMaker(StageMaker):
 
     def _crop(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
         frames, audio = self._bucket(planned).row_len, self.dims.audio
-        return crop_frames(num_samples, int(planned.row_seeds[row]), frames, audio, planned.plan == "train")
+        return crop_frames(
+            num_samples, int(planned.row_seeds[row]), frames, audio, planned.plan == "train"
+        )
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """The samples under each row's crop. BatchError: the manifest does not know an utterance."""
+        """The samples under each row's crop.
+
+        BatchError: the manifest does not know an utterance.
+        """
         clips = []
         for row, u in self._utterances(planned.utterances):
-            start, end = crop_span(*self._crop(planned, row, u.num_samples), u.num_samples, self.dims.audio)
+            start, end = crop_span(
+                *self._crop(planned, row, u.num_samples), u.num_samples, self.dims.audio
+            )
             clips.append(Clip(row, u, start, end - start))
         return clips
 
     def _features(self, samples):
-        """[B, (F + 3) · hop] -> DVAE mel [B, F, M] in the wire's dtype: the frames whose window lies inside."""
+        """[B, (F + 3) · hop] -> DVAE mel [B, F, M] in the wire's dtype: the frames whose window
+        lies inside.
+        """
         mel = self._mel(samples)
         edge = self.dims.audio.win_samples // 2 // self.dims.audio.hop_samples
         return tf.cast(mel[:, edge : mel.shape[1] - edge], self.mel_dtype)
 
-    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+    def begin(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Work:
         """Towards the arrays of `common.data.batch.DVAE_FIELDS`."""
         watch, made = Stopwatch(), Made(self._empty(planned))
         with watch.part("pack"):
@@ -67,10 +83,21 @@ class DvaeMaker(StageMaker):
 
         return Work(compute, finish)
 
-    def _windows(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> np.ndarray:
-        """The samples under every crop, float32[B, (F - 1) · hop + win]; fills in the rows' lengths and weights."""
+    def _windows(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+        made: Made,
+    ) -> np.ndarray:
+        """The samples under every crop, float32[B, (F - 1) · hop + win]; fills in the rows' lengths
+        and weights.
+        """
         bucket, audio = self._bucket(planned), self.dims.audio
-        windows = np.zeros((bucket.batch_size, (bucket.row_len - 1) * audio.hop_samples + audio.win_samples), np.float32)
+        windows = np.zeros(
+            (bucket.batch_size, (bucket.row_len - 1) * audio.hop_samples + audio.win_samples),
+            np.float32,
+        )
         for clip, part in usable_clips(clips, decoded, made):
             first, n = self._crop(planned, clip.row, clip.utterance.num_samples)
             seen = crop_samples(part, (clip.start, clip.start + len(part)), first, n, audio)

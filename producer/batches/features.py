@@ -1,4 +1,6 @@
-"""What the batches of both stages share: compiled functions by shape, usable clips, and the digest of a fixed signal."""
+"""What the batches of both stages share: compiled functions by shape, usable clips, and the digest
+of a fixed signal.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from producer.batches.maker import BatchError, Clip, Made, Work
 
 
 def configure_tensorflow(config: Config) -> None:
-    """Settings that decide the bits of the features, besides the threads; once per process, before a function is traced."""
+    """Settings that decide the bits of the features, besides the threads; once per process, before
+    a function is traced.
+    """
     tf.config.experimental.enable_tensor_float_32_execution(False)
     if config.deterministic:
         tf.random.set_seed(config.seed)
@@ -50,10 +54,20 @@ class StageMaker(ABC):
         return self._plans[name].batch(g)
 
     @abstractmethod
-    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+    def begin(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Work:
         """See `producer.batches.maker.Maker`."""
 
-    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+    def make(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Made:
         """The whole work, at once."""
         return self.begin(planned, clips, decoded).at_once()
 
@@ -76,8 +90,14 @@ class StageMaker(ABC):
                 self.num_traces += 1
                 return body(*args)
 
-            # Concrete at once: calling many tf.functions of one source line makes TensorFlow warn of retracing.
-            function = tf.function(traced, input_signature=[tf.TensorSpec(values.shape)], jit_compile=self._jit, autograph=False)
+            # Concrete at once: calling many tf.functions of one source line makes TensorFlow warn
+            # of retracing.
+            function = tf.function(
+                traced,
+                input_signature=[tf.TensorSpec(values.shape)],
+                jit_compile=self._jit,
+                autograph=False,
+            )
             self._functions[shape] = function.get_concrete_function()
         return self._functions[shape](tf.constant(values)).numpy()
 
@@ -93,15 +113,26 @@ class StageMaker(ABC):
         return empty_batch(self.stage, self._bucket(planned), self.dims, self.mel_dtype)
 
 
-def usable_clips(clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made) -> list[tuple[Clip, np.ndarray]]:
-    """Clips that have the samples they should have, of rows that lack none; the other rows are listed in `made.bad`."""
+def usable_clips(
+    clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made
+) -> list[tuple[Clip, np.ndarray]]:
+    """Clips that have the samples they should have, of rows that lack none; the other rows are
+    listed in `made.bad`.
+    """
     usable, bad = [], {}
     for clip, samples in zip(clips, decoded, strict=True):
-        expected = clip.utterance.num_samples - clip.start if clip.num_samples is None else clip.num_samples
+        expected = (
+            clip.utterance.num_samples - clip.start
+            if clip.num_samples is None
+            else clip.num_samples
+        )
         if isinstance(samples, Exception):
             bad.setdefault(clip.row, (clip.utterance.id, str(samples)))
         elif len(samples) != expected:
-            reason = f"{clip.utterance.path}: {len(samples)} samples, the manifest says {expected}; scan again"
+            reason = (
+                f"{clip.utterance.path}: {len(samples)} samples, the manifest says {expected}; scan"
+                " again"
+            )
             bad.setdefault(clip.row, (clip.utterance.id, reason))
         else:
             usable.append((clip, samples))
@@ -110,9 +141,14 @@ def usable_clips(clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception
 
 
 def probe_signal(num_samples: int) -> np.ndarray:
-    """float32[num_samples] within [-1, 1]: a sum of integer-phase triangle waves, so that no libm decides its bits."""
+    """float32[num_samples] within [-1, 1]: a sum of integer-phase triangle waves, so that no libm
+    decides its bits.
+    """
     t = np.arange(num_samples, dtype=np.int64)
-    waves = [np.abs((t * step) % 65536 - 32768).astype(np.float32) / 16384 - 1 for step in (601, 2311, 7919)]
+    waves = [
+        np.abs((t * step) % 65536 - 32768).astype(np.float32) / 16384 - 1
+        for step in (601, 2311, 7919)
+    ]
     return (waves[0] / 2 + waves[1] / 4 + waves[2] / 4).astype(np.float32)
 
 

@@ -1,7 +1,10 @@
-"""Decoded clips to batches of stage 2: mels, DVAE codes and the rows around them. One compiled function per shape and feature.
+"""Decoded clips to batches of stage 2: mels, DVAE codes and the rows around them.
 
-Shapes: B rows, S samples of the bucket's longest wav, n codes, F mel frames, M mel channels. Everything is float32 on the device
-(TensorFloat-32 is switched off); mels travel in the wire's dtype.
+One compiled function per shape and feature.
+
+Shapes: B rows, S samples of the bucket's longest wav, n codes, F mel frames, M mel channels.
+Everything is float32 on the device (TensorFloat-32 is switched off); mels travel in the wire's
+dtype.
 Source: coqui-tts, TTS/tts/layers/xtts/trainer/gpt_trainer.py (GPTTrainer.format_batch_on_device).
 """
 
@@ -24,23 +27,36 @@ from common.xtts.weights import WeightsError, load_state_dict
 from producer.batches.cache import CodesCache, stamp_of
 from producer.batches.features import StageMaker, feature_digest, on_gpu, probe_signal, usable_clips
 from producer.batches.maker import BatchError, Clip, Made, Work
-from producer.batches.rows import layout_of, num_codes, pack_row, prompt_codes, prompt_targets_of_coqui
+from producer.batches.rows import (
+    layout_of,
+    num_codes,
+    pack_row,
+    prompt_codes,
+    prompt_targets_of_coqui,
+)
 
 
 def load_dvae(run: RunFolder) -> Dvae:
-    """The run's DVAE with its weights. BadInput: the file is not there, or does not fit the dims."""
+    """The run's DVAE with its weights.
+
+    BadInput: the file is not there, or does not fit the dims.
+    """
     dvae = Dvae(run.dims.dvae)
     try:
         load_state_dict(dvae, load_file(run.dvae_weights))
     except FileNotFoundError as e:
-        raise BadInput(f"{run.dvae_weights} is missing: stage 1 writes it, or model.dvae names it") from e
+        raise BadInput(
+            f"{run.dvae_weights} is missing: stage 1 writes it, or model.dvae names it"
+        ) from e
     except WeightsError as e:
         raise BadInput(f"{run.dvae_weights}: {e}") from e
     return dvae
 
 
 def open_cache(run: RunFolder, feature_hash: str, max_codes: int) -> CodesCache | None:
-    """The run's store of codes; None where the settings want none, or where a clip's codes depend on its batch."""
+    """The run's store of codes; None where the settings want none, or where a clip's codes depend
+    on its batch.
+    """
     if not run.config.producers.cache_codes or run.config.batching.padded_codes:
         return None
     return CodesCache(run.path / "cache" / f"codes-{feature_hash[:16]}", max_codes, feature_hash)
@@ -49,7 +65,8 @@ def open_cache(run: RunFolder, feature_hash: str, max_codes: int) -> CodesCache 
 class GptMaker(StageMaker):
     """Stage 2: ids, positions, targets, conditioning mel (see `producer.batches.maker.Maker`).
 
-    Codes and conditioning mel are two functions, so that the mel is computed by the same one whether or not the codes are known already.
+    Codes and conditioning mel are two functions, so that the mel is computed by the same one
+    whether or not the codes are known already.
     """
 
     stage = "gpt"
@@ -60,27 +77,38 @@ class GptMaker(StageMaker):
         self._dvae = load_dvae(run)
         self._dvae_mel = DvaeMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
         self._cond_mel = CondMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
-        self._cache = open_cache(run, self.feature_hash, max(b.num_codes for b in self._plans["train"].buckets))
+        self._cache = open_cache(
+            run, self.feature_hash, max(b.num_codes for b in self._plans["train"].buckets)
+        )
         self._made: set[tuple[int, ...]] = set()
-        self._of_any_length = tf.function(self._padded_codes, input_signature=[tf.TensorSpec([None, None])], autograph=False)
+        self._of_any_length = tf.function(
+            self._padded_codes, input_signature=[tf.TensorSpec([None, None])], autograph=False
+        )
 
     def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
         bucket = self._bucket(planned)
         return bucket.batch_size, bucket.num_codes
 
     def compiles(self, planned: PlannedBatch) -> bool:
-        """True if making this batch will first compile a function. A bucket whose codes were all known until now may surprise."""
+        """True if making this batch will first compile a function.
+
+        A bucket whose codes were all known until now may surprise.
+        """
         return self._shape(planned) not in self._made
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """Every row's whole utterance, or its conditioning clip alone where the codes are known; the conditioning clip, too, where it is of
+        """Every row's whole utterance, or its conditioning clip alone where the codes are known;
+        the conditioning clip, too, where it is of
         another utterance. BatchError: the manifest does not know one.
 
-        At another rate than the features' a part is not to the bit what the resampled whole has there, so that the conditioning clip is
-        always a part of its own: the batch must not depend on whether the codes were known.
+        At another rate than the features' a part is not to the bit what the resampled whole has
+        there, so that the conditioning clip is always a part of its own: the batch must not depend
+        on whether the codes were known.
         """
         clips = []
-        lenders = dict(self._utterances(np.where(planned.prompts != planned.utterances, planned.prompts, -1)))
+        lenders = dict(
+            self._utterances(np.where(planned.prompts != planned.utterances, planned.prompts, -1))
+        )
         for row, u in self._utterances(planned.utterances):
             codes = None
             if self._cache is not None:
@@ -89,22 +117,45 @@ class GptMaker(StageMaker):
                 clips.append(Clip(row, u))
             if row in lenders:
                 lender = lenders[row]
-                clips.append(Clip(row, lender, *self._prompt(planned, row, lender.num_samples), codes, row_utterance=u))
+                clips.append(
+                    Clip(
+                        row,
+                        lender,
+                        *self._prompt(planned, row, lender.num_samples),
+                        codes,
+                        row_utterance=u,
+                    )
+                )
             elif codes is not None or u.source_rate != self.dims.audio.sample_rate:
                 clips.append(Clip(row, u, *self._prompt(planned, row, u.num_samples), codes))
         return clips
 
     def _prompt(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
-        """Where the row's conditioning clip lies in the utterance that it is cut from, of `num_samples`: (start, length) in samples."""
-        audio, training, lent = self.dims.audio, planned.plan == "train", planned.prompts[row] != planned.utterances[row]
-        return prompt_slice(num_samples, int(planned.row_seeds[row]), audio, training, whole=bool(lent))
+        """Where the row's conditioning clip lies in the utterance that it is cut from, of
+        `num_samples`: (start, length) in samples.
+        """
+        audio, training, lent = (
+            self.dims.audio,
+            planned.plan == "train",
+            planned.prompts[row] != planned.utterances[row],
+        )
+        return prompt_slice(
+            num_samples, int(planned.row_seeds[row]), audio, training, whole=bool(lent)
+        )
 
     def _lead(self, planned: PlannedBatch, row: int) -> int:
         """Samples of silence before the row's utterance in its codes."""
-        return lead_samples(int(planned.row_seeds[row]), self._batching.code_phases, self.dims.audio, planned.plan == "train")
+        return lead_samples(
+            int(planned.row_seeds[row]),
+            self._batching.code_phases,
+            self.dims.audio,
+            planned.plan == "train",
+        )
 
     def _slot(self, planned: PlannedBatch, row: int, utterance: Utterance) -> tuple[int, int]:
-        """(where the cache keeps the row's codes, how many there are): an utterance has one set for each phase."""
+        """(where the cache keeps the row's codes, how many there are): an utterance has one set for
+        each phase.
+        """
         lead, audio = self._lead(planned, row), self.dims.audio
         slot = utterance.id * self._batching.code_phases + lead // audio.hop_samples
         return slot, num_codes(lead + utterance.num_samples, audio.samples_per_code)
@@ -114,15 +165,25 @@ class GptMaker(StageMaker):
         return clip_codes(self._dvae, self._dvae_mel, wav, self.dims.audio)
 
     def _padded_codes(self, wav):
-        """[B, W] of any W, the batch's longest clip -> int32 [B, W // 1024 + 1], as XTTS's trainer computes them."""
+        """[B, W] of any W, the batch's longest clip -> int32 [B, W // 1024 + 1], as XTTS's trainer
+        computes them.
+        """
         return self._dvae.codes(self._dvae_mel(wav))
 
     def _cond(self, cond):
         """[B, cond_max] -> conditioning mel [B, F, M] in the wire's dtype."""
         return tf.cast(self._cond_mel(cond), self.mel_dtype)
 
-    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
-        """Towards the arrays of `common.data.batch.GPT_FIELDS`. BatchError: a row does not fit its bucket."""
+    def begin(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Work:
+        """Towards the arrays of `common.data.batch.GPT_FIELDS`.
+
+        BatchError: a row does not fit its bucket.
+        """
         watch, made = Stopwatch(), Made(self._empty(planned))
         bucket, audio = self._bucket(planned), self.dims.audio
         with watch.part("pack"):
@@ -164,8 +225,12 @@ class GptMaker(StageMaker):
 
         return Work(compute, finish)
 
-    def _waveforms(self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Utterance]) -> np.ndarray:
-        """float32[B, S + 8192] of the clips whose codes are not known yet, as long as the longest with `padded_codes`."""
+    def _waveforms(
+        self, planned: PlannedBatch, wholes: dict[int, np.ndarray], rows: dict[int, Utterance]
+    ) -> np.ndarray:
+        """float32[B, S + 8192] of the clips whose codes are not known yet, as long as the longest
+        with `padded_codes`.
+        """
         bucket, audio = self._bucket(planned), self.dims.audio
         wav = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
         longest = 0
@@ -173,7 +238,9 @@ class GptMaker(StageMaker):
             lead = self._lead(planned, row)
             end = lead + len(samples)
             if end > bucket.num_samples:
-                raise BatchError(f"utterance {rows[row].id}: {end} samples, its bucket has {bucket.num_samples}")
+                raise BatchError(
+                    f"utterance {rows[row].id}: {end} samples, its bucket has {bucket.num_samples}"
+                )
             wav[row, lead:end] = samples
             longest = max(longest, end)
         return wav[:, :longest] if self._batching.padded_codes else wav
@@ -184,7 +251,9 @@ class GptMaker(StageMaker):
             return self._of_any_length(tf.constant(wav)).numpy()
         return self._call(self._shape(planned), self._codes, wav)
 
-    def _known_from_now_on(self, planned: PlannedBatch, row: int, utterance: Utterance, all_codes: np.ndarray) -> np.ndarray:
+    def _known_from_now_on(
+        self, planned: PlannedBatch, row: int, utterance: Utterance, all_codes: np.ndarray
+    ) -> np.ndarray:
         """int32[n] of a row whose codes were computed."""
         slot, n = self._slot(planned, row, utterance)
         codes = all_codes[row, :n]
@@ -192,7 +261,15 @@ class GptMaker(StageMaker):
             self._cache.put(slot, codes, stamp_of(utterance.path))
         return codes
 
-    def _pack(self, made: Made, planned: PlannedBatch, row: int, utterance: Utterance, codes: np.ndarray, is_last: bool) -> None:
+    def _pack(
+        self,
+        made: Made,
+        planned: PlannedBatch,
+        row: int,
+        utterance: Utterance,
+        codes: np.ndarray,
+        is_last: bool,
+    ) -> None:
         hidden, own_prompt = None, planned.prompts[row] == planned.utterances[row]
         if planned.plan == "train" and self._batching.mask_prompt and own_prompt:
             at, length = self._prompt(planned, row, utterance.num_samples)
@@ -205,7 +282,9 @@ class GptMaker(StageMaker):
         made.arrays["weights"][row] = planned.weights[row]
 
     def probe(self) -> str:
-        """32 hex digits: codes and conditioning mel of a fixed signal on this device, and TensorFlow's version."""
+        """32 hex digits: codes and conditioning mel of a fixed signal on this device, and
+        TensorFlow's version.
+        """
         audio = self.dims.audio
         wav = np.zeros((1, 16 * audio.samples_per_code + audio.pad_samples), np.float32)
         wav[0, : 16 * audio.samples_per_code] = probe_signal(16 * audio.samples_per_code)

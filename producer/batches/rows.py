@@ -1,10 +1,11 @@
 """Text tokens and audio codes to the rows of a stage-2 batch: ids, positions and targets, in NumPy.
 
 Shapes: B rows, T row positions, Lt text-head positions, n codes, l text tokens.
-A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask is right. The target at a
-position is what the next one holds: t1..tl STOP under the text, c1..cn STOP STOP STOP STOP under the audio. `RowLayout` has a STOP as
-input after the text (without a target), and fewer STOPs at the end, as options.
-Source: coqui-tts, TTS/tts/layers/xtts/gpt.py (GPT.forward), whose padding in the middle of a row is left out here.
+A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask
+is right. The target at a position is what the next one holds: t1..tl STOP under the text, c1..cn
+STOP STOP STOP STOP under the audio. `RowLayout` has a STOP as input after the text (without a
+target), and fewer STOPs at the end, as options. Source: coqui-tts, TTS/tts/layers/xtts/gpt.py
+(GPT.forward), whose padding in the middle of a row is left out here.
 """
 
 from __future__ import annotations
@@ -31,16 +32,22 @@ def num_codes(num_samples: int, samples_per_code: int = 1024) -> int:
 
 
 def most_codes(num_samples: np.ndarray, phases: int, audio: AudioDims) -> np.ndarray:
-    """Codes of utterances of int[N] samples where they begin latest (`batching.code_phases`): what a bucket must have room for."""
-    return num_codes(num_samples.astype(np.int64) + (phases - 1) * audio.hop_samples, audio.samples_per_code)
+    """Codes of utterances of int[N] samples where they begin latest (`batching.code_phases`): what
+    a bucket must have room for.
+    """
+    return num_codes(
+        num_samples.astype(np.int64) + (phases - 1) * audio.hop_samples, audio.samples_per_code
+    )
 
 
 def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) -> tuple[int, int]:
-    """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start + length)` shows them; samples count from
+    """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start +
+    length)` shows them; samples count from
     where the codes begin.
 
-    Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code target would teach STOP alone.
-    GPT.forward means to do the same; what it does is `prompt_targets_of_coqui`.
+    Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code
+    target would teach STOP alone. GPT.forward means to do the same; what it does is
+    `prompt_targets_of_coqui`.
     """
     first, end = start // samples_per_code, min((start + length) // samples_per_code, n)
     if first == 0 and end >= n:
@@ -49,17 +56,22 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
 
 
 def hidden_share(num_samples: np.ndarray, audio: AudioDims) -> float:
-    """The part of all codes that is hidden in training, in expectation, where each of these utterances (int[N] samples, N > 0) gives its
+    """The part of all codes that is hidden in training, in expectation, where each of these
+    utterances (int[N] samples, N > 0) gives its
     own conditioning clip (`common.xtts.audio.prompt_slice`).
     """
     lengths = np.linspace(audio.cond_min_samples, audio.cond_max_samples, 33)
-    shown = sum(np.where(num_samples < length, num_samples / 2, length).sum() for length in lengths) / len(lengths)
+    shown = sum(
+        np.where(num_samples < length, num_samples / 2, length).sum() for length in lengths
+    ) / len(lengths)
     return float(shown / num_samples.sum())
 
 
 def prompt_targets_of_coqui(start: int, length: int) -> tuple[int, int]:
-    """The targets [first, end) that XTTS's trainer ignores in the last row of a batch, and in no other: it counts mel frames of 256
-    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are. Source: GPT.forward.
+    """The targets [first, end) that XTTS's trainer ignores in the last row of a batch, and in no
+    other: it counts mel frames of 256
+    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are.
+    Source: GPT.forward.
     """
     return start // FRAME_SAMPLES, (start + length) // FRAME_SAMPLES
 
@@ -76,12 +88,13 @@ def pack_row(
     """Write one utterance into row `row` of a batch; a row that nobody writes stays padding.
 
     Args:
-        arrays: ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt], as `common.data.batch.empty_batch` makes them.
-        row: index of a row that is still padding.
+        arrays: ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt], as
+        `common.data.batch.empty_batch` makes them. row: index of a row that is still padding.
         tokens: int[l] text ids, language tag included, without START and STOP.
         codes: int[n] DVAE codes.
-        hidden: audio targets [first, end) that are left out (`prompt_codes`), or None. Index i is code i, the STOPs follow.
-        gpt: ids and offsets; audio ids follow the text ids, audio positions the text positions.
+        hidden: audio targets [first, end) that are left out (`prompt_codes`), or None. Index i is
+        code i, the STOPs follow. gpt: ids and offsets; audio ids follow the text ids, audio
+        positions the text positions.
 
     Raises BatchError when the utterance is longer than the row.
     """
@@ -91,7 +104,8 @@ def pack_row(
     row_len, text_len = arrays["ids"].shape[1], arrays["text_targets"].shape[1]
     if end > row_len or num_labels > text_len:
         raise BatchError(
-            f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_labels} of text), bucket has {row_len} ({text_len})"
+            f"{len(tokens)} text tokens and {n} codes need {end} positions ({num_labels} of text),"
+            f" bucket has {row_len} ({text_len})"
         )
     ids, positions = arrays["ids"][row], arrays["positions"][row]
     ids[0] = gpt.start_text

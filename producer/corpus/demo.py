@@ -1,9 +1,12 @@
-"""The demo corpus: some 13 minutes of speech in five languages, spoken by eSpeak NG in seconds. No download, no account.
+"""The demo corpus: some 13 minutes of speech in five languages, spoken by eSpeak NG in seconds.
+
+No download, no account.
 
     python -m producer.corpus.demo DIR
 
-makes an ordinary folder, `metadata.csv` (audio_file|text|speaker_name|language) and `wavs/`, the same bytes every time, and leaves one
-that is already there as it is: it may hold the user's own recordings by then.
+makes an ordinary folder, `metadata.csv` (audio_file|text|speaker_name|language) and `wavs/`, the
+same bytes every time, and leaves one that is already there as it is: it may hold the user's own
+recordings by then.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ _AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8, _RATE, _VOLUME, _PITCH =
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice of eSpeak NG. Only variants without breath noise: that comes from a generator seeded by the clock."""
+    """A voice of eSpeak NG.
+
+    Only variants without breath noise: that comes from a generator seeded by the clock.
+    """
 
     name: str
     voice: str
@@ -72,17 +78,27 @@ class Line:
 
 
 def script(language: str) -> list[Line]:
-    """What is said in a language, in order: every sentence once, the speakers in turn, then some pairs of sentences."""
+    """What is said in a language, in order: every sentence once, the speakers in turn, then some
+    pairs of sentences.
+    """
     texts, speakers = TEXTS[language], SPEAKERS[language]
     said = [(text, speakers[i % 2]) for i, text in enumerate(texts)]
     step = len(texts) // _PAIRS
     # The pair's speaker is the one who did not say its first sentence alone.
-    said += [(f"{texts[i]} {texts[i + 1]}", speakers[(i + 1) % 2]) for i in range(0, _PAIRS * step, step)]
-    return [Line(f"wavs/{language}_{s.name}_{i:03d}.wav", text, s, language) for i, (text, s) in enumerate(said)]
+    said += [
+        (f"{texts[i]} {texts[i + 1]}", speakers[(i + 1) % 2]) for i in range(0, _PAIRS * step, step)
+    ]
+    return [
+        Line(f"wavs/{language}_{s.name}_{i:03d}.wav", text, s, language)
+        for i, (text, s) in enumerate(said)
+    ]
 
 
 class _Espeak:
-    """eSpeak NG through its C interface. One per process: the library's state is global, and sounds depend on what was said before."""
+    """eSpeak NG through its C interface.
+
+    One per process: the library's state is global, and sounds depend on what was said before.
+    """
 
     def __init__(self):
         try:
@@ -91,12 +107,20 @@ class _Espeak:
             self._lib = ctypes.CDLL(espeakng_loader.get_library_path())
             data = espeakng_loader.get_data_path()
         except (ImportError, OSError) as e:
-            raise BadInput(f"eSpeak NG cannot be loaded ({e}); pip install espeakng-loader, or give data.train=DIR") from e
+            raise BadInput(
+                f"eSpeak NG cannot be loaded ({e}); pip install espeakng-loader, or give"
+                " data.train=DIR"
+            ) from e
         rate = self._lib.espeak_Initialize(_AUDIO_OUTPUT_SYNCHRONOUS, 0, os.fsencode(data), 0)
         if rate != SAMPLE_RATE:
-            raise BadInput(f"eSpeak NG does not start (rate {rate}, data in {data}); reinstall espeakng-loader, or give data.train=DIR")
+            raise BadInput(
+                f"eSpeak NG does not start (rate {rate}, data in {data}); reinstall"
+                " espeakng-loader, or give data.train=DIR"
+            )
         self._chunks: list[np.ndarray] = []
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+        callback = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
+        )
         self._callback = callback(self._receive)  # kept: the library holds only its address
         self._lib.espeak_SetSynthCallback(self._callback)
 
@@ -113,7 +137,13 @@ class _Espeak:
             self._lib.espeak_SetParameter(parameter, value, 0)
         self._chunks.clear()
         data = text.encode()
-        if self._lib.espeak_Synth(data, len(data) + 1, 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None) != 0 or not self._chunks:
+        if (
+            self._lib.espeak_Synth(
+                data, len(data) + 1, 0, _POS_CHARACTER, 0, _CHARS_UTF8, None, None
+            )
+            != 0
+            or not self._chunks
+        ):
             raise BadInput(f"eSpeak NG could not say {text!r}")
         return np.concatenate([*self._chunks, np.zeros(_END_SAMPLES, np.int16)])
 
@@ -134,28 +164,40 @@ def _speak_apart(language: str, folder: Path) -> None:
     command = [sys.executable, "-m", "producer.corpus.demo", "--speak", language, str(folder)]
     try:
         done = subprocess.run(
-            command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+            command,
+            cwd=Path(__file__).resolve().parents[2],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as e:
-        raise BadInput(f"eSpeak NG did not finish {language} within {_TIMEOUT_S} s; give data.train=DIR") from e
+        raise BadInput(
+            f"eSpeak NG did not finish {language} within {_TIMEOUT_S} s; give data.train=DIR"
+        ) from e
     if done.returncode != 0:
         why = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
         raise BadInput(f"the demo corpus cannot be made: {why[-1]}")
 
 
 def make_demo_corpus(folder: str | os.PathLike) -> Path:
-    """The demo corpus at `folder`; made if there is nothing, kept as it is if there is a metadata.csv. Takes a few seconds.
+    """The demo corpus at `folder`; made if there is nothing, kept as it is if there is a
+    metadata.csv. Takes a few seconds.
 
     It appears whole or not at all.
 
     Raises:
-        BadInput: the folder holds something else, cannot be written, or eSpeak NG does not work here.
+        BadInput: the folder holds something else, cannot be written, or eSpeak NG does not work
+        here.
     """
     folder = Path(folder).absolute()
     if (folder / "metadata.csv").is_file():
         return folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInput(f"{folder} exists and holds no metadata.csv; the demo corpus is not made over it: remove it or name another folder")
+        raise BadInput(
+            f"{folder} exists and holds no metadata.csv; the demo corpus is not made over it:"
+            " remove it or name another folder"
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
@@ -164,12 +206,18 @@ def make_demo_corpus(folder: str | os.PathLike) -> Path:
             with ThreadPoolExecutor(cores()) as pool:
                 list(pool.map(lambda language: _speak_apart(language, made), TEXTS))
             rows = ["audio_file|text|speaker_name|language"]
-            rows += [f"{x.file}|{x.text}|{x.speaker.name}|{x.language}" for language in TEXTS for x in script(language)]
+            rows += [
+                f"{x.file}|{x.text}|{x.speaker.name}|{x.language}"
+                for language in TEXTS
+                for x in script(language)
+            ]
             (made / "metadata.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
             (made / "README.txt").write_text(_README, encoding="utf-8")
             _move(made, folder)
     except OSError as e:
-        raise BadInput(f"cannot write the demo corpus to {folder}: {e.strerror or e}; give data.train=DIR") from e
+        raise BadInput(
+            f"cannot write the demo corpus to {folder}: {e.strerror or e}; give data.train=DIR"
+        ) from e
     return folder
 
 
@@ -177,7 +225,9 @@ def _move(made: Path, folder: Path) -> None:
     try:
         os.rename(made, folder)  # replaces an empty folder
     except OSError:
-        if not (folder / "metadata.csv").is_file():  # else another process was faster, with the same bytes
+        if not (
+            folder / "metadata.csv"
+        ).is_file():  # else another process was faster, with the same bytes
             raise
 
 

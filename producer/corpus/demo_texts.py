@@ -1,4 +1,6 @@
-"""What the demo corpus says: sentences of everyday life in five languages, written for this project, one a line."""
+"""What the demo corpus says: sentences of everyday life in five languages, written for this
+project, one a line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a scan warns about: things that are no reason to leave a row out, counted, the worst of each kind with its row."""
+"""What a scan warns about: things that are no reason to leave a row out, counted, the worst of each
+kind with its row.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class Finding:
 
     kind: str
     count: int = 0
-    worst: list[tuple[float, int, str, str]] = field(default_factory=list)  # value, minus its number, where it is, what is said of it
+    worst: list[tuple[float, int, str, str]] = field(
+        default_factory=list
+    )  # value, minus its number, where it is, what is said of it
     every: dict[str, str] | None = None  # row → why it is rejected, where that is asked for
 
     def add(self, where: str, said: str, value: float = 0.0) -> None:
@@ -123,11 +127,19 @@ class Finding:
 
     def to_json(self) -> dict:
         """Plain values: the rows are the worst twenty, as `file:line`."""
-        return {"kind": self.kind, "rows": self.count, "message": self.message, "worst": [w[2] for w in sorted(self.worst, reverse=True)]}
+        return {
+            "kind": self.kind,
+            "rows": self.count,
+            "message": self.message,
+            "worst": [w[2] for w in sorted(self.worst, reverse=True)],
+        }
 
 
 class _Measured:
-    """A number of each row, and the row: compared when all are known. The rows are there already; a number takes 8 bytes."""
+    """A number of each row, and the row: compared when all are known.
+
+    The rows are there already; a number takes 8 bytes.
+    """
 
     def __init__(self):
         self.values, self.rows = array("d"), []
@@ -138,15 +150,22 @@ class _Measured:
 
 
 class Findings:
-    """Collects while rows are kept; `found` at the end. Of the kinds in `every`, all rows and not the worst alone."""
+    """Collects while rows are kept; `found` at the end.
+
+    Of the kinds in `every`, all rows and not the worst alone.
+    """
 
     def __init__(self, every: Iterable[str] = ()):
-        self._kinds = {kind: Finding(kind, every={} if kind in every else None) for kind in MESSAGES}
+        self._kinds = {
+            kind: Finding(kind, every={} if kind in every else None) for kind in MESSAGES
+        }
         self._contents: set[str] = set()
         self._words = LanguageWords()
         self._split_of: dict[str, int] = {}
         self._texts: set[int] = set()
-        self._only: dict[str, str | None] = {}  # speaker → the row of its single clip; None: it has more
+        self._only: dict[
+            str, str | None
+        ] = {}  # speaker → the row of its single clip; None: it has more
         self._pace: dict[str, _Measured] = {}
         self._levels = _Measured()
         self.unknown_characters: Counter[str] = Counter()
@@ -192,8 +211,15 @@ class Findings:
                     self._kinds["softer_than_most"].add(where_of(entry.row), said, median - level)
         for language, other, own, most, rows in self._words.doubts():
             finding = self._kinds["other_language"]
-            said = f"{language}, of whose common words they have {own:.1%}, and {most:.1%} of those of {other}; set data.language"
-            for entry in self._pace[language].rows if finding.every is not None else self._pace[language].rows[:1]:
+            said = (
+                f"{language}, of whose common words they have {own:.1%}, and {most:.1%} of those of"
+                f" {other}; set data.language"
+            )
+            for entry in (
+                self._pace[language].rows
+                if finding.every is not None
+                else self._pace[language].rows[:1]
+            ):
                 finding.add(where_of(entry.row), said)
             finding.count += rows - finding.count
         if len(self._only) > 1:
@@ -203,7 +229,9 @@ class Findings:
         return [f for f in self._kinds.values() if f.count]
 
     def _compare(self, language: str, paces: _Measured) -> None:
-        """Characters per second against those of the language: the median of its rows, and what nobody speaks."""
+        """Characters per second against those of the language: the median of its rows, and what
+        nobody speaks.
+        """
         values = np.asarray(paces.values)
         median = float(np.median(values)) if len(values) >= ENOUGH else 0.0
         low = max(SLOWEST_OF.get(language, SLOWEST), median / OUT_OF_LINE)
@@ -218,8 +246,12 @@ class Findings:
                 self._kinds["faster_than_most"].add(where, said, pace)
 
 
-def misfits(rows: Iterable[tuple[CorpusRow, AudioFacts]], kinds: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Row (`file:line`) → (reason, kind) of the rows that one of `kinds` is found of: what `data.reject` leaves out."""
+def misfits(
+    rows: Iterable[tuple[CorpusRow, AudioFacts]], kinds: Iterable[str]
+) -> dict[str, tuple[str, str]]:
+    """Row (`file:line`) → (reason, kind) of the rows that one of `kinds` is found of: what
+    `data.reject` leaves out.
+    """
     findings = Findings(kinds)
     for entry, facts in rows:
         findings.look_at(entry, facts)

@@ -1,4 +1,7 @@
-"""What a scan knows of one audio file: its header, and on request its samples' level. Remembered by path, size and mtime."""
+"""What a scan knows of one audio file: its header, and on request its samples' level.
+
+Remembered by path, size and mtime.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,13 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class AudioFacts:
-    """A file's header, or why it cannot be used. What is only known of samples is None, or 0, where they were not read.
+    """A file's header, or why it cannot be used.
 
-    `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`, `tail_s`, `pause_s`: silence
-    before, after and, at the longest, between sounds. `band_hz`, `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
+    What is only known of samples is None, or 0, where they were not read.
+
+    `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`,
+    `tail_s`, `pause_s`: silence before, after and, at the longest, between sounds. `band_hz`,
+    `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
     """
 
     path: str
@@ -103,7 +109,9 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
 
 
 def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
-    """Facts of the recording; None if there is none. A file that `previous` knows unchanged is not opened, and what is no file
+    """Facts of the recording; None if there is none.
+
+    A file that `previous` knows unchanged is not opened, and what is no file
     (a named pipe, a device) never is."""
     irregular = None
     for searched in (False, True):
@@ -125,12 +133,21 @@ def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFa
 
 
 def _ambiguous(paths: list[str]) -> str:
-    shown = ", ".join(paths[:_SHOWN]) + (f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else "")
-    return f"{len(paths)} files have that name ({shown}); write the path, as seen from the metadata file"
+    shown = ", ".join(paths[:_SHOWN]) + (
+        f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    )
+    return (
+        f"{len(paths)} files have that name ({shown}); write the path, as seen from the metadata"
+        " file"
+    )
 
 
-def _look(path: str, found: os.stat_result, deep: bool, previous: Manifest | None, searched: bool) -> AudioFacts:
-    known = None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
+def _look(
+    path: str, found: os.stat_result, deep: bool, previous: Manifest | None, searched: bool
+) -> AudioFacts:
+    known = (
+        None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
+    )
     if known is not None and known.pop("facts", 0) == FACTS and (known.get("deep") or not deep):
         facts = AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
     else:

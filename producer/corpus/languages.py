@@ -1,7 +1,9 @@
-"""Whether texts are in the language that they are said to be in: by the words that no text of a language is without.
+"""Whether texts are in the language that they are said to be in: by the words that no text of a
+language is without.
 
-A corpus whose language was never set is trained as English. Scripts tell some of that (`other_script`); of languages in the same
-letters the function words do. Counts are of a whole language's rows, never of one: names and loans are in every text.
+A corpus whose language was never set is trained as English. Scripts tell some of that
+(`other_script`); of languages in the same letters the function words do. Counts are of a whole
+language's rows, never of one: names and loans are in every text.
 """
 
 from __future__ import annotations
@@ -13,18 +15,54 @@ _WORD = re.compile(r"[^\W\d_]+")
 WORDS = {
     language: frozenset(words.split())
     for language, words in {
-        "en": "the and of to in is was that it for with as on be at by this had not are but from have they which you were her all",
-        "de": "der die und das ist nicht ein eine zu den von mit sich des auf für im dem auch es werden aus er hat dass sie nach wird bei",
-        "fr": "le la les et des est une du que dans qui il elle pas pour sur au ce ne se sont avec plus par nous vous était",
-        "es": "el la los las y de que en un una es no se del por con para su lo al como más pero sus le ha este fue",
-        "pt": "o a os as e de que em um uma não é do da dos das para com por se mais como mas ao foi ele ela isso",
-        "it": "il la le gli e di che è un una non per del della dei con si da sono nel anche come più ma al ha questo",
-        "nl": "de het een en van is dat niet in op te zijn voor met die er aan als ook maar bij nog naar wordt heeft werd",
-        "pl": "i w na nie z do się że jest to o jak ale za od po co tak czy już przez był tym dla jego może",
-        "tr": "bir ve bu da de için ile çok ne gibi daha en var olan o sonra kadar ama değil olarak ben her şey mi",
-        "cs": "a v se na je že s z do i o to jako za by pro jsem ale po od si jeho podle nebo jsou byl tak",
-        "hu": "a az és hogy nem is egy meg de ez volt csak el van ki már még mint azt vagy ha kell úgy lehet minden",
-        "ru": "и в не на что он с как это по но из за то все она так его к у же вы бы мне только было от",
+        "en": (
+            "the and of to in is was that it for with as on be at by this had not are but from have"
+            " they which you were her all"
+        ),
+        "de": (
+            "der die und das ist nicht ein eine zu den von mit sich des auf für im dem auch es"
+            " werden aus er hat dass sie nach wird bei"
+        ),
+        "fr": (
+            "le la les et des est une du que dans qui il elle pas pour sur au ce ne se sont avec"
+            " plus par nous vous était"
+        ),
+        "es": (
+            "el la los las y de que en un una es no se del por con para su lo al como más pero sus"
+            " le ha este fue"
+        ),
+        "pt": (
+            "o a os as e de que em um uma não é do da dos das para com por se mais como mas ao foi"
+            " ele ela isso"
+        ),
+        "it": (
+            "il la le gli e di che è un una non per del della dei con si da sono nel anche come più"
+            " ma al ha questo"
+        ),
+        "nl": (
+            "de het een en van is dat niet in op te zijn voor met die er aan als ook maar bij nog"
+            " naar wordt heeft werd"
+        ),
+        "pl": (
+            "i w na nie z do się że jest to o jak ale za od po co tak czy już przez był tym dla"
+            " jego może"
+        ),
+        "tr": (
+            "bir ve bu da de için ile çok ne gibi daha en var olan o sonra kadar ama değil olarak"
+            " ben her şey mi"
+        ),
+        "cs": (
+            "a v se na je že s z do i o to jako za by pro jsem ale po od si jeho podle nebo jsou"
+            " byl tak"
+        ),
+        "hu": (
+            "a az és hogy nem is egy meg de ez volt csak el van ki már még mint azt vagy ha kell"
+            " úgy lehet minden"
+        ),
+        "ru": (
+            "и в не на что он с как это по но из за то все она так его к у же вы бы мне только"
+            " было от"
+        ),
         "fa": "و در به از که این را با است برای آن یک خود تا کرد بر هم نیز می شد او ما شده بود",
         "ar": "في من على أن إلى عن التي الذي هذا هذه مع ما لا كان كل لم هو قد بعد ذلك بين أو ثم",
     }.items()
@@ -56,13 +94,22 @@ class LanguageWords:
             counts[other] += sum(word in known for word in words)
 
     def doubts(self) -> list[tuple[str, str, float, float, int]]:
-        """(language, the likelier one, share of each's words, rows) of the languages that their texts do not look like."""
+        """(language, the likelier one, share of each's words, rows) of the languages that their
+        texts do not look like.
+        """
         found = []
         for language, counts in self._counts.items():
             total = self._total[language]
             best, most = counts.most_common(1)[0]
-            if total < ENOUGH or best == language or counts[language] >= OWN * total or most < OWN * total:
+            if (
+                total < ENOUGH
+                or best == language
+                or counts[language] >= OWN * total
+                or most < OWN * total
+            ):
                 continue
             if most >= OTHER * counts[language]:
-                found.append((language, best, counts[language] / total, most / total, self._rows[language]))
+                found.append(
+                    (language, best, counts[language] / total, most / total, self._rows[language])
+                )
         return found

@@ -1,4 +1,6 @@
-"""A manifest's summary for people: lines for a log, a table for a terminal, JSON for a program, and every reject as a file."""
+"""A manifest's summary for people: lines for a log, a table for a terminal, JSON for a program, and
+every reject as a file.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,13 @@ class Report:
     strip_arabic_diacritics: bool
     digest: str
     rejects: list[Reject] = field(default_factory=list)
-    # language → {"texts", "changed" (beyond case and spaces), "examples": up to twenty [before, after]}
+    # language → {"texts", "changed" (beyond case and spaces), "examples": up to twenty [before,
+    # after]}
     cleaning: dict[str, dict] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # how the files were read
-    findings: list[dict] = field(default_factory=list)  # kind, rows, message, worst: `findings.Finding.to_json`
+    findings: list[dict] = field(
+        default_factory=list
+    )  # kind, rows, message, worst: `findings.Finding.to_json`
 
     @classmethod
     def of(cls, manifest: Manifest) -> Report:
@@ -93,35 +98,67 @@ class Report:
         """BadInput: a row was rejected."""
         if self.rejected:
             reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.items())
-            raise BadInput(f"--strict: {self.rejected} of {self.kept + self.rejected} rows rejected: {reasons}")
+            raise BadInput(
+                f"--strict: {self.rejected} of {self.kept + self.rejected} rows rejected: {reasons}"
+            )
 
     def headline(self) -> str:
         """`kept=… rejected=…` and the sizes, on one line."""
         sizes = f"train={self.train} eval={self.evaluation} hours={self.hours:.2f}"
-        return f"kept={self.kept} rejected={self.rejected} {sizes} clips={self.shortest_s:.2f}..{self.longest_s:.2f}s"
+        return (
+            f"kept={self.kept} rejected={self.rejected} {sizes}"
+            f" clips={self.shortest_s:.2f}..{self.longest_s:.2f}s"
+        )
 
     def lines(self, shown_rejects: int | None = SHOWN_REJECTS) -> list[str]:
-        """Plain lines: the headline, languages, speakers, reasons, unknown characters, warnings, the first rejects (None: all)."""
+        """Plain lines: the headline, languages, speakers, reasons, unknown characters, warnings,
+        the first rejects (None: all).
+        """
         out = [self.headline()]
-        default = f" ({self.num_default_language} by default: {self.default_language})" if self.num_default_language else ""
-        out.append("languages: " + " ".join(f"{s.name}={s.clips}" for s in self.languages) + default)
+        default = (
+            f" ({self.num_default_language} by default: {self.default_language})"
+            if self.num_default_language
+            else ""
+        )
+        out.append(
+            "languages: " + " ".join(f"{s.name}={s.clips}" for s in self.languages) + default
+        )
         if {s.name for s in self.languages} & {"ar", "fa"}:
-            out.append(f"Arabic diacritics: {'removed' if self.strip_arabic_diacritics else 'kept'} (text.strip_arabic_diacritics)")
+            out.append(
+                f"Arabic diacritics: {'removed' if self.strip_arabic_diacritics else 'kept'}"
+                " (text.strip_arabic_diacritics)"
+            )
         speakers = [f"{s.name}={s.clips}" for s in self.speakers[:SHOWN_SPEAKERS]]
         more = len(self.speakers) - SHOWN_SPEAKERS
-        out.append(f"speakers ({len(self.speakers)}): {' '.join(speakers)}" + (f" and {more} more" if more > 0 else ""))
+        out.append(
+            f"speakers ({len(self.speakers)}): {' '.join(speakers)}"
+            + (f" and {more} more" if more > 0 else "")
+        )
         if self.tally:
             out.append("rejected: " + ", ".join(f"{kind} {n}" for kind, n in self.tally.items()))
         if self.unknown_characters:
-            out.append("unknown characters: " + ", ".join(f"{_character(c)} x{n}" for c, n in self.unknown_characters.items()))
-        changed = ", ".join(f"{name} {c['changed']} of {c['texts']}" for name, c in self.cleaning.items() if c["changed"])
+            out.append(
+                "unknown characters: "
+                + ", ".join(f"{_character(c)} x{n}" for c, n in self.unknown_characters.items())
+            )
+        changed = ", ".join(
+            f"{name} {c['changed']} of {c['texts']}"
+            for name, c in self.cleaning.items()
+            if c["changed"]
+        )
         if changed:
-            out.append(f"cleaning changed more than case and spaces in: {changed} (scan --texts shows examples)")
+            out.append(
+                f"cleaning changed more than case and spaces in: {changed} (scan --texts shows"
+                " examples)"
+            )
         out += self.notes
         out += [f"warning: {w}" for w in self.warnings]
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
         if shown_rejects is not None and len(self.rejects) > shown_rejects:
-            out.append(f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in RUN/rejects.tsv")
+            out.append(
+                f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in"
+                " RUN/rejects.tsv"
+            )
         return out
 
     def cleaning_lines(self) -> list[str]:
@@ -129,7 +166,10 @@ class Report:
         out = []
         for language, found in self.cleaning.items():
             for before, after in found["examples"]:
-                out += [f"{language}  {_visible(before)}", f"{' ' * len(language)}→ {_visible(after)}"]
+                out += [
+                    f"{language}  {_visible(before)}",
+                    f"{' ' * len(language)}→ {_visible(after)}",
+                ]
         return out
 
     def to_json(self) -> dict:
@@ -137,7 +177,9 @@ class Report:
         return asdict(self)
 
     def print(self, console: Console, texts: bool = False) -> None:
-        """A table and what follows it on a terminal, plain lines elsewhere; every reject; with `texts` what cleaning changes."""
+        """A table and what follows it on a terminal, plain lines elsewhere; every reject; with
+        `texts` what cleaning changes.
+        """
         lines = self.lines(None) + (self.cleaning_lines() if texts else [])
         if not console.is_terminal:
             for line in lines:
@@ -147,23 +189,37 @@ class Report:
         for column in ("", "", "clips", "hours"):
             table.add_column(column, justify="right" if column else "left")
         more = len(self.speakers) - SHOWN_SPEAKERS
-        for what, shares in (("language", self.languages), ("speaker", self.speakers[:SHOWN_SPEAKERS])):
+        for what, shares in (
+            ("language", self.languages),
+            ("speaker", self.speakers[:SHOWN_SPEAKERS]),
+        ):
             for i, share in enumerate(shares):
-                table.add_row("" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}")
+                table.add_row(
+                    "" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}"
+                )
         rest = [f"and {more} more speakers"] if more > 0 else []
         if self.num_default_language:
-            rest.append(f"{self.num_default_language} kept rows name no language: {self.default_language} (data.language)")
-        rest += [line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))]  # which the table shows
+            rest.append(
+                f"{self.num_default_language} kept rows name no language: {self.default_language}"
+                " (data.language)"
+            )
+        rest += [
+            line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))
+        ]  # which the table shows
         console.print(Text(lines[0], style="bold"))
         console.print(table)
         for line in rest:
-            console.print(Text(line, "yellow" if line.startswith("warning") else ""), soft_wrap=True)
+            console.print(
+                Text(line, "yellow" if line.startswith("warning") else ""), soft_wrap=True
+            )
 
 
 def _shares(names: list[str], ids: np.ndarray, seconds: np.ndarray) -> list[Share]:
     clips = np.bincount(ids, minlength=len(names))
     hours = np.bincount(ids, seconds, len(names)) / 3600
-    return [Share(names[i], int(clips[i]), float(hours[i])) for i in np.argsort(-hours, kind="stable")]
+    return [
+        Share(names[i], int(clips[i]), float(hours[i])) for i in np.argsort(-hours, kind="stable")
+    ]
 
 
 def _character(c: str) -> str:
@@ -178,7 +234,9 @@ def _visible(text: str) -> str:
 def missing_reason(candidates: tuple[str, ...]) -> str:
     """The reason for a file that is nowhere: every path that was tried, the likeliest first."""
     first, *others = candidates
-    return f"no such audio file; tried {first}" + (f" (and {len(others)}{_OTHERS}: {', '.join(others)})" if others else "")
+    return f"no such audio file; tried {first}" + (
+        f" (and {len(others)}{_OTHERS}: {', '.join(others)})" if others else ""
+    )
 
 
 def reject_line(reject: Reject, full: bool = False) -> str:
@@ -194,9 +252,13 @@ def reject_line(reject: Reject, full: bool = False) -> str:
 
 
 def write_rejects(rejects: list[Reject], path: Path) -> None:
-    """All rejects as tab-separated file, line, id, kind, reason, with a header; written aside and renamed."""
+    """All rejects as tab-separated file, line, id, kind, reason, with a header; written aside and
+    renamed.
+    """
     out = io.StringIO()
-    table = csv.writer(out, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE, escapechar="\\")
+    table = csv.writer(
+        out, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE, escapechar="\\"
+    )
     table.writerow(["file", "line", "id", "kind", "reason"])
     table.writerows([r.file, r.line, r.id, r.kind, r.reason] for r in rejects)
     write_atomically(path, out.getvalue())

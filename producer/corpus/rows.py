@@ -1,4 +1,6 @@
-"""The rows of all of a run's sources, before any audio is looked at: read, with language and speaker settled, duplicates refused."""
+"""The rows of all of a run's sources, before any audio is looked at: read, with language and
+speaker settled, duplicates refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from producer.corpus.readers import READERS, WITHOUT_COLUMNS, Notice, Row, RowEr
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """A row with what its source adds. `source` counts the folders, `split` is EVAL for rows of `data.val`, or of an evaluation set
+    """A row with what its source adds.
+
+    `source` counts the folders, `split` is EVAL for rows of `data.val`, or of an evaluation set
     that lies beside the training set."""
 
     row: Row
@@ -25,7 +29,9 @@ class CorpusRow:
     split: int
     language: str  # the project's code
     speaker: str
-    by_default: bool = False  # the language is `data.language`: neither the row nor its source names one
+    by_default: bool = (
+        False  # the language is `data.language`: neither the row nor its source names one
+    )
 
 
 @dataclass
@@ -48,7 +54,9 @@ class CorpusRows:
 
 
 class _Languages:
-    """Codes → the project's codes; the unknown ones are collected, so that they make one message and not one per row."""
+    """Codes → the project's codes; the unknown ones are collected, so that they make one message
+    and not one per row.
+    """
 
     def __init__(self):
         self.unknown: dict[str, list] = {}
@@ -67,7 +75,10 @@ class _Languages:
 
     def check(self) -> None:
         if self.unknown:
-            found = "; ".join(f"'{code}'{meant} in {n} rows, first at {where}" for code, (n, where, meant) in self.unknown.items())
+            found = "; ".join(
+                f"'{code}'{meant} in {n} rows, first at {where}"
+                for code, (n, where, meant) in self.unknown.items()
+            )
             raise BadInput(f"unknown language {found}; use codes like en, fa, zh-cn")
         for code in set(self._known.values()):
             try:
@@ -85,11 +96,12 @@ def _folder_names(roots: list[Path]) -> list[str]:
 def read_rows(config: Config) -> CorpusRows:
     """Read the metadata of `data.train` and `data.val`.
 
-    A row's language is its own, else its source's, else `data.language`; its speaker likewise, at last the folder's name. Of rows
-    with the same id in one file the first counts.
+    A row's language is its own, else its source's, else `data.language`; its speaker likewise, at
+    last the folder's name. Of rows with the same id in one file the first counts.
 
     Raises:
-        BadInput: no source given, a source is not there or has no readable metadata, a language is unknown or needs a package that is
+        BadInput: no source given, a source is not there or has no readable metadata, a language is
+        unknown or needs a package that is
             not installed.
     """
     if not config.data.train:
@@ -98,7 +110,9 @@ def read_rows(config: Config) -> CorpusRows:
     rows = CorpusRows()
     rows.roots = [_root(source) for source, _ in sources]
     languages = _Languages()
-    for number, ((source, split), name) in enumerate(zip(sources, _folder_names(rows.roots), strict=True)):
+    for number, ((source, split), name) in enumerate(
+        zip(sources, _folder_names(rows.roots), strict=True)
+    ):
         _read_source(rows, languages, config, source, number, split, source.speaker or name)
     languages.check()
     return rows
@@ -109,7 +123,15 @@ def _root(source: Source) -> Path:
     return path.parent if path.is_file() else path
 
 
-def _read_source(rows: CorpusRows, languages: _Languages, config: Config, source: Source, number: int, split: int, name: str) -> None:
+def _read_source(
+    rows: CorpusRows,
+    languages: _Languages,
+    config: Config,
+    source: Source,
+    number: int,
+    split: int,
+    name: str,
+) -> None:
     """Append the rows of one source; `name`: the speaker of those that name none."""
     path = Path(source.path).expanduser().absolute()
     given = source.columns or config.data.columns
@@ -117,7 +139,10 @@ def _read_source(rows: CorpusRows, languages: _Languages, config: Config, source
     rows.warnings += [f"{n.file}: {n.message}" for n in notices]
     for part, format_name, evaluation in found:
         if given and format_name in WITHOUT_COLUMNS:
-            raise BadInput(f"{part}: data.columns is set, and a corpus of the format {format_name} has no columns")
+            raise BadInput(
+                f"{part}: data.columns is set, and a corpus of the format {format_name} has no"
+                " columns"
+            )
         first_at: dict[tuple[str, str], int] = {}
         for item in READERS[format_name](part, given or None):
             if isinstance(item, Taken):
@@ -129,26 +154,50 @@ def _read_source(rows: CorpusRows, languages: _Languages, config: Config, source
             if isinstance(item, Row):
                 item = _unusual(item) or item
             if isinstance(item, RowError):
-                rows.entries.append(Reject(*map(_printable, (item.file, item.line, item.id, item.reason, item.kind))))
+                rows.entries.append(
+                    Reject(
+                        *map(_printable, (item.file, item.line, item.id, item.reason, item.kind))
+                    )
+                )
                 continue
             first = first_at.setdefault((item.file, item.id), item.line)
             if first != item.line:
-                rows.entries.append(Reject(item.file, item.line, item.id, f"duplicate id (first at line {first})", "duplicate id"))
+                rows.entries.append(
+                    Reject(
+                        item.file,
+                        item.line,
+                        item.id,
+                        f"duplicate id (first at line {first})",
+                        "duplicate id",
+                    )
+                )
                 continue
             code = item.language or source.language or config.data.language
             by_default = item.language is None and source.language is None
-            settled = languages.settle(code, f"{item.file}:{item.line}" + (", by data.language" if by_default else ""))
+            settled = languages.settle(
+                code, f"{item.file}:{item.line}" + (", by data.language" if by_default else "")
+            )
             as_split = EVAL if evaluation else split
-            rows.entries.append(CorpusRow(item, number, as_split, settled, item.speaker or name, by_default))
+            rows.entries.append(
+                CorpusRow(item, number, as_split, settled, item.speaker or name, by_default)
+            )
 
 
 def _unusual(row: Row) -> RowError | None:
-    """What no text may hold: half of a character (JSON's "\\ud800"), or a file name whose bytes are not UTF-8."""
+    """What no text may hold: half of a character (JSON's "\\ud800"), or a file name whose bytes are
+    not UTF-8.
+    """
     try:
         f"{row.file}{row.id}{row.text}{row.language}{row.speaker}".encode()
     except UnicodeEncodeError as e:
         broken = f"U+{ord(e.object[e.start]):04X}"
-        return RowError(row.file, row.line, row.id, f"holds half a character or a byte that is not UTF-8 ({broken})", "not UTF-8")
+        return RowError(
+            row.file,
+            row.line,
+            row.id,
+            f"holds half a character or a byte that is not UTF-8 ({broken})",
+            "not UTF-8",
+        )
     return None
 
 

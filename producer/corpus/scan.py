@@ -1,7 +1,8 @@
 """Sources → manifest: which rows can be trained on, and why the others cannot.
 
-Metadata is read first (`producer/corpus/rows.py`), then the headers of the audio files in threads, and the texts are cleaned and tokenised
-meanwhile. Files that an earlier manifest knows by path, size and mtime are not opened again.
+Metadata is read first (`producer/corpus/rows.py`), then the headers of the audio files in threads,
+and the texts are cleaned and tokenised meanwhile. Files that an earlier manifest knows by path,
+size and mtime are not opened again.
 """
 
 from __future__ import annotations
@@ -76,28 +77,55 @@ class _Limits:
     def of(cls, config: Config) -> _Limits:
         """BadInput: the settings allow more than the model has positions for."""
         data, gpt, audio = config.data, config.dims.gpt, config.dims.audio
-        limits = cls(round(data.min_audio_s * SAMPLE_RATE), round(data.max_audio_s * SAMPLE_RATE), data.max_text_tokens)
-        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code - (config.batching.code_phases - 1) * audio.hop_samples
+        limits = cls(
+            round(data.min_audio_s * SAMPLE_RATE),
+            round(data.max_audio_s * SAMPLE_RATE),
+            data.max_text_tokens,
+        )
+        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code - (
+            config.batching.code_phases - 1
+        ) * audio.hop_samples
         if limits.max_tokens > gpt.max_text_tokens:
-            raise BadInput(f"data.max_text_tokens={limits.max_tokens}, but the model has positions for {gpt.max_text_tokens}")
+            raise BadInput(
+                f"data.max_text_tokens={limits.max_tokens}, but the model has positions for"
+                f" {gpt.max_text_tokens}"
+            )
         if limits.max_samples > longest:
-            raise BadInput(f"data.max_audio_s={data.max_audio_s}, but the model has positions for {longest / SAMPLE_RATE:.1f} s")
+            raise BadInput(
+                f"data.max_audio_s={data.max_audio_s}, but the model has positions for"
+                f" {longest / SAMPLE_RATE:.1f} s"
+            )
         return limits
 
     def check_audio(self, num_samples: int) -> None:
         for sign, limit, wrong, kind in (
-            ("<", self.min_samples, num_samples < self.min_samples, "audio shorter than {:.4g} s (data.min_audio_s)"),
-            (">", self.max_samples, num_samples > self.max_samples, "audio longer than {:.4g} s (data.max_audio_s)"),
+            (
+                "<",
+                self.min_samples,
+                num_samples < self.min_samples,
+                "audio shorter than {:.4g} s (data.min_audio_s)",
+            ),
+            (
+                ">",
+                self.max_samples,
+                num_samples > self.max_samples,
+                "audio longer than {:.4g} s (data.max_audio_s)",
+            ),
         ):
             if wrong:
                 seconds = f"{num_samples / SAMPLE_RATE:.2f} s {sign} {limit / SAMPLE_RATE:.2f} s"
-                raise _Rejected(f"{seconds} ({num_samples} {sign} {limit} samples)", kind.format(limit / SAMPLE_RATE))
+                raise _Rejected(
+                    f"{seconds} ({num_samples} {sign} {limit} samples)",
+                    kind.format(limit / SAMPLE_RATE),
+                )
 
 
 def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int]:
-    """Indices of the evaluation set: min(most, max(1, int(fraction · N))), drawn with seed 0, no speaker losing the last utterance.
+    """Indices of the evaluation set: min(most, max(1, int(fraction · N))), drawn with seed 0, no
+    speaker losing the last utterance.
 
-    Source: coqui-tts, load_tts_samples. Fewer where the speakers have too little; none where `fraction` is 0.
+    Source: coqui-tts, load_tts_samples. Fewer where the speakers have too little; none where
+    `fraction` is 0.
     """
     speakers = np.asarray(list(speakers), np.int64)
     if fraction == 0 or not len(speakers):
@@ -117,13 +145,22 @@ def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int
 @contextmanager
 def _bar(total: int, show: bool) -> Iterator[Progress]:
     columns = (TextColumn("scan"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not (show and sys.stderr.isatty()), transient=True) as bar:
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        disable=not (show and sys.stderr.isatty()),
+        transient=True,
+    ) as bar:
         bar.add_task("scan", total=total)
         yield bar
 
 
-def _facts(rows: list[CorpusRow], threads: int, every: int, previous: Manifest | None) -> Iterator[AudioFacts | None]:
-    """Facts of each row's file, in order; of every `every`th its samples' too (1: of all, 0: of none)."""
+def _facts(
+    rows: list[CorpusRow], threads: int, every: int, previous: Manifest | None
+) -> Iterator[AudioFacts | None]:
+    """Facts of each row's file, in order; of every `every`th its samples' too (1: of all, 0: of
+    none).
+    """
 
     def work(first: int) -> list[AudioFacts | None]:
         chunk = enumerate(rows[first : first + _CHUNK], first)
@@ -135,7 +172,9 @@ def _facts(rows: list[CorpusRow], threads: int, every: int, previous: Manifest |
 
 
 class _Scan:
-    def __init__(self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter):
+    def __init__(
+        self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter
+    ):
         self.has_val = any(isinstance(e, CorpusRow) and e.split == EVAL for e in rows.entries)
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings, self.text_findings = Findings(), TextFindings()
@@ -168,7 +207,9 @@ class _Scan:
 
     def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         if facts is None:
-            raise _Rejected(missing_reason(entry.row.candidates) + entry.row.place.nowhere(), MISSING)
+            raise _Rejected(
+                missing_reason(entry.row.candidates) + entry.row.place.nowhere(), MISSING
+            )
         if facts.mtime_ns:  # else it was not opened
             self.writer.add_file(facts.path, facts.size, facts.mtime_ns, facts.remembered())
         self.num_decoded += facts.deep
@@ -198,7 +239,9 @@ class _Scan:
         self.num_default_language += entry.by_default
         if entry.split == TRAIN:
             self.train_ids.append(number)
-            self.train_speakers.append(self._speakers.setdefault(entry.speaker, len(self._speakers)))
+            self.train_speakers.append(
+                self._speakers.setdefault(entry.speaker, len(self._speakers))
+            )
         self.findings.look_at(entry, facts)
         self.text_findings.look_at(entry, clean)
 
@@ -209,14 +252,22 @@ class _Scan:
             kind = "damaged text" if isinstance(e, DamagedText) else "text cannot be read out"
             raise _Rejected(str(e), kind) from e
         if not has_words(clean):
-            raise _Rejected(f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text", "empty text")
+            raise _Rejected(
+                f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text",
+                "empty text",
+            )
         tokens = self.tokenizer.encode_clean(clean, entry.language)
         if self.tokenizer.unk in tokens or self.tokenizer.stop in tokens:
             unknown = self.tokenizer.unknown_in_clean(clean)
             self.findings.unknown_characters.update(unknown)
-            raise _Rejected(f"not in the vocabulary: {describe_characters(unknown)}", "unknown characters")
+            raise _Rejected(
+                f"not in the vocabulary: {describe_characters(unknown)}", "unknown characters"
+            )
         if len(tokens) > self.limits.max_tokens:
-            raise _Rejected(f"{len(tokens)} text tokens > {self.limits.max_tokens}", f"text >{self.limits.max_tokens} tokens")
+            raise _Rejected(
+                f"{len(tokens)} text tokens > {self.limits.max_tokens}",
+                f"text >{self.limits.max_tokens} tokens",
+            )
         return clean, tokens
 
     def check_usable(self) -> None:
@@ -227,11 +278,17 @@ class _Scan:
         if total == 0:
             raise BadInput(f"no rows in the metadata ({where})")
         if 2 * self.num_missing > total:
-            raise self._unusable(f"{self.num_missing} of {total} audio files are missing; is this the right folder? ({where})")
+            raise self._unusable(
+                f"{self.num_missing} of {total} audio files are missing; is this the right folder?"
+                f" ({where})"
+            )
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
         if self.sampled and 2 * self.num_unusable > self.num_decoded:
-            some = f"{self.num_unusable} of the {self.num_decoded} recordings that were decoded (of {total}) are unusable"
+            some = (
+                f"{self.num_unusable} of the {self.num_decoded} recordings that were decoded (of"
+                f" {total}) are unusable"
+            )
             raise self._unusable(f"{some}: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
             if not self.kept[split] and (split == TRAIN or self.has_val):
@@ -239,8 +296,12 @@ class _Scan:
 
     def _unusable(self, message: str) -> BadInput:
         more = self.tally.total() - len(self.first_rejects)
-        kinds = [r.kind for r in self.first_rejects]  # the first of each in full: no rejects.tsv will say the rest
-        lines = [reject_line(r, full=kinds.index(r.kind) == i) for i, r in enumerate(self.first_rejects)]
+        kinds = [
+            r.kind for r in self.first_rejects
+        ]  # the first of each in full: no rejects.tsv will say the rest
+        lines = [
+            reject_line(r, full=kinds.index(r.kind) == i) for i, r in enumerate(self.first_rejects)
+        ]
         lines += [f"… and {more} more"] if more else []
         return BadInput("\n  ".join([message, *lines]))
 
@@ -249,7 +310,12 @@ class _Scan:
         found = self.findings.found()
         meta = {
             "notes": self.rows.notes + self._decoded(),
-            "warnings": self.rows.warnings + self.split(config) + [f.message for f in found] + self.text_findings.messages(),
+            "warnings": (
+                self.rows.warnings
+                + self.split(config)
+                + [f.message for f in found]
+                + self.text_findings.messages()
+            ),
             "findings": [f.to_json() for f in found],
             "cleaning": self.text_findings.cleaning(),
             "unknown_characters": dict(self.findings.unknown_characters.most_common()),
@@ -273,13 +339,19 @@ class _Scan:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
         warnings = []
         if not self.has_val:
-            chosen = choose_eval(self.train_speakers, config.data.eval_fraction, config.data.eval_max)
+            chosen = choose_eval(
+                self.train_speakers, config.data.eval_fraction, config.data.eval_max
+            )
             self.writer.set_split((self.train_ids[i] for i in chosen), EVAL)
             self.kept = Counter({TRAIN: self.kept[TRAIN] - len(chosen), EVAL: len(chosen)})
         if self.kept[EVAL] == 0:
-            warnings.append("no evaluation set (data.eval_fraction is 0, or every speaker has a single clip)")
+            warnings.append(
+                "no evaluation set (data.eval_fraction is 0, or every speaker has a single clip)"
+            )
         elif self.kept[EVAL] < 5:
-            warnings.append(f"the evaluation set is small ({self.kept[EVAL]}): its loss says little")
+            warnings.append(
+                f"the evaluation set is small ({self.kept[EVAL]}): its loss says little"
+            )
         if self.kept[TRAIN] < FEW_CLIPS:
             warnings.append(f"little to train on: {self.kept[TRAIN]} clips")
         return warnings
@@ -290,8 +362,12 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
         try:
             tokenizer.require_language(language)
         except LanguageNotInVocabulary as e:
-            first = next(x for x in rows.entries if isinstance(x, CorpusRow) and x.language == language)
-            raise BadInput(f"{e} (first at {first.row.file}:{first.row.line}; set data.language or text.vocab)") from e
+            first = next(
+                x for x in rows.entries if isinstance(x, CorpusRow) and x.language == language
+            )
+            raise BadInput(
+                f"{e} (first at {first.row.file}:{first.row.line}; set data.language or text.vocab)"
+            ) from e
 
 
 def scan(
@@ -305,7 +381,8 @@ def scan(
     deep: bool | None = None,
     out: Callable[[str], None] | None = None,
 ) -> ScanResult:
-    """Scan the configured sources into a new manifest; ids count from 0 in the order of the metadata.
+    """Scan the configured sources into a new manifest; ids count from 0 in the order of the
+    metadata.
 
     Args:
         config: `data`, `model` (how many positions there are) are read.
@@ -313,20 +390,28 @@ def scan(
         tokenizer: its `clean` and `encode_clean` make the tokens.
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
-        previous: an earlier manifest (of the same path, too); files it knows unchanged are not opened.
-        deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to 2000 rows, and in 256 recordings of
+        previous: an earlier manifest (of the same path, too); files it knows unchanged are not
+        opened. deep: look at every sample for NaN, silence, damage and clipping; None: in corpora
+        of up to 2000 rows, and in 256 recordings of
             larger ones. What is not looked at `decode` finds during training.
         out: receives the report line by line.
 
     Raises:
-        BadInput: no usable row, more than half of the files missing or of those decoded unusable, a language that the vocabulary
+        BadInput: no usable row, more than half of the files missing or of those decoded unusable, a
+        language that the vocabulary
             lacks, or limits beyond the model's positions. No manifest is written then.
     """
     limits = _Limits.of(config)
     rows = read_rows(config) if rows is None else rows
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
-    every = int(deep) if deep is not None else 1 if len(candidates) <= DEEP_FILES else len(candidates) // SAMPLED_FILES
+    every = (
+        int(deep)
+        if deep is not None
+        else 1
+        if len(candidates) <= DEEP_FILES
+        else len(candidates) // SAMPLED_FILES
+    )
     threads = config.data.scan_threads or cores()
     with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
@@ -336,7 +421,11 @@ def scan(
         facts = _facts(candidates, threads, every, previous)
         if config.data.reject:
             facts = iter(looked := list(facts))
-            usable = ((e, f) for e, f in zip(candidates, looked, strict=True) if f is not None and not f.error)
+            usable = (
+                (e, f)
+                for e, f in zip(candidates, looked, strict=True)
+                if f is not None and not f.error
+            )
             job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
             if isinstance(entry, Reject):

@@ -46,7 +46,9 @@ class _Changes:
         self.changed += 1
         if len(self.examples) < EXAMPLES:
             self.examples.append([text, clean])
-        elif (place := self.draw.randrange(self.changed)) < EXAMPLES:  # each changed text is as likely to be shown
+        elif (
+            place := self.draw.randrange(self.changed)
+        ) < EXAMPLES:  # each changed text is as likely to be shown
             self.examples[place] = [text, clean]
 
 
@@ -66,7 +68,11 @@ class TextFindings:
         foreign = foreign_script(text, language)
         if foreign:
             self._foreign.setdefault(language, _Sighting()).add(where, foreign)
-        removed = {c for c in set(text) if is_silent(c) and unicodedata.category(c) not in _USUAL and c not in clean}
+        removed = {
+            c
+            for c in set(text)
+            if is_silent(c) and unicodedata.category(c) not in _USUAL and c not in clean
+        }
         if removed:
             self._removed.add(where, {c: text.count(c) for c in removed})
 
@@ -77,17 +83,28 @@ class TextFindings:
         out = []
         for language, seen in self._foreign.items():
             letters = ", ".join(f"{script} x{n}" for script, n in seen.what.most_common())
-            out.append(f"{seen.texts} texts in {language} hold letters of another script: {letters} (first at {seen.first})")
+            out.append(
+                f"{seen.texts} texts in {language} hold letters of another script: {letters} (first"
+                f" at {seen.first})"
+            )
         seen = self._removed
         if seen.texts:
             shown = dict(seen.what.most_common(_SHOWN_CHARACTERS))
-            more = f" and {len(seen.what) - len(shown)} others" if len(seen.what) > len(shown) else ""
+            more = (
+                f" and {len(seen.what) - len(shown)} others" if len(seen.what) > len(shown) else ""
+            )
             names = describe_characters(Counter(shown).elements())
-            out.append(f"{seen.texts} texts hold characters without a sound, which are left out: {names}{more} (first at {seen.first})")
+            out.append(
+                f"{seen.texts} texts hold characters without a sound, which are left out:"
+                f" {names}{more} (first at {seen.first})"
+            )
         return out
 
     def cleaning(self) -> dict[str, dict]:
         """By language: how many `texts`, how many `changed` beyond case and spaces, and `examples`
         [before, after].
         """
-        return {language: {"texts": c.texts, "changed": c.changed, "examples": c.examples} for language, c in sorted(self._changes.items())}
+        return {
+            language: {"texts": c.texts, "changed": c.changed, "examples": c.examples}
+            for language, c in sorted(self._changes.items())
+        }

@@ -1,4 +1,6 @@
-"""A run's side of what it begins with (`model.weights`): whether it suits the settings, and the copy that the run keeps of it."""
+"""A run's side of what it begins with (`model.weights`): whether it suits the settings, and the
+copy that the run keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,18 @@ from common.xtts.text.tokenizer import Tokenizer
 
 
 def from_within(config: Config, existing: RunFolder | None) -> Config:
-    """Settings with the run's own copy of what it began with, where that is what they name: it may be gone from its old place."""
-    if existing is None or config.model.weights != existing.config.model.weights or existing.pretrained is None:
+    """Settings with the run's own copy of what it began with, where that is what they name: it may
+    be gone from its old place.
+    """
+    if (
+        existing is None
+        or config.model.weights != existing.config.model.weights
+        or existing.pretrained is None
+    ):
         return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"weights": str(existing.pretrained)})})
+    return config.model_copy(
+        update={"model": config.model.model_copy(update={"weights": str(existing.pretrained)})}
+    )
 
 
 def check(config: Config, start: Beginning) -> None:
@@ -25,17 +35,23 @@ def check(config: Config, start: Beginning) -> None:
     m = config.model
     if m.size != "xtts" or m.layers is not None:
         raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
-    missing = (("DVAE", m.dvae or start.dvae, "--dvae dvae.pth"), ("vocabulary", config.text.vocab or start.vocab, "--vocab vocab.json"))
+    missing = (
+        ("DVAE", m.dvae or start.dvae, "--dvae dvae.pth"),
+        ("vocabulary", config.text.vocab or start.vocab, "--vocab vocab.json"),
+    )
     for what, path, flag in missing:
         if path is None:
             raise BadInput(
-                f"{m.weights} was imported without its {what}, and training needs the one that the model was trained with: "
-                f"`launch.py import-coqui` again with {flag}"
+                f"{m.weights} was imported without its {what}, and training needs the one that the"
+                f" model was trained with: `launch.py import-coqui` again with {flag}"
             )
 
 
 def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginning) -> Path:
-    """The folder of weights of what the run begins with, made aside unless the run has it. BadInput: parts that are no pair."""
+    """The folder of weights of what the run begins with, made aside unless the run has it.
+
+    BadInput: parts that are no pair.
+    """
     if existing is not None and existing.pretrained == start.pieces:
         folder = start.pieces
     else:
@@ -46,11 +62,16 @@ def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginni
 
 
 def _check_pairs(config: Config, folder: Path) -> None:
-    """BadInput where model.dvae or model.mel_stats are not those that the GPT in `folder` was trained with, and that is not meant."""
+    """BadInput where model.dvae or model.mel_stats are not those that the GPT in `folder` was
+    trained with, and that is not meant.
+    """
     if config.model.other_dvae:
         return
     trained_with = pretrained.dvae_of_gpt(folder)
-    for key, expected in (("dvae", trained_with), ("mel_stats", pretrained.contents_digest(folder / "mel_stats.safetensors"))):
+    for key, expected in (
+        ("dvae", trained_with),
+        ("mel_stats", pretrained.contents_digest(folder / "mel_stats.safetensors")),
+    ):
         path = getattr(config.model, key)
         if path is None or expected is None:
             continue
@@ -58,25 +79,32 @@ def _check_pairs(config: Config, folder: Path) -> None:
             same = pretrained.contents_digest(path) == expected
         if not same:
             raise BadInput(
-                f"model.{key}={path} is not what {config.model.weights} was trained with (the digests differ), and its GPT would hear "
-                f"noise: leave model.{key} out, or set model.other_dvae=true if you mean it"
+                f"model.{key}={path} is not what {config.model.weights} was trained with (the"
+                f" digests differ), and its GPT would hear noise: leave model.{key} out, or set"
+                " model.other_dvae=true if you mean it"
             )
 
 
 def check_rows(config: Config, tokenizer: Tokenizer, start: Beginning) -> str:
-    """A line on how the vocabulary and the imported model's rows go together. BadInput where they do not: an old id means another token."""
+    """A line on how the vocabulary and the imported model's rows go together.
+
+    BadInput where they do not: an old id means another token.
+    """
     rows, folder = start.dims.gpt.num_text_tokens, config.model.weights
     if tokenizer.vocab_size < rows:
         raise BadInput(
-            f"the vocabulary has {tokenizer.vocab_size} ids, the model in {folder} has {rows}: name the vocabulary it was trained with, or "
-            "one that extends it, in text.vocab"
+            f"the vocabulary has {tokenizer.vocab_size} ids, the model in {folder} has {rows}: name"
+            " the vocabulary it was trained with, or one that extends it, in text.vocab"
         )
     if start.vocab is not None:
         own = Tokenizer.load(start.vocab)
         moved = [i for i in range(rows) if own.token(i) != tokenizer.token(i)]
         if moved:
             named = ", ".join(f"{i} {own.token(i)!r} → {tokenizer.token(i)!r}" for i in moved[:20])
-            raise BadInput(f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning ({named}): only new ids may be added")
+            raise BadInput(
+                f"text.vocab gives {len(moved)} of the model's {rows} ids another meaning"
+                f" ({named}): only new ids may be added"
+            )
     return f"text rows of the model: {rows} kept, {tokenizer.vocab_size - rows} new"
 
 
@@ -84,5 +112,13 @@ def notes(config: Config, start: Beginning) -> list[str]:
     """What a user should know of a run that goes on with another one's weights."""
     keys = ("coqui_cleaning", "strip_arabic_diacritics")
     now = {key: getattr(config.text, key) for key in keys}
-    changed = [f"text.{k}={now[k]}, there {start.text_settings[k]}" for k in keys if start.text_settings.get(k, now[k]) != now[k]]
-    return [f"texts are cleaned otherwise than in {start.text}: {', '.join(changed)}"] if changed else []
+    changed = [
+        f"text.{k}={now[k]}, there {start.text_settings[k]}"
+        for k in keys
+        if start.text_settings.get(k, now[k]) != now[k]
+    ]
+    return (
+        [f"texts are cleaned otherwise than in {start.text}: {', '.join(changed)}"]
+        if changed
+        else []
+    )

@@ -1,7 +1,8 @@
 """Creating a run folder, or finding that the one there is the same run.
 
-Order of birth: read the metadata → vocabulary → scan → mel statistics → plans → identity. Everything is made aside and moved in at
-the end, so a folder either is a run or is not. No TensorFlow, no GPU: whatever is wrong with the input is found here.
+Order of birth: read the metadata → vocabulary → scan → mel statistics → plans → identity.
+Everything is made aside and moved in at the end, so a folder either is a run or is not. No
+TensorFlow, no GPU: whatever is wrong with the input is found here.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ log = logging.getLogger(__name__)
 _MEL_STATS_CLIPS = 64
 
 
-def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str], None] = log.info) -> RunFolder:
+def prepare_run(
+    config: Config, *, on_cpu: bool, cores: int, out: Callable[[str], None] = log.info
+) -> RunFolder:
     """Create `config.run`, or resume it.
 
     Args:
@@ -63,14 +66,21 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
         out: receives lines for the user.
 
     Raises:
-        BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds another run (says what differs).
+        BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds
+        another run (says what differs).
     """
     folder = config.run_dir
     if config.parity:
-        out(f"parity {config.parity}: " + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items()))
+        out(
+            f"parity {config.parity}: "
+            + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items())
+        )
     existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
     if existing is None and folder.exists() and (folder / "checkpoints").exists():
-        raise BadInput(f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another run= folder")
+        raise BadInput(
+            f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another"
+            " run= folder"
+        )
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
@@ -85,10 +95,14 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
     except OSError as e:
-        raise BadInput(f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder") from e
+        raise BadInput(
+            f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
+        ) from e
     try:
         identity = _make(config, aside, existing, start, out)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"weights": named})})
+        config = config.model_copy(
+            update={"model": config.model.model_copy(update={"weights": named})}
+        )
         if existing is None:
             _move_in(config, aside, folder, identity)
             out(f"created {folder}")
@@ -98,10 +112,14 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
             lost = compare(identity, existing, config, aside / "manifest.sqlite")
             if lost:
                 out(
-                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or unusable ({names(lost)}); the run goes "
-                    "on as it was planned, and sets them aside when their turn comes. To train on them, restore the files and start again"
+                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
+                    f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
+                    " aside when their turn comes. To train on them, restore the files and start"
+                    " again"
                 )
-            for name in ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv"):  # of the same corpus, wherever it lies now
+            for name in (
+                ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
+            ):  # of the same corpus, wherever it lies now
                 os.replace(aside / name, folder / name)
             config_module.dump(config, folder / "config.yaml")
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
@@ -114,9 +132,15 @@ def prepare_run(config: Config, *, on_cpu: bool, cores: int, out: Callable[[str]
 
 def _check(config: Config, start: Beginning | None) -> None:
     if config.dvae.crop_frames % 4:
-        raise BadInput(f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so it must be a multiple of 4")
+        raise BadInput(
+            f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so"
+            " it must be a multiple of 4"
+        )
     if config.model.dvae and not config.model.mel_stats and start is None:
-        raise BadInput("model.dvae needs model.mel_stats: codes mean nothing without the statistics the DVAE was trained with")
+        raise BadInput(
+            "model.dvae needs model.mel_stats: codes mean nothing without the statistics the DVAE"
+            " was trained with"
+        )
     for key in ("dvae", "mel_stats"):
         path = getattr(config.model, key)
         if path and not Path(path).is_file():
@@ -126,29 +150,58 @@ def _check(config: Config, start: Beginning | None) -> None:
     if start is not None:
         begin.check(config, start)
     elif config.dvae.tune and not config.model.dvae:
-        raise BadInput("dvae.tune needs a DVAE to go on with: model.weights, or model.dvae with model.mel_stats")
+        raise BadInput(
+            "dvae.tune needs a DVAE to go on with: model.weights, or model.dvae with"
+            " model.mel_stats"
+        )
 
 
 def _keep_arithmetic(config: Config, old: Config) -> Config:
     """The precision that was chosen when the run was created stays, unless another is asked for."""
-    kept = {k: getattr(old.train, k) for k in ("precision", "attention_dropout") if getattr(config.train, k) is None}
+    kept = {
+        k: getattr(old.train, k)
+        for k in ("precision", "attention_dropout")
+        if getattr(config.train, k) is None
+    }
     return config.model_copy(update={"train": config.train.model_copy(update=kept)})
 
 
 def _keep_machine_settings(config: Config, old: Config) -> Config:
-    """Threads, determinism and compile mode decide the bits: they stay what they were when the run was created."""
+    """Threads, determinism and compile mode decide the bits: they stay what they were when the run
+    was created.
+    """
     for name in ("deterministic", "jit"):
         if getattr(config, name) != getattr(old, name):
-            log.warning("%s stays %s as in the run so far (this start would choose %s)", name, getattr(old, name), getattr(config, name))
+            log.warning(
+                "%s stays %s as in the run so far (this start would choose %s)",
+                name,
+                getattr(old, name),
+                getattr(config, name),
+            )
     if config.threads != old.threads:
-        log.warning("thread counts stay as they were when the run was created: %s", old.threads.model_dump())
-    return config.model_copy(update={"deterministic": old.deterministic, "jit": old.jit, "threads": Threads(**old.threads.model_dump())})
+        log.warning(
+            "thread counts stay as they were when the run was created: %s", old.threads.model_dump()
+        )
+    return config.model_copy(
+        update={
+            "deterministic": old.deterministic,
+            "jit": old.jit,
+            "threads": Threads(**old.threads.model_dump()),
+        }
+    )
 
 
-# -- making ------------------------------------------------------------------------------------------------------------------------
+# -- making
+# --------------------------------------------------------------------------------------------------
 
 
-def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginning | None, out: Callable[[str], None]) -> dict:
+def _make(
+    config: Config,
+    aside: Path,
+    existing: RunFolder | None,
+    start: Beginning | None,
+    out: Callable[[str], None],
+) -> dict:
     """Fill `aside` with everything a run consists of; returns its identity."""
     rows = read_rows(config)
     tokenizer = make_vocabulary(config, rows, existing, out, start)
@@ -160,17 +213,33 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginn
     check_samples(config, tokenizer, config.dims.gpt.max_text_tokens - 1)
     tokenizer.save(aside / "vocab.json")
     result: ScanResult = scan(
-        config, aside / "manifest.sqlite", tokenizer, rows=rows, previous=existing.manifest if existing is not None else None
+        config,
+        aside / "manifest.sqlite",
+        tokenizer,
+        rows=rows,
+        previous=existing.manifest if existing is not None else None,
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     stats = _mel_stats(config, manifest, existing, dims, begun)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
-    dvae = Path(config.model.dvae) if config.model.dvae else None if begun is None else begun / "dvae.safetensors"
+    dvae = (
+        Path(config.model.dvae)
+        if config.model.dvae
+        else None
+        if begun is None
+        else begun / "dvae.safetensors"
+    )
     if dvae is not None:
         (aside / "dvae").mkdir()
-        shutil.copyfile(dvae, aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"))
-    plans = {s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims) for s in stages_of(config.model.size)}
+        shutil.copyfile(
+            dvae,
+            aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
+        )
+    plans = {
+        s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims)
+        for s in stages_of(config.model.size)
+    }
     _check_memory(config, aside, dims)
     for line in _plan_lines(config, aside, manifest, dims):
         out(line)
@@ -203,27 +272,47 @@ def _make(config: Config, aside: Path, existing: RunFolder | None, start: Beginn
 
 
 def make_vocabulary(
-    config: Config, rows: CorpusRows, existing: RunFolder | None, out: Callable[[str], None], start: Beginning | None = None
+    config: Config,
+    rows: CorpusRows,
+    existing: RunFolder | None,
+    out: Callable[[str], None],
+    start: Beginning | None = None,
 ) -> Tokenizer:
-    """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus. BadInput: it cannot be had."""
+    """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus.
+
+    BadInput: it cannot be had.
+    """
     vocab = config.text.vocab or (None if start is None else start.vocab)
-    options = {"keep_diacritics": not config.text.strip_arabic_diacritics, "parity": config.text.coqui_cleaning}
+    options = {
+        "keep_diacritics": not config.text.strip_arabic_diacritics,
+        "parity": config.text.coqui_cleaning,
+    }
     try:
         if existing is not None and (config.text.extend or not vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
         if vocab:
             return _extended(Tokenizer.load(vocab, **options), config, rows, out)
         if config.text.extend:
-            raise BadInput("text.extend needs a vocabulary to extend: set text.vocab, or model.weights")
+            raise BadInput(
+                "text.extend needs a vocabulary to extend: set text.vocab, or model.weights"
+            )
         tokenizer = Tokenizer.train(rows.pairs(), config.text.vocab_size, rows.languages, **options)
     except VocabularyError as e:
         raise BadInput(str(e)) from e
-    out(f"vocabulary: {tokenizer.vocab_size} tokens learnt from the corpus, languages {', '.join(tokenizer.languages)}")
+    out(
+        f"vocabulary: {tokenizer.vocab_size} tokens learnt from the corpus, languages"
+        f" {', '.join(tokenizer.languages)}"
+    )
     return tokenizer
 
 
-def _extended(tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Callable[[str], None]) -> Tokenizer:
-    """The vocabulary with `text.extend`'s languages, learnt from their texts. VocabularyError as of `Tokenizer.extend`."""
+def _extended(
+    tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Callable[[str], None]
+) -> Tokenizer:
+    """The vocabulary with `text.extend`'s languages, learnt from their texts.
+
+    VocabularyError as of `Tokenizer.extend`.
+    """
     extend = config.text.extend
     if extend is None:
         return tokenizer
@@ -233,15 +322,29 @@ def _extended(tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Calla
         raise BadInput(f"text.extend.languages: {e}") from e
     absent = [language for language in languages if language not in rows.languages]
     if absent:
-        raise BadInput(f"text.extend.languages: the corpus has no texts in {', '.join(absent)}; it has {', '.join(rows.languages)}")
+        raise BadInput(
+            f"text.extend.languages: the corpus has no texts in {', '.join(absent)}; it has"
+            f" {', '.join(rows.languages)}"
+        )
     pairs = (pair for pair in rows.pairs() if pair[1] in languages)
     longer = tokenizer.extend(pairs, languages, extend.tokens)
-    out(f"vocabulary: {tokenizer.vocab_size} ids kept, {longer.vocab_size - tokenizer.vocab_size} new for {', '.join(languages)}")
+    out(
+        f"vocabulary: {tokenizer.vocab_size} ids kept, {longer.vocab_size - tokenizer.vocab_size}"
+        f" new for {', '.join(languages)}"
+    )
     return longer
 
 
-def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, dims: ModelDims, begun: Path | None) -> np.ndarray:
-    """float32[80]: the given statistics, or the mean |log-mel| per channel over a fixed sample of the training clips."""
+def _mel_stats(
+    config: Config,
+    manifest: Manifest,
+    existing: RunFolder | None,
+    dims: ModelDims,
+    begun: Path | None,
+) -> np.ndarray:
+    """float32[80]: the given statistics, or the mean |log-mel| per channel over a fixed sample of
+    the training clips.
+    """
     given = config.model.mel_stats or (None if begun is None else begun / "mel_stats.safetensors")
     if given is not None:
         try:
@@ -250,24 +353,35 @@ def _mel_stats(config: Config, manifest: Manifest, existing: RunFolder | None, d
             raise BadInput(f"model.mel_stats={given} is not a safetensors file: {e}") from e
         stats = arrays.get("mel_stats")
         if stats is None or stats.shape != (dims.audio.num_mels,):
-            raise BadInput(f"{given}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has {sorted(arrays)}")
+            raise BadInput(
+                f"{given}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has"
+                f" {sorted(arrays)}"
+            )
         return stats.astype(np.float32)
     if not any(s.networks for s in stages_of(config.model.size)):
         return np.ones(dims.audio.num_mels, np.float32)
     if existing is not None and existing.manifest.digest == manifest.digest:
         return existing.mel_stats
     ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
-    chosen = ids[np.argsort(stateless_random.draws(stateless_random.key(0, len(ids)), np.arange(len(ids))))[:_MEL_STATS_CLIPS]]
+    chosen = ids[
+        np.argsort(stateless_random.draws(stateless_random.key(0, len(ids)), np.arange(len(ids))))[
+            :_MEL_STATS_CLIPS
+        ]
+    ]
     errors: list[DecodeError] = []
     waves = _decodable(manifest, np.sort(chosen), errors)
     first = next(waves, None)
     if first is None:
         shown = "\n  ".join(map(str, errors[:10]))
-        raise BadInput(f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}")
+        raise BadInput(
+            f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}"
+        )
     return filterbank.mel_stats(itertools.chain([first], waves))
 
 
-def _decodable(manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]) -> Iterator[np.ndarray]:
+def _decodable(
+    manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]
+) -> Iterator[np.ndarray]:
     for u in manifest.utterances(ids):
         try:
             yield decode(u.path)
@@ -276,12 +390,16 @@ def _decodable(manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]) -
             log.warning("not used for the mel statistics: %s", e)
 
 
-def _plans(config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims) -> dict[str, str]:
+def _plans(
+    config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims
+) -> dict[str, str]:
     """Write both plans of a stage; returns their digests."""
     columns = manifest.columns()
     n = len(columns["split"])
     if stage.crops:
-        buckets = [Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)]
+        buckets = [
+            Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)
+        ]
         of = np.zeros(n, np.int16)
     else:
         buckets, of = make_buckets(
@@ -295,28 +413,39 @@ def _plans(config: Config, folder: Path, stage: StageSpec, manifest: Manifest, d
         )
     seed = int(stateless_random.key(config.seed, STAGES.index(stage.name)) >> np.uint64(1))
     digests = {}
-    for name, split, sampling in (("train", TRAIN, config.batching.sampling), ("eval", EVAL, "fixed")):
+    for name, split, sampling in (
+        ("train", TRAIN, config.batching.sampling),
+        ("eval", EVAL, "fixed"),
+    ):
         ids, pool = np.flatnonzero(columns["split"] == split), None
         if not stage.crops and config.batching.prompt == "speaker":
-            # Training never hears the evaluation set. An evaluation may take its voices from both: nothing is learnt from it.
+            # Training never hears the evaluation set. An evaluation may take its voices from both:
+            # nothing is learnt from it.
             lenders = ids if name == "train" else np.arange(n)
             pool = lenders, columns["speaker"][lenders]
         rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
-        digests[name] = write_plan(folder, name, rows, seed=seed, sampling=sampling, buckets=buckets)
+        digests[name] = write_plan(
+            folder, name, rows, seed=seed, sampling=sampling, buckets=buckets
+        )
     return digests
 
 
 def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
     """BadInput where the window times the largest batch is more than the budget."""
-    buckets = [(s.kind, b) for s in stages_of(config.model.size) for b in Plan.open(aside / "plan" / s.name, "train").buckets]
+    buckets = [
+        (s.kind, b)
+        for s in stages_of(config.model.size)
+        for b in Plan.open(aside / "plan" / s.name, "train").buckets
+    ]
     sizes = [num_bytes(kind, bucket, dims, config.transport.mel_dtype) for kind, bucket in buckets]
     window = config.transport.high_water_mark
     if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
         fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
         raise BadInput(
-            f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is "
-            f"{window * max(sizes) / 1e6:.0f} MB, over transport.memory_budget_mb={config.transport.memory_budget_mb}; "
-            f"{fits} batches would fit"
+            f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is"
+            f" {window * max(sizes) / 1e6:.0f} MB, over"
+            f" transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches"
+            " would fit"
         )
 
 
@@ -325,18 +454,27 @@ def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
     shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
     columns, ids = manifest.columns(), np.asarray(plan.order)
-    lengths = row_lengths(columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config))[columns["split"] == TRAIN]
+    lengths = row_lengths(
+        columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config)
+    )[columns["split"] == TRAIN]
     padding = padded_share(lengths, [b.row_len for b in plan.buckets])
     lines = [
-        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances, {plan.batches_per_epoch} batches/epoch; "
-        f"rows x positions {shapes}, {100 * padding:.1f} % of them padding"
+        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances,"
+        f" {plan.batches_per_epoch} batches/epoch; rows x positions {shapes}, {100 * padding:.1f} %"
+        " of them padding"
     ]
     if config.batching.prompt == "speaker":
         alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
-        lines.append(f"conditioning clips: of another utterance of the speaker; {alone} utterances are their speaker's only one")
+        lines.append(
+            f"conditioning clips: of another utterance of the speaker; {alone} utterances are their"
+            " speaker's only one"
+        )
     elif config.batching.mask_prompt is True and len(ids):
         share = hidden_share(columns["num_samples"][ids], dims.audio)
-        lines.append(f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no targets (see batching.prompt)")
+        lines.append(
+            f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no"
+            " targets (see batching.prompt)"
+        )
     return lines
 
 
@@ -344,11 +482,20 @@ def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) 
     return most_codes(columns["num_samples"], config.batching.code_phases, dims.audio)
 
 
-# -- same run? ---------------------------------------------------------------------------------------------------------------------
+# -- same run?
+# --------------------------------------------------------------------------------------------------
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
-    for name in ("manifest.sqlite", "vocab.json", "mel_stats.safetensors", "rejects.tsv", "plan", "dvae", beginning.FOLDER):
+    for name in (
+        "manifest.sqlite",
+        "vocab.json",
+        "mel_stats.safetensors",
+        "rejects.tsv",
+        "plan",
+        "dvae",
+        beginning.FOLDER,
+    ):
         if (aside / name).exists():
             target = folder / name
             if target.is_dir():

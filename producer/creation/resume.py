@@ -1,4 +1,6 @@
-"""Whether a folder holds the run that is asked for, and what its corpus has lost since the run was created."""
+"""Whether a folder holds the run that is asked for, and what its corpus has lost since the run was
+created.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _NAMED = 3
 
 @dataclass
 class Difference:
-    """Utterances by what training sees of them. `moved`: the folders are others, so that nothing can be compared by its path."""
+    """Utterances by what training sees of them.
+
+    `moved`: the folders are others, so that nothing can be compared by its path.
+    """
 
     gone: list[Utterance] = field(default_factory=list)
     new: list[Utterance] = field(default_factory=list)
@@ -32,7 +37,11 @@ class Difference:
         return bool(self.gone) and not self.new and not self.moved
 
     def __str__(self) -> str:
-        parts = [f"{what}: {len(of)} ({names(of)})" for what, of in (("gone or unusable", self.gone), ("new or changed", self.new)) if of]
+        parts = [
+            f"{what}: {len(of)} ({names(of)})"
+            for what, of in (("gone or unusable", self.gone), ("new or changed", self.new))
+            if of
+        ]
         return ", ".join(parts)
 
 
@@ -53,12 +62,25 @@ def difference(old: Manifest, new: Manifest) -> Difference:
 def names(of: Iterable[Utterance]) -> str:
     """The paths of the first few."""
     paths = [str(u.path) for u in of]
-    return ", ".join(paths[:_NAMED]) + (f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else "")
+    return ", ".join(paths[:_NAMED]) + (
+        f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    )
 
 
 def _seen(u: Utterance) -> tuple:
     """All but its number and its split, which depend on the others."""
-    return (u.path, u.text, u.clean, u.tokens.tobytes(), u.language, u.speaker, u.num_samples, u.source_rate, u.source_frames, u.size)
+    return (
+        u.path,
+        u.text,
+        u.clean,
+        u.tokens.tobytes(),
+        u.language,
+        u.speaker,
+        u.num_samples,
+        u.source_rate,
+        u.source_frames,
+        u.size,
+    )
 
 
 def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) -> list[Utterance]:
@@ -70,7 +92,9 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     Raises:
         BadInput: it is another run than the folder's; names what differs.
     """
-    unsaid = {"code_phases": existing.config.batching.code_phases}  # of runs made before their identity said so
+    unsaid = {
+        "code_phases": existing.config.batching.code_phases
+    }  # of runs made before their identity said so
     differs = [k for k in identity if identity[k] != existing.identity.get(k, unsaid.get(k))]
     if not differs:
         return []
@@ -83,13 +107,19 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
         if set(differs) <= {"manifest", "plan", "mel_stats"} and changes.only_losses and few:
             return changes.gone
         files = f"; clips {changes}" if changes.gone or changes.new else ""
-    old, new = ({s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config))
+    old, new = (
+        {s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config)
+    )
     changed = sorted(set(_flat(old).items()) ^ set(_flat(new).items()))
     keys = sorted({k for k, _ in changed})
-    settings = "; ".join(f"{k}: {_flat(old).get(k)} there, {_flat(new).get(k)} now" for k in keys) or "the files of the corpus changed"
+    settings = (
+        "; ".join(f"{k}: {_flat(old).get(k)} there, {_flat(new).get(k)} now" for k in keys)
+        or "the files of the corpus changed"
+    )
     raise BadInput(
-        f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}{files}). Give the new run a folder of its own "
-        f"with run=…, or restore the old {'files and ' if files else ''}settings to resume"
+        f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}{files}). Give"
+        " the new run a folder of its own with run=…, or restore the old"
+        f" {'files and ' if files else ''}settings to resume"
     )
 
 
@@ -97,18 +127,31 @@ def without_effect(run: RunFolder, config: Config) -> list[str]:
     """Settings that differ from the run's and change nothing any more, each with why."""
     found = []
     if config.text.vocab_size != run.config.text.vocab_size and not config.text.vocab:
-        found.append(f"text.vocab_size={config.text.vocab_size}: the vocabulary was learnt when the run was created")
+        found.append(
+            f"text.vocab_size={config.text.vocab_size}: the vocabulary was learnt when the run was"
+            " created"
+        )
     if config.dvae != run.config.dvae and run.dvae_weights.is_file():
-        old, new = _flat(run.config.dvae.model_dump(), "dvae"), _flat(config.dvae.model_dump(), "dvae")
+        old, new = (
+            _flat(run.config.dvae.model_dump(), "dvae"),
+            _flat(config.dvae.model_dump(), "dvae"),
+        )
         changed = ", ".join(f"{k}={v}" for k, v in new.items() if v != old.get(k))
-        found.append(f"{changed}: stage 1 has ended" if run.identity["trains_dvae"] else f"{changed}: the DVAE was given")
+        found.append(
+            f"{changed}: stage 1 has ended"
+            if run.identity["trains_dvae"]
+            else f"{changed}: the DVAE was given"
+        )
     return found
 
 
 def newest(run: RunFolder) -> str:
     """The newest checkpoint's stage and step."""
     for stage in reversed(run.stages):
-        names = (p.name.removeprefix("step-") for p in (run.stage_folder(stage) / "checkpoints").glob("step-*"))
+        names = (
+            p.name.removeprefix("step-")
+            for p in (run.stage_folder(stage) / "checkpoints").glob("step-*")
+        )
         steps = [int(name) for name in names if name.isdecimal()]
         if steps:
             return f"{stage} step {max(steps)}"
@@ -118,10 +161,19 @@ def newest(run: RunFolder) -> str:
 def _set_aside(run: RunFolder) -> set[int]:
     """Ids of the clips that turned out bad while it trained."""
     files = [run.stage_folder(stage) / "quarantine.jsonl" for stage in run.stages]
-    return {json.loads(line)["id"] for file in files if file.is_file() for line in file.read_text().splitlines()}
+    return {
+        json.loads(line)["id"]
+        for file in files
+        if file.is_file()
+        for line in file.read_text().splitlines()
+    }
 
 
 def _flat(tree, prefix: str = "") -> dict[str, str]:
     if not isinstance(tree, dict):
         return {prefix: repr(tree)}
-    return {k: v for name, sub in tree.items() for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()}
+    return {
+        k: v
+        for name, sub in tree.items()
+        for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()
+    }

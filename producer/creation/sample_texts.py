@@ -1,4 +1,6 @@
-"""What the samples will say, tried before a run is created: every text tokenised, every reference clip read. No TensorFlow."""
+"""What the samples will say, tried before a run is created: every text tokenised, every reference
+clip read. No TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> None:
-    """BadInput names the setting: a text that the vocabulary cannot say, a clip that cannot be read or is too short for a voice.
+    """BadInput names the setting: a text that the vocabulary cannot say, a clip that cannot be read
+    or is too short for a voice.
 
     Args:
         most_tokens: of one text, in the model; longer ones are spoken in pieces.
@@ -26,21 +29,31 @@ def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> Non
             pieces(tokenizer, text.text, text.language or config.data.language, most_tokens)
         except (ValueError, LanguageUnavailable) as e:
             raise BadInput(
-                f"samples.texts[{i}] ({text.text[:40]!r}) cannot be spoken: {e}. Change the text, or name its language: "
-                "samples.texts='[{text: …, language: de}]'"
+                f"samples.texts[{i}] ({text.text[:40]!r}) cannot be spoken: {e}. Change the text,"
+                " or name its language: samples.texts='[{text: …, language: de}]'"
             ) from e
     named = {f"samples.references[{i}]": path for i, path in enumerate(samples.references)}
-    named |= {f"samples.texts[{i}].reference": text.reference for i, text in enumerate(samples.texts) if text.reference is not None}
+    named |= {
+        f"samples.texts[{i}].reference": text.reference
+        for i, text in enumerate(samples.texts)
+        if text.reference is not None
+    }
     for key, path in named.items():
         try:
             seconds = load_reference(path, config.dims.audio.sample_rate).seconds
         except ReferenceClipError as e:
-            raise BadInput(f"{key}: {e}; name a recording of 3 s or more (WAV, FLAC, MP3, OGG)") from e
+            raise BadInput(
+                f"{key}: {e}; name a recording of 3 s or more (WAV, FLAC, MP3, OGG)"
+            ) from e
         if seconds < MIN_SECONDS:
-            raise BadInput(f"{key}: {path} is {seconds:.2f} s long; a voice needs {MIN_SECONDS} s at least, 3 s or more are good")
+            raise BadInput(
+                f"{key}: {path} is {seconds:.2f} s long; a voice needs {MIN_SECONDS} s at least, 3"
+                " s or more are good"
+            )
     if samples.every and samples.every % config.train.save_every:
         log.warning(
-            "samples.every=%d is no multiple of train.save_every=%d: samples are made of the first checkpoint at or after each multiple",
+            "samples.every=%d is no multiple of train.save_every=%d: samples are made of the first"
+            " checkpoint at or after each multiple",
             samples.every,
             config.train.save_every,
         )

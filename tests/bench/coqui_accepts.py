@@ -2,14 +2,17 @@
 
     python tests/bench/coqui_accepts.py --coqui venv-0.27/bin/python --coqui venv-0.28/bin/python [--work runs/coqui_accepts]
 
-Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57 (coqui-tts 0.28.0 does not speak with 5.24), and
-pypinyin, cutlet, fugashi, unidic-lite and hangul-romanize; and babel and ftfy, which `coqui_languages.py` asks for.
-With each: Coqui's own classes make a model of XTTS's width with two layers and random weights, as its folder; imported here, fine-tuned for
-some steps on the CPU on English, German, Arabic and (new) Persian, and exported. Then Coqui loads the folder as its README says and speaks;
-tokens of its tokenizer are compared with ours; folder -> import -> export gives equal bits.
+Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57
+(coqui-tts 0.28.0 does not speak with 5.24), and pypinyin, cutlet, fugashi, unidic-lite and
+hangul-romanize; and babel and ftfy, which `coqui_languages.py` asks for. With each: Coqui's own
+classes make a model of XTTS's width with two layers and random weights, as its folder; imported
+here, fine-tuned for some steps on the CPU on English, German, Arabic and (new) Persian, and
+exported. Then Coqui loads the folder as its README says and speaks; tokens of its tokenizer are
+compared with ours; folder -> import -> export gives equal bits.
 
-Coqui's package and ours both have a module `trainer`: they never share a process. Prints a line per check; exit 1 if one fails.
-Where torchaudio's native library or decoder does not load beside the build of torch, stand-ins decode WAV with soundfile.
+Coqui's package and ours both have a module `trainer`: they never share a process. Prints a line per
+check; exit 1 if one fails. Where torchaudio's native library or decoder does not load beside the
+build of torch, stand-ins decode WAV with soundfile.
 """
 
 from __future__ import annotations
@@ -24,14 +27,51 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LANGUAGES = ("en", "es", "fr", "de", "it", "pt", "pl", "tr", "ru", "nl", "cs", "ar", "zh", "ja", "hu", "ko", "hi")
+LANGUAGES = (
+    "en",
+    "es",
+    "fr",
+    "de",
+    "it",
+    "pt",
+    "pl",
+    "tr",
+    "ru",
+    "nl",
+    "cs",
+    "ar",
+    "zh",
+    "ja",
+    "hu",
+    "ko",
+    "hi",
+)
 TEXTS = {
-    "en": ["Hello there, how are you?", "It is one of the oldest songs.", "We saw 12 of them on May 3rd."],
-    "de": ["Guten Morgen, wie geht es dir?", "Das ist eines der ältesten Lieder.", "Wir haben 12 gesehen."],
+    "en": [
+        "Hello there, how are you?",
+        "It is one of the oldest songs.",
+        "We saw 12 of them on May 3rd.",
+    ],
+    "de": [
+        "Guten Morgen, wie geht es dir?",
+        "Das ist eines der ältesten Lieder.",
+        "Wir haben 12 gesehen.",
+    ],
     "ar": ["صباح الخير كيف حالك", "هذه من أقدم الأغاني", "رأينا 12 منها"],
-    "fa": ["سلام دنیا، حال شما چطور است؟", "می‌خواهم ۱۲۳ کتاب بخوانم", "این یک جملهٔ فارسی است", "گل و بلبل و شب به خیر"],
+    "fa": [
+        "سلام دنیا، حال شما چطور است؟",
+        "می‌خواهم ۱۲۳ کتاب بخوانم",
+        "این یک جملهٔ فارسی است",
+        "گل و بلبل و شب به خیر",
+    ],
 }
-PERSIAN = ["قیمت آن ۵۰۰ تومان است", "ساعت هشت و نیم", "کتاب‌های من کجاست؟", "۲۵٪ تخفیف", "آقای دکتر رضایی آمد"]
+PERSIAN = [
+    "قیمت آن ۵۰۰ تومان است",
+    "ساعت هشت و نیم",
+    "کتاب‌های من کجاست؟",
+    "۲۵٪ تخفیف",
+    "آقای دکتر رضایی آمد",
+]
 
 
 def say(line: str) -> None:
@@ -45,10 +85,13 @@ def sentences() -> list[tuple[str, str]]:
     sys.path.insert(0, str(ROOT / "tests" / "golden"))
     from text_sentences import SENTENCES
 
-    return [(t, x) for x, texts in SENTENCES.items() for t in texts] + [(t, "fa") for t in (*TEXTS["fa"], *PERSIAN)]
+    return [(t, x) for x, texts in SENTENCES.items() for t in texts] + [
+        (t, "fa") for t in (*TEXTS["fa"], *PERSIAN)
+    ]
 
 
-# -- in Coqui's environment, our text rules: languages that need packages are installed there ------------------------------------------
+# -- in Coqui's environment, our text rules: languages that need packages are installed there
+# ------------------------------------------
 
 
 def ours_vocabulary(work: Path) -> None:
@@ -72,7 +115,9 @@ def ours_vocabulary(work: Path) -> None:
 
 
 def ours_tokens(work: Path) -> None:
-    """Our ids of every sentence, and Coqui's as the export predicts them; null where Coqui raises."""
+    """Our ids of every sentence, and Coqui's as the export predicts them; null where
+    Coqui raises.
+    """
     from common.xtts.checkpoints.coqui_rules import Rules
     from common.xtts.text.errors import TextError
 
@@ -82,14 +127,19 @@ def ours_tokens(work: Path) -> None:
         row = {"text": text, "language": language, "ours": None, "coquis": None}
         for key, encode in (("ours", rules.tokenizer.encode), ("coquis", rules.coquis)):
             try:
-                row[key] = None if key == "coquis" and language in rules.unknown else encode(text, language)
+                row[key] = (
+                    None
+                    if key == "coquis" and language in rules.unknown
+                    else encode(text, language)
+                )
             except (TextError, NotImplementedError, ValueError, OverflowError):
                 pass
         rows.append(row)
     (work / "tokens.json").write_text(json.dumps(rows, ensure_ascii=False))
 
 
-# -- Coqui's side ----------------------------------------------------------------------------------------------------------------------
+# -- Coqui's side
+# --------------------------------------------------------------------------------------------------
 
 
 def _coqui():
@@ -97,9 +147,13 @@ def _coqui():
     import types
 
     extension = types.ModuleType("torchaudio._extension")
-    extension._IS_TORCHAUDIO_EXT_AVAILABLE = extension._IS_RIR_AVAILABLE = extension._IS_ALIGN_AVAILABLE = False
+    extension._IS_TORCHAUDIO_EXT_AVAILABLE = extension._IS_RIR_AVAILABLE = (
+        extension._IS_ALIGN_AVAILABLE
+    ) = False
     extension.lazy_import_sox_ext = lambda: None
-    extension.fail_if_no_align = extension.fail_if_no_rir = extension.fail_if_no_sox = lambda function: function
+    extension.fail_if_no_align = extension.fail_if_no_rir = extension.fail_if_no_sox = (
+        lambda function: function
+    )
     sys.modules["torchaudio._extension"] = extension
     import soundfile
     import torch
@@ -124,7 +178,12 @@ def coqui_make(work: Path) -> None:
 
     out = work / "published"
     tokenizer = VoiceBpeTokenizer(str(out / "vocab.json"))
-    args = XttsArgs(gpt_layers=2, gpt_num_audio_tokens=1026, gpt_start_audio_token=1024, gpt_stop_audio_token=1025)
+    args = XttsArgs(
+        gpt_layers=2,
+        gpt_num_audio_tokens=1026,
+        gpt_start_audio_token=1024,
+        gpt_stop_audio_token=1025,
+    )
     args.gpt_use_perceiver_resampler = True
     config = XttsConfig(model_args=args, temperature=0.7, gpt_cond_len=30, max_ref_len=30)
     config.save_json(str(out / "config.json"))
@@ -142,13 +201,22 @@ def coqui_make(work: Path) -> None:
                        num_resnet_blocks=3, kernel_size=3, num_layers=2, use_transposed_convs=False)  # fmt: skip
     torch.save(dvae.state_dict(), out / "dvae.pth")
     torch.save(model.mel_stats.clone(), out / "mel_stats.pth")
-    voice = {"gpt_cond_latent": torch.randn(1, 32, 1024), "speaker_embedding": torch.randn(1, 512, 1)}
+    voice = {
+        "gpt_cond_latent": torch.randn(1, 32, 1024),
+        "speaker_embedding": torch.randn(1, 512, 1),
+    }
     torch.save({"Studio Voice": voice}, out / "speakers_xtts.pth")
-    say(f"  {sum(t.numel() for t in model.state_dict().values()):,} numbers in {len(model.state_dict())} tensors")
+    say(
+        f"  {sum(t.numel() for t in model.state_dict().values()):,} numbers in"
+        f" {len(model.state_dict())} tensors"
+    )
 
 
 def coqui_speak(work: Path) -> None:
-    """Load the export, speak, compare tokens. Figures into speak.json; an AssertionError ends it."""
+    """Load the export, speak, compare tokens.
+
+    Figures into speak.json; an AssertionError ends it.
+    """
     torch, XttsConfig, _, Xtts = _coqui()
     folder, figures = work / "voice", {}
     for path in sorted(folder.glob("*.pth")):
@@ -164,15 +232,21 @@ def coqui_speak(work: Path) -> None:
     voices = {
         "named": tuple(speakers[named].values()),
         "studio": tuple(speakers["Studio Voice"].values()),
-        "reference": model.get_conditioning_latents(audio_path=[str(clip)], gpt_cond_len=30, gpt_cond_chunk_len=4),
+        "reference": model.get_conditioning_latents(
+            audio_path=[str(clip)], gpt_cond_len=30, gpt_cond_chunk_len=4
+        ),
     }
-    near = torch.nn.functional.cosine_similarity(voices["named"][1], voices["reference"][1], dim=1).item()
+    near = torch.nn.functional.cosine_similarity(
+        voices["named"][1], voices["reference"][1], dim=1
+    ).item()
     figures["embedding of the named voice against its own clip in Coqui, cosine"] = round(near, 4)
 
     def speak(language: str, kind: str) -> int:
         latents, speaker = voices[kind]
         torch.manual_seed(1)
-        out = model.inference(TEXTS[language][0], language, latents, speaker, temperature=0.7, max_new_tokens=60)
+        out = model.inference(
+            TEXTS[language][0], language, latents, speaker, temperature=0.7, max_new_tokens=60
+        )
         wav = torch.as_tensor(out["wav"])
         assert wav.numel() > 1000, (language, kind, wav.shape)
         assert torch.isfinite(wav).all(), (language, kind)
@@ -187,8 +261,15 @@ def coqui_speak(work: Path) -> None:
     except NotImplementedError as e:
         say(f"  before install(): {e}")
     rows = json.loads((work / "tokens.json").read_text())
-    figures |= _compared(model.tokenizer, rows, "coquis", "before install(), against what the export says of Coqui")
-    figures |= {f"{k} [ours]": v for k, v in _compared(model.tokenizer, rows, "ours", "before install(), against training").items()}
+    figures |= _compared(
+        model.tokenizer, rows, "coquis", "before install(), against what the export says of Coqui"
+    )
+    figures |= {
+        f"{k} [ours]": v
+        for k, v in _compared(
+            model.tokenizer, rows, "ours", "before install(), against training"
+        ).items()
+    }
     sys.path.insert(0, str(folder))
     import coqui_languages
 
@@ -238,7 +319,11 @@ def _compared(tokenizer, rows: list[dict], key: str, what: str) -> dict:
             differ.append(row)
     for row in differ[:12]:
         say(f"    {what}: differs: {row['language']} {row['text'][:70]!r}")
-    return {f"tokens {what}": f"{equal} equal, {len(differ)} differ, {neither} read by neither, of {len(rows)}"}
+    return {
+        f"tokens {what}": (
+            f"{equal} equal, {len(differ)} differ, {neither} read by neither, of {len(rows)}"
+        )
+    }
 
 
 def coqui_same(work: Path) -> None:
@@ -255,8 +340,13 @@ def coqui_same(work: Path) -> None:
     for one, other in (("published", "published2"), ("voice", "voice2")):
         for name in ("model.pth", "dvae.pth", "mel_stats.pth", "speakers_xtts.pth"):
             a, b = (torch.load(work / folder / name, weights_only=True) for folder in (one, other))
-            a, b = (dict(flat(tree.get("model", tree) if isinstance(tree, dict) else tree)) for tree in (a, b))
-            a = {k: t for k, t in a.items() if "discrete_loss." not in k}  # bookkeeping of the DVAE's own training
+            a, b = (
+                dict(flat(tree.get("model", tree) if isinstance(tree, dict) else tree))
+                for tree in (a, b)
+            )
+            a = {
+                k: t for k, t in a.items() if "discrete_loss." not in k
+            }  # bookkeeping of the DVAE's own training
             assert a.keys() == b.keys(), (name, set(a) ^ set(b))
             for key, tensor in a.items():
                 assert tensor.dtype == b[key].dtype, (name, key)
@@ -269,7 +359,8 @@ def coqui_same(work: Path) -> None:
         say(f"  {one}/config.json: all {len(a)} fields equal")
 
 
-# -- the whole -------------------------------------------------------------------------------------------------------------------------
+# -- the whole
+# --------------------------------------------------------------------------------------------------
 
 
 def write_corpus(folder: Path, clips: Path) -> None:
@@ -288,9 +379,14 @@ def write_corpus(folder: Path, clips: Path) -> None:
 def run(what: str, *command: str, cwd: Path = ROOT) -> None:
     """A step; its output on failure, and the exit."""
     began = time.perf_counter()
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # ours would be found before Coqui's `trainer`
+    env = {
+        k: v for k, v in os.environ.items() if k != "PYTHONPATH"
+    }  # ours would be found before Coqui's `trainer`
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=env)
-    say(f"{'ok    ' if done.returncode == 0 else 'FAILED'} {what} ({time.perf_counter() - began:.0f} s)")
+    say(
+        f"{'ok    ' if done.returncode == 0 else 'FAILED'} {what}"
+        f" ({time.perf_counter() - began:.0f} s)"
+    )
     shown = [line for line in done.stdout.splitlines() if line.strip()]
     say("\n".join(f"  {line.strip()}" for line in shown[-25:]))
     if done.returncode:
@@ -303,7 +399,11 @@ def whole(coqui: str, work: Path, clips: Path, steps: int) -> None:
     work.mkdir(parents=True, exist_ok=True)
     launch = (sys.executable, str(ROOT / "launch.py"))
     coquis = (coqui, "-P", __file__, "--work", str(work), "--role")
-    published, pretrained, voice = str(work / "published"), str(work / "pretrained"), str(work / "voice")
+    published, pretrained, voice = (
+        str(work / "published"),
+        str(work / "pretrained"),
+        str(work / "voice"),
+    )
     run("ours: a vocabulary of 17 languages", *coquis, "vocabulary")
     run("Coqui: a folder with random weights", *coquis, "make")
     run("ours: import", *launch, "import-coqui", "--model", published, "--out", pretrained)
@@ -314,16 +414,52 @@ def whole(coqui: str, work: Path, clips: Path, steps: int) -> None:
         f"train.max_steps={steps}", "train.save_every=10", "train.log_every=5", "samples.count=0", "data.eval_fraction=0.1",
     )  # fmt: skip
     config = str(ROOT / "configs" / "finetune_xtts.yaml")
-    run("ours: fine-tune", *launch, "--config", config, "--data-gpu", "cpu", "--model-gpu", "cpu", *settings)
-    run("ours: export", *launch, "export-coqui", "--run", str(work / "run"), "--out", voice, "--device", "cpu")
+    run(
+        "ours: fine-tune",
+        *launch,
+        "--config",
+        config,
+        "--data-gpu",
+        "cpu",
+        "--model-gpu",
+        "cpu",
+        *settings,
+    )
+    run(
+        "ours: export",
+        *launch,
+        "export-coqui",
+        "--run",
+        str(work / "run"),
+        "--out",
+        voice,
+        "--device",
+        "cpu",
+    )
     run("ours: tokens", *coquis, "tokens")
     run("Coqui: load, speak, tokens", *coquis, "speak")
     for line, value in json.loads((work / "speak.json").read_text()).items():
         say(f"    {line}: {value}")
     for one in ("published", "voice"):
         folder = work / f"{one}-in"
-        run(f"ours: {one} in", *launch, "import-coqui", "--model", str(work / one), "--out", str(folder))
-        run(f"ours: {one} out", *launch, "export-coqui", "--weights", str(folder), "--out", str(work / f"{one}2"))
+        run(
+            f"ours: {one} in",
+            *launch,
+            "import-coqui",
+            "--model",
+            str(work / one),
+            "--out",
+            str(folder),
+        )
+        run(
+            f"ours: {one} out",
+            *launch,
+            "export-coqui",
+            "--weights",
+            str(folder),
+            "--out",
+            str(work / f"{one}2"),
+        )
     run("Coqui: equal bits", *coquis, "same")
     run("Coqui: the code of README.md", *coquis, "readme")
 
@@ -340,10 +476,19 @@ ROLES = {
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--coqui", action="append", help="the interpreter of an environment of Coqui's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--coqui", action="append", help="the interpreter of an environment of Coqui's"
+    )
     parser.add_argument("--work", type=Path, default=Path("runs/coqui_accepts"))
-    parser.add_argument("--clips", type=Path, default=ROOT.parent / "shared" / "data" / "ljspeech-mini" / "wavs", help="a folder of FLACs")
+    parser.add_argument(
+        "--clips",
+        type=Path,
+        default=ROOT.parent / "shared" / "data" / "ljspeech-mini" / "wavs",
+        help="a folder of FLACs",
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     args = parser.parse_args()

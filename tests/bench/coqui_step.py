@@ -1,11 +1,15 @@
-"""Coqui's own GPT class taking the same training step, where coqui-tts is installed: a baseline for `tests.bench.step`, which starts it.
+"""Coqui's own GPT class taking the same training step, where coqui-tts is installed: a baseline for
+`tests.bench.step`, which starts it.
 
-    COQUI/bin/python tests/bench/coqui_step.py '{"batch": 32, "steps": 30, "way": "fp32", "text_tokens": 150, "codes": 216, …}'
+    COQUI/bin/python tests/bench/coqui_step.py '{"batch": 32, "steps": 30, "way": "fp32",
+    "text_tokens": 150, "codes": 216, …}'
 
-As its XTTS recipe trains it: rows padded as its collator pads them, its own forward pass and losses, torch's AdamW with the recipe's
-settings, float32 products (`fp32`); the same with TF32 (`tf32`) and under bfloat16 autocast (`bf16`). Not in it, as it is not in our
-step: the mels and DVAE codes, which its trainer computes inside the step. Coqui's package has a module `trainer`, so that this file never
-runs with the project on its path. Prints one line of JSON with the keys of a row.
+As its XTTS recipe trains it: rows padded as its collator pads them, its own forward pass and
+losses, torch's AdamW with the recipe's settings, float32 products (`fp32`); the same with TF32
+(`tf32`) and under bfloat16 autocast (`bf16`). Not in it, as it is not in our step: the mels and
+DVAE codes, which its trainer computes inside the step. Coqui's package has a module `trainer`, so
+that this file never runs with the project on its path. Prints one line of JSON with the keys of a
+row.
 """
 
 import json
@@ -18,7 +22,11 @@ import torch
 from torch_timing import timed
 from TTS.tts.layers.xtts.gpt import GPT
 
-WAYS = {"fp32": (False, False), "tf32": (True, False), "bf16": (True, True)}  # TF32 for float32 products, bfloat16 autocast
+WAYS = {
+    "fp32": (False, False),
+    "tf32": (True, False),
+    "bf16": (True, True),
+}  # TF32 for float32 products, bfloat16 autocast
 
 
 def model_of(gpt: dict, samples_per_code: int) -> torch.nn.Module:
@@ -48,7 +56,9 @@ def measure(job: dict) -> dict:
     tf32, bf16 = WAYS[job["way"]]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     model = model_of(gpt, job["samples_per_code"]).to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-6, betas=(0.9, 0.96), eps=1e-8, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=5e-6, betas=(0.9, 0.96), eps=1e-8, weight_decay=1e-2
+    )
     text = torch.randint(1, gpt["num_text_tokens"], (rows, job["text_tokens"]), device=device)
     codes = torch.randint(0, gpt["num_audio_tokens"] - 2, (rows, job["codes"]), device=device)
     mels = torch.randn(rows, 1, gpt["num_mels"], job["cond_frames"], device=device)
@@ -58,7 +68,9 @@ def measure(job: dict) -> dict:
     def once() -> torch.Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
             # Clones: it writes its padding into what it is given.
-            text_loss, audio_loss, _ = model(text.clone(), text_lengths, codes.clone(), wav_lengths, cond_mels=mels)
+            text_loss, audio_loss, _ = model(
+                text.clone(), text_lengths, codes.clone(), wav_lengths, cond_mels=mels
+            )
             loss = 0.01 * text_loss + audio_loss
         loss.backward()
         optimizer.step()

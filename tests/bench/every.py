@@ -1,12 +1,14 @@
-"""Every figure of docs/measured.md that needs GPUs, in one command: the benchmarks one after another, on as many cards as there are
+"""Every figure of docs/measured.md that needs GPUs, in one command: the benchmarks one after
+another, on as many cards as there are
 (CUDA_VISIBLE_DEVICES chooses among them).
 
     python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step] [--cards 2] [--tiny]
 
-Benchmarks of one card run on the cards side by side, those of two wait for both. Each has a limit and is ended when that is over; OUT
-holds per benchmark its printed output (NAME.txt) and its figures (NAME.json). One that OUT has whole (NAME.done) is not run again, so that
-the same command, given again, goes on. DIR: a corpus; 32 clips are enough. --tiny: the smallest size and few steps, to rehearse on a
-machine without GPUs.
+Benchmarks of one card run on the cards side by side, those of two wait for both. Each has a limit
+and is ended when that is over; OUT holds per benchmark its printed output (NAME.txt) and its
+figures (NAME.json). One that OUT has whole (NAME.done) is not run again, so that the same command,
+given again, goes on. DIR: a corpus; 32 clips are enough. --tiny: the smallest size and few steps,
+to rehearse on a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -47,32 +49,83 @@ class Piece:
 def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     """All benchmarks, the most important ones first; `cards`: how many GPUs there are."""
     size, out, python = ("tiny" if args.tiny else "xtts"), args.out, sys.executable
-    few = lambda n, m: str(m if args.tiny else n)  # noqa: E731
+
+    def few(n, m):
+        return str(m if args.tiny else n)
 
     def step(name: str, seconds: float, rows: str, *more: str) -> Piece:
         steps = ["--size", size, "--steps", few(30, 5)]
-        return Piece(name, 1, seconds, [python, "-m", "tests.bench.step", "--rows", rows, *steps, "--json", f"{out}/{name}.json", *more])
+        return Piece(
+            name,
+            1,
+            seconds,
+            [
+                python,
+                "-m",
+                "tests.bench.step",
+                "--rows",
+                rows,
+                *steps,
+                "--json",
+                f"{out}/{name}.json",
+                *more,
+            ],
+        )
 
     learn = [python, "-m", "tests.bench.precision", "--data", args.data]
-    pipeline = [python, "tests/bench/pipeline.py", "--size", size, "--steps", few(300, 20), "--batch-size", few(32, 4)]
+    pipeline = [
+        python,
+        "tests/bench/pipeline.py",
+        "--size",
+        size,
+        "--steps",
+        few(300, 20),
+        "--batch-size",
+        few(32, 4),
+    ]
     pipeline += ["--make", few(1500, 24)]
-    # Kernels one by one: a CUDA graph is written anew when a buffer lies elsewhere than before, which it never does in `step`.
-    launches = ["bash", "-c", 'XLA_FLAGS="$XLA_FLAGS --xla_gpu_enable_command_buffer=" exec "$0" "$@"']
-    two = ["--data-gpu", "cpu", "--model-gpu", "cpu"] if cards == 0 else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
+    # Kernels one by one: a CUDA graph is written anew when a buffer lies elsewhere than before,
+    # which it never does in `step`.
+    launches = [
+        "bash",
+        "-c",
+        'XLA_FLAGS="$XLA_FLAGS --xla_gpu_enable_command_buffer=" exec "$0" "$@"',
+    ]
+    two = (
+        ["--data-gpu", "cpu", "--model-gpu", "cpu"]
+        if cards == 0
+        else ["--data-gpu", "0", "--model-gpu", str(min(1, cards - 1))]
+    )
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 fused|bf16 plain|tf32 plain|fp32 plain"
-    variants = "ours|ours, cublaslt outside graphs|ours, cublaslt outside graphs, weight copies|ours, cublaslt|ours, narrow residual"
+    variants = (
+        "ours|ours, cublaslt outside graphs|ours, cublaslt outside graphs, weight copies|ours,"
+        " cublaslt|ours, narrow residual"
+    )
     levers = (
-        "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours, embedding by matmul|ours, no dropout"
-        "|ours, 408 positions|ours, 416 positions|ours, 448 positions"
+        "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours,"
+        " embedding by matmul|ours, no dropout|ours, 408 positions|ours, 416 positions|ours, 448"
+        " positions"
     )
     flags = (
-        "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton fusions|ours, triton fusions of several outputs"
-        "|ours, wide loads|ours, autotune level 2"
+        "ours|ours, triton gemm|ours, no command buffers|ours, latency hiding|ours, triton"
+        " fusions|ours, triton fusions of several outputs|ours, wide loads|ours, autotune level 2"
     )
     caches = "ours, cold cache|ours, warm cache|ours, warm autotuning"
-    capped = lambda batch, gb: ["--batch", few(batch, 2), "--memory-gb", str(gb)]  # noqa: E731
-    small = ["--size", "tiny" if args.tiny else "small", "--steps", few(800, 30), "--learning-rate", "8e-4", "--ways", "bf16,tf32"]
+
+    def capped(batch, gb):
+        return ["--batch", few(batch, 2), "--memory-gb", str(gb)]
+
+    small = [
+        "--size",
+        "tiny" if args.tiny else "small",
+        "--steps",
+        few(800, 30),
+        "--learning-rate",
+        "8e-4",
+        "--ways",
+        "bf16,tf32",
+    ]
     return [
         Piece("pipeline", 2, 700, [*pipeline, "--rows", "ours,shared,cached", "--json", f"{out}/pipeline.json"]),
         Piece("pipeline_launches", 2, 500, [*launches, *pipeline, "--rows", "ours", "--json", f"{out}/launches.json"]),
@@ -114,11 +167,21 @@ def start(piece: Piece, out: Path, real: list[str], left: float) -> None:
     piece.seconds = min(piece.seconds, left)
     command = [
         *piece.command,
-        *(["--max-seconds", f"{piece.seconds - 5:.0f}"] if "--rows" in piece.command and "-m" in piece.command else []),
+        *(
+            ["--max-seconds", f"{piece.seconds - 5:.0f}"]
+            if "--rows" in piece.command and "-m" in piece.command
+            else []
+        ),
     ]
     with (out / f"{piece.name}.txt").open("a") as log:
         piece.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=dies_with_me()
+            command,
+            cwd=ROOT,
+            env=env,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=dies_with_me(),
         )
     piece.began, piece.state = time.monotonic(), "runs"
 
@@ -159,7 +222,9 @@ def run(chosen: list[Piece], args: argparse.Namespace, cards: int, real: list[st
 
 def main() -> int:
     """Command line."""
-    q = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    q = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     q.add_argument("--data", required=True)
     q.add_argument("--out", type=Path, required=True)
     q.add_argument("--seconds", type=float, default=86400)
@@ -199,9 +264,19 @@ def main() -> int:
     for p in chosen:
         text = args.out / f"{p.name}.txt"
         lines = text.read_text().strip().splitlines() if text.exists() else []
-        table.add_row(p.name, ",".join(map(str, p.on)), f"{p.took:.0f}", p.state, lines[-1][:90] if lines else "")
+        table.add_row(
+            p.name,
+            ",".join(map(str, p.on)),
+            f"{p.took:.0f}",
+            p.state,
+            lines[-1][:90] if lines else "",
+        )
     Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table)
-    (args.out / "every.json").write_text(json.dumps({p.name: {"state": p.state, "seconds": round(p.took, 1)} for p in chosen}, indent=1))
+    (args.out / "every.json").write_text(
+        json.dumps(
+            {p.name: {"state": p.state, "seconds": round(p.took, 1)} for p in chosen}, indent=1
+        )
+    )
     return int(any(p.state != "done" for p in chosen))
 
 

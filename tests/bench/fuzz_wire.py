@@ -1,13 +1,16 @@
-"""Hostile messages by the million: through both ends of the channel in one process, against a live run, and a forger that guesses.
+"""Hostile messages by the million: through both ends of the channel in one process, against a live
+run, and a forger that guesses.
 
     python tests/bench/fuzz_wire.py ends  [--messages 1000000] [--seed 1]
     python tests/bench/fuzz_wire.py live  [--messages 100000] [--over ipc|tcp] [--seed 1]
     python tests/bench/fuzz_wire.py forge [--messages 100000] [--seed 1]
 
-`ends`: nothing is around the server and the client that catches; the batches of two proper producers must come in order, whole, and
-from nobody else. `live`: a run of launch.py whose steps are arithmetic, attacked with its own key (tcp) or through its socket (ipc);
-the same trainer must come to the end, ledger and weights must be those of a plain loop, and its memory must not grow. `forge`: one
-that has said READY answers leases of others. Prints the figures as JSON; exit code 1 where something did not hold.
+`ends`: nothing is around the server and the client that catches; the batches of two proper
+producers must come in order, whole, and from nobody else. `live`: a run of launch.py whose steps
+are arithmetic, attacked with its own key (tcp) or through its socket (ipc); the same trainer must
+come to the end, ledger and weights must be those of a plain loop, and its memory must not grow.
+`forge`: one that has said READY answers leases of others. Prints the figures as JSON; exit code 1
+where something did not hold.
 """
 
 from __future__ import annotations
@@ -62,9 +65,19 @@ def ends(count: int, seed: int) -> dict:
             strangers.add(fields["peer"])
 
     hub, began = FrameHub(Hostile(seed, run=cb.RUN, features="ab"), count), time.monotonic()
-    server = LeaseServer("", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=on_event)
-    server.open(1, cb.OFFER, cb.train_schedule(), lambda ready: None if ready.feature_hash == "ab" else "other features")
-    producers = [cb.Producer(LeaseClient(hub.endpoint, cb.RUN, f"p{i}", 2, link=hub.link()), features="ab") for i in range(2)]
+    server = LeaseServer(
+        "", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=on_event
+    )
+    server.open(
+        1,
+        cb.OFFER,
+        cb.train_schedule(),
+        lambda ready: None if ready.feature_hash == "ab" else "other features",
+    )
+    producers = [
+        cb.Producer(LeaseClient(hub.endpoint, cb.RUN, f"p{i}", 2, link=hub.link()), features="ab")
+        for i in range(2)
+    ]
     trained, memory = 0, []
     while hub.left:
         assert cb.train(server, 1) == [("train", trained)]
@@ -107,7 +120,9 @@ def client_end(count: int, seed: int) -> int:
 
 
 class Attack:
-    """Connections with the run's key, a new one every `LIFE` messages, for as long as there are messages."""
+    """Connections with the run's key, a new one every `LIFE` messages, for as long as there are
+    messages.
+    """
 
     LIFE = 200
 
@@ -124,7 +139,10 @@ class Attack:
             dealer.linger, dealer.sndhwm = 5000, 1000
             if pair is not None:
                 dealer.curve_serverkey = endpoint.public_key.encode()
-                dealer.curve_publickey, dealer.curve_secretkey = pair.public.encode(), pair.secret.encode()
+                dealer.curve_publickey, dealer.curve_secretkey = (
+                    pair.public.encode(),
+                    pair.secret.encode(),
+                )
             dealer.connect(endpoint.address)
             self.hostile.gen = self.random.choice((1, 2, 2, 3))
             for _ in range(min(self.LIFE, self.left)):
@@ -143,7 +161,14 @@ def live(count: int, seed: int, over: str) -> dict:
         steps = max(300, count // 5)
         more |= {"train__max_steps": steps, "train__epochs": 100_000}
         more |= {"train__save_every": 200, "train__eval_every": 500, "train__log_every": 200}
-        tree = settings(folder / "run", folder / "corpus", producers__count=2, producers__lease_ttl_s=2.0, dvae__max_steps=30, **more)
+        tree = settings(
+            folder / "run",
+            folder / "corpus",
+            producers__count=2,
+            producers__lease_ttl_s=2.0,
+            dvae__max_steps=30,
+            **more,
+        )
         driver = Driver.create(folder, tree, step_ms=3, make_ms=1)
         driver.env["XTTS_CHANNEL_LOG"] = "1"
         try:
@@ -156,20 +181,33 @@ def live(count: int, seed: int, over: str) -> dict:
 
 def watch(driver: Driver, run: RunFolder, count: int, seed: int) -> dict:
     attack, pid, memory = Attack(run, count, seed), driver.pid("trainer"), []
-    thread, began, first = threading.Thread(target=attack.go, daemon=True), time.monotonic(), driver.step()
+    thread, began, first = (
+        threading.Thread(target=attack.go, daemon=True),
+        time.monotonic(),
+        driver.step(),
+    )
     thread.start()
     while thread.is_alive():
         thread.join(1.0)
-        assert driver.pid("trainer") == pid, driver.story(f"the trainer has gone with {attack.left} messages left")
+        assert driver.pid("trainer") == pid, driver.story(
+            f"the trainer has gone with {attack.left} messages left"
+        )
         memory.append(round(rss_mb(pid), 1))
     took, last = time.monotonic() - began, driver.step()
     still = driver.launchers[-1].poll() is None and driver.pid("trainer") == pid
     restarted = driver.pid("trainer") not in (pid, None)
     driver.finish(HOUR_S)
     assert_exact(run)
-    noted = Counter(json.loads(line)["kind"] for line in (run.path / "channel.jsonl").read_text().splitlines())
-    arrived = noted["garbage"] + noted["unknown_lease"] + noted["stale"]  # heartbeats, and what a refused peer says, leave no line
-    starts = sum("listening at" in line for line in (run.path / "logs" / "trainer.log").read_text().splitlines())
+    noted = Counter(
+        json.loads(line)["kind"] for line in (run.path / "channel.jsonl").read_text().splitlines()
+    )
+    arrived = (
+        noted["garbage"] + noted["unknown_lease"] + noted["stale"]
+    )  # heartbeats, and what a refused peer says, leave no line
+    starts = sum(
+        "listening at" in line
+        for line in (run.path / "logs" / "trainer.log").read_text().splitlines()
+    )
     return {
         "messages": count,
         "of_these_noted_as_hostile": arrived,
@@ -179,7 +217,13 @@ def watch(driver: Driver, run: RunFolder, count: int, seed: int) -> dict:
         "trainers": starts,
         "rss_mb": [memory[0], max(memory), memory[-1]],
         "exact": True,
-        "good": still and not restarted and starts == 1 and arrived > count / 3 and max(memory) - memory[min(2, len(memory) - 1)] < FLAT_MB,
+        "good": (
+            still
+            and not restarted
+            and starts == 1
+            and arrived > count / 3
+            and max(memory) - memory[min(2, len(memory) - 1)] < FLAT_MB
+        ),
     }
 
 
@@ -202,7 +246,9 @@ def forge(count: int, seed: int) -> dict:
 
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         address, leaked = f"ipc://{folder}/s", []
-        server = LeaseServer(address, cb.RUN, cb.WINDOW, rules=Rules(lease_ttl_s=0.2), on_event=on_event)
+        server = LeaseServer(
+            address, cb.RUN, cb.WINDOW, rules=Rules(lease_ttl_s=0.2), on_event=on_event
+        )
         server.open(1, cb.OFFER, cb.train_schedule())
 
         def work(client, lease) -> None:
@@ -229,7 +275,9 @@ def forge(count: int, seed: int) -> dict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("ends", "live", "forge"))
     parser.add_argument("--messages", type=int)
     parser.add_argument("--over", choices=("ipc", "tcp"), default="ipc")

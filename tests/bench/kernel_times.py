@@ -1,6 +1,9 @@
-"""Where a step's time on the GPU goes: CUDA kernels by name, through TensorFlow's profiler, else through PyTorch's.
+"""Where a step's time on the GPU goes:
 
-Both read CUPTI; TensorFlow's wants the CUDA 12 library by name, and PyTorch's sees all kernels of the process.
+CUDA kernels by name, through TensorFlow's profiler, else through PyTorch's.
+
+Both read CUPTI; TensorFlow's wants the CUDA 12 library by name, and PyTorch's sees all kernels of
+the process.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ _KINDS = (
 
 
 def profile(once: Callable[[], object], folder: Path, row: str) -> dict:
-    """Run `once` under a profiler; writes <row>.kernels.txt and <row>.hlo.txt.gz. Returns ms per step by kind, and the busy total."""
+    """Run `once` under a profiler; writes <row>.kernels.txt and <row>.hlo.txt.gz.
+
+    Returns ms per step by kind, and the busy total.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"\W+", "-", row)
     try:
@@ -40,13 +46,21 @@ def profile(once: Callable[[], object], folder: Path, row: str) -> dict:
             times = _with_torch(once)
         except Exception as e:  # noqa: BLE001 - the edge, as above
             return {"error": str(e)[:300]}
-    lines = [f"{ms:9.3f} ms {count:6.0f} x  {kernel}" for kernel, (ms, count) in sorted(times.items(), key=lambda x: -x[1][0])]
+    lines = [
+        f"{ms:9.3f} ms {count:6.0f} x  {kernel}"
+        for kernel, (ms, count) in sorted(times.items(), key=lambda x: -x[1][0])
+    ]
     (folder / f"{name}.kernels.txt").write_text("\n".join(lines) + "\n")
     _keep_program(folder, name)
     kinds: dict[str, float] = defaultdict(float)
     for kernel, (ms, _) in times.items():
-        kinds[next((kind for kind, pattern in _KINDS if re.search(pattern, kernel, re.I)), "other")] += ms
-    return {**{k: round(v, 2) for k, v in sorted(kinds.items(), key=lambda x: -x[1])}, "busy": round(sum(kinds.values()), 2)}
+        kinds[
+            next((kind for kind, pattern in _KINDS if re.search(pattern, kernel, re.I)), "other")
+        ] += ms
+    return {
+        **{k: round(v, 2) for k, v in sorted(kinds.items(), key=lambda x: -x[1])},
+        "busy": round(sum(kinds.values()), 2),
+    }
 
 
 def _with_tensorflow(once: Callable[[], object], folder: Path) -> dict[str, tuple[float, float]]:
@@ -84,7 +98,9 @@ def _with_torch(once: Callable[[], object]) -> dict[str, tuple[float, float]]:
             once()
     times = {}
     for event in recorded.key_averages():
-        total_us = getattr(event, "self_device_time_total", 0) or getattr(event, "self_cuda_time_total", 0)
+        total_us = getattr(event, "self_device_time_total", 0) or getattr(
+            event, "self_cuda_time_total", 0
+        )
         if total_us:
             times[event.key] = (total_us / 1e3 / _STEPS, event.count / _STEPS)
     return times
@@ -92,7 +108,9 @@ def _with_torch(once: Callable[[], object]) -> dict[str, tuple[float, float]]:
 
 def _keep_program(folder: Path, name: str) -> None:
     """The largest optimised program that XLA dumped is the step; the rest goes."""
-    dumped = glob.glob(f"{folder}/xla/*gpu_after_optimizations.txt") or glob.glob(f"{folder}/xla/*after_optimizations.txt")
+    dumped = glob.glob(f"{folder}/xla/*gpu_after_optimizations.txt") or glob.glob(
+        f"{folder}/xla/*after_optimizations.txt"
+    )
     if dumped:
         largest = max(dumped, key=lambda p: Path(p).stat().st_size)
         with open(largest, "rb") as source, gzip.open(folder / f"{name}.hlo.txt.gz", "wb") as out:

@@ -1,11 +1,14 @@
-"""Which gradients were not finite, and with which kernels they are: for a run that `N steps in a row were not finite` has ended.
+"""Which gradients were not finite, and with which kernels they are: for a run that `N steps in a
+row were not finite` has ended.
 
     python tests/bench/nonfinite.py --run RUN [--steps 3] [--kernels "as trained|plain attention|…"] [--json FILE]
 
-Takes the weights of the newest checkpoint (which those steps did not change), makes the batches of the last skipped steps again, and
-computes their gradients on this device with the kernels that the run trains with and with each fast kernel replaced by its plain form, up
-to plain float32. Per way: the loss, the gradients' norm, and the tensors whose gradients are not finite. What is not finite everywhere
-lies in the data or the weights; what is finite with one kernel replaced lies in that kernel. Without skipped steps: the last ones.
+Takes the weights of the newest checkpoint (which those steps did not change), makes the batches of
+the last skipped steps again, and computes their gradients on this device with the kernels that the
+run trains with and with each fast kernel replaced by its plain form, up to plain float32. Per way:
+the loss, the gradients' norm, and the tensors whose gradients are not finite. What is not finite
+everywhere lies in the data or the weights; what is finite with one kernel replaced lies in that
+kernel. Without skipped steps: the last ones.
 """
 
 from __future__ import annotations
@@ -33,16 +36,30 @@ WAYS: dict[str, dict] = {
     "stateless dropout": {"dropout": "stateless"},
     "embedding by matmul": {"embedding_grad": "matmul"},
     "joint qkv": {"split_qkv": False},
-    "all plain": {"attention": "plain", "lean": False, "dropout": "stateless", "embedding_grad": "matmul", "split_qkv": False},
+    "all plain": {
+        "attention": "plain",
+        "lean": False,
+        "dropout": "stateless",
+        "embedding_grad": "matmul",
+        "split_qkv": False,
+    },
     "all plain, fp32": {
-        **{"attention": "plain", "lean": False, "dropout": "stateless", "embedding_grad": "matmul", "split_qkv": False},
+        **{
+            "attention": "plain",
+            "lean": False,
+            "dropout": "stateless",
+            "embedding_grad": "matmul",
+            "split_qkv": False,
+        },
         "compute_dtype": "float32",
     },
 }
 
 
 def skipped_batches(run, steps: int) -> list:
-    """The planned batches of the last `steps` steps that the ledger says were skipped; of the last ones, if none was."""
+    """The planned batches of the last `steps` steps that the ledger says were skipped; of the last
+    ones, if none was.
+    """
     from trainer import stages
     from trainer.history import ledger
 
@@ -72,7 +89,9 @@ def made_again(run, planned: list) -> list[dict[str, np.ndarray]]:
 
 
 def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[dict]:
-    """Per (planned batch, arrays): loss, gradient norm, the largest gradient and weight, and the tensors with a gradient not finite."""
+    """Per (planned batch, arrays): loss, gradient norm, the largest gradient and weight, and the
+    tensors with a gradient not finite.
+    """
     import tensorflow as tf
 
     from common.xtts import kernels
@@ -81,7 +100,10 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
     options = stage.step.options
     changed = {k: v for k, v in way.items() if k != "compute_dtype"}
     options = replace(
-        options, kernels=replace(options.kernels, **changed), compute_dtype=way.get("compute_dtype", options.compute_dtype), init_seed=None
+        options,
+        kernels=replace(options.kernels, **changed),
+        compute_dtype=way.get("compute_dtype", options.compute_dtype),
+        init_seed=None,
     )
     step = GptStep(stage.step.dims, options, stage.step.buckets)
     step.load_state_dict(state)
@@ -91,14 +113,25 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
         with kernels.use(step.kernels):
             _, losses, gradients = step._gradients(batch, seed)
         wide = [tf.cast(g, tf.float32) for g in gradients]
-        return losses, tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in wide]), tf.stack([tf.reduce_sum(tf.square(g)) for g in wide])
+        return (
+            losses,
+            tf.stack([tf.reduce_all(tf.math.is_finite(g)) for g in wide]),
+            tf.stack([tf.reduce_sum(tf.square(g)) for g in wide]),
+        )
 
     function, found = tf.function(traced, jit_compile=options.jit, autograph=False), []
     for planned, arrays in batches:
-        losses, finite, squares = (x.numpy() for x in function(step._inputs(planned.bucket, arrays), tf.constant(planned.seed, tf.int32)))
+        losses, finite, squares = (
+            x.numpy()
+            for x in function(
+                step._inputs(planned.bucket, arrays), tf.constant(planned.seed, tf.int32)
+            )
+        )
         bad = [name for name, ok in zip(names, finite, strict=True) if not ok]
         norm = math.sqrt(float(squares[finite].sum()))
-        found.append({"g": planned.g, "loss": float(losses[0]), "norm_of_finite": norm, "not_finite": bad})
+        found.append(
+            {"g": planned.g, "loss": float(losses[0]), "norm_of_finite": norm, "not_finite": bad}
+        )
     return found
 
 
@@ -110,7 +143,9 @@ def largest_weights(state: dict, count: int = 5) -> list[tuple[str, float]]:
 
 def main() -> int:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--run", type=Path, required=True)
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--kernels", default="|".join(WAYS), help="names separated by '|'")
@@ -143,7 +178,9 @@ def main() -> int:
     table = Table("kernels", "batch", "loss", "norm of the finite gradients", "tensors not finite")
     for name in names:
         try:
-            found = gradients_of(stage, restored.tensors, WAYS[name], list(zip(planned, arrays, strict=True)))
+            found = gradients_of(
+                stage, restored.tensors, WAYS[name], list(zip(planned, arrays, strict=True))
+            )
         except Exception as e:  # noqa: BLE001 - one way that this device cannot compute must not hide the others
             results[name] = {"error": f"{type(e).__name__}: {str(e)[:300]}"}
             table.add_row(name, "", results[name]["error"])
@@ -151,7 +188,11 @@ def main() -> int:
         results[name] = found
         for r in found:
             bad = r["not_finite"]
-            text = "none" if not bad else f"{len(bad)}: {', '.join(bad[:4])}{' …' if len(bad) > 4 else ''}"
+            text = (
+                "none"
+                if not bad
+                else f"{len(bad)}: {', '.join(bad[:4])}{' …' if len(bad) > 4 else ''}"
+            )
             table.add_row(name, str(r["g"]), f"{r['loss']:.4f}", f"{r['norm_of_finite']:.4g}", text)
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))

@@ -1,4 +1,6 @@
-"""Processes that do not outlive the benchmark that started them: what stays on a GPU spoils the next figures."""
+"""Processes that do not outlive the benchmark that started them: what stays on a GPU spoils the
+next figures.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def dies_with_me() -> Callable[[], None]:
-    """`preexec_fn` of a child that the kernel SIGKILLs when this process dies, however it dies; does nothing elsewhere than on Linux.
+    """`preexec_fn` of a child that the kernel SIGKILLs when this process dies, however it dies;
+    does nothing elsewhere than on Linux.
 
     Call it, and start the child, in the main thread: the kernel means the thread's death.
     """

@@ -1,10 +1,12 @@
-"""XTTS at full size against Coqui's own classes, by hand, on a CPU: import, logits, losses, every gradient, export.
+"""XTTS at full size against Coqui's own classes, by hand, on a CPU: import, logits, losses, every
+gradient, export.
 
     python tests/bench/parity_full.py --coqui COQUI/bin/python [--work DIR]
 
-COQUI is a virtual environment of its own (tests/golden/make_gpt.py says how to make it). Needs 12 GB of memory and 10 GB of disk, and
-takes some minutes. Coqui's `Xtts` with random weights → model.pth → `launch.py import-coqui` → our networks, same batch →
-`launch.py export-coqui` → Coqui's `Xtts`, strict. Each step runs in a process of its own; the figures are printed, and what is outside
+COQUI is a virtual environment of its own (tests/golden/make_gpt.py says how to make it). Needs 12
+GB of memory and 10 GB of disk, and takes some minutes. Coqui's `Xtts` with random weights →
+model.pth → `launch.py import-coqui` → our networks, same batch → `launch.py export-coqui` → Coqui's
+`Xtts`, strict. Each step runs in a process of its own; the figures are printed, and what is outside
 of its bound ends it with exit code 1.
 """
 
@@ -26,7 +28,8 @@ def say(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-# -- in Coqui's environment ------------------------------------------------------------------------------------------------------------
+# -- in Coqui's environment
+# --------------------------------------------------------------------------------------------------
 
 
 def _xtts():
@@ -50,7 +53,9 @@ def _xtts():
 
 
 def coqui_make(work: Path) -> None:
-    """model.pth, dvae.pth, batch.npz; losses and logits of Coqui's GPT in coqui.npz, all its gradients in gradients.pth."""
+    """model.pth, dvae.pth, batch.npz; losses and logits of Coqui's GPT in coqui.npz, all its
+    gradients in gradients.pth.
+    """
     model = _xtts()
     import torch
     from TTS.tts.layers.xtts.dvae import DiscreteVAE
@@ -58,7 +63,8 @@ def coqui_make(work: Path) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         for name, p in model.gpt.named_parameters():
-            # Nothing left at 0 or 1, and token embeddings as big as the rest: every tensor must matter.
+            # Nothing left at 0 or 1, and token embeddings as big as the rest: every tensor must
+            # matter.
             if p.ndim == 1:
                 p.add_(0.05 * torch.randn_like(p))
             elif "embedding" in name or "proj_out" in name:
@@ -72,7 +78,10 @@ def coqui_make(work: Path) -> None:
     dvae = DiscreteVAE(channels=80, normalization=None, positional_dims=1, num_tokens=1024, codebook_dim=512, hidden_dim=512,
                        num_resnet_blocks=3, kernel_size=3, num_layers=2, use_transposed_convs=False)  # fmt: skip
     torch.save(dvae.state_dict(), work / "dvae.pth")
-    say(f"  {sum(p.numel() for p in model.gpt.parameters()):,} parameters, {len(model.state_dict())} entries in model.pth")
+    say(
+        f"  {sum(p.numel() for p in model.gpt.parameters()):,} parameters,"
+        f" {len(model.state_dict())} entries in model.pth"
+    )
     rng = np.random.default_rng(0)
     text = np.zeros((2, max(TEXT_LENGTHS)), np.int64)
     for row, length in enumerate(TEXT_LENGTHS):
@@ -82,7 +91,9 @@ def coqui_make(work: Path) -> None:
     np.savez(work / "batch.npz", text=text, codes=codes, cond=cond)
     gpt = model.gpt.eval()
     kept = []
-    gpt.text_head.register_forward_hook(lambda module, inputs, output: kept.append(output.detach().numpy()))
+    gpt.text_head.register_forward_hook(
+        lambda module, inputs, output: kept.append(output.detach().numpy())
+    )
     began = time.perf_counter()
     loss_text, loss_mel, mel_logits = gpt(
         torch.from_numpy(text),
@@ -93,7 +104,12 @@ def coqui_make(work: Path) -> None:
     )
     (0.01 * loss_text + loss_mel).backward()
     say(f"  forward and backward: {time.perf_counter() - began:.0f} s")
-    np.savez(work / "coqui.npz", text_logits=kept[0], mel_logits=mel_logits.detach().numpy(), losses=[loss_text.item(), loss_mel.item()])
+    np.savez(
+        work / "coqui.npz",
+        text_logits=kept[0],
+        mel_logits=mel_logits.detach().numpy(),
+        losses=[loss_text.item(), loss_mel.item()],
+    )
     torch.save({name: p.grad for name, p in gpt.named_parameters()}, work / "gradients.pth")
 
 
@@ -106,13 +122,18 @@ def coqui_check(work: Path) -> None:
     model.load_state_dict(state, strict=True)
     before = torch.load(work / "model.pth", weights_only=False, mmap=True)["model"]
     after = model.state_dict()
-    differs = [k for k in before if not torch.equal(before[k], after[k]) or before[k].dtype != after[k].dtype]
+    differs = [
+        k
+        for k in before
+        if not torch.equal(before[k], after[k]) or before[k].dtype != after[k].dtype
+    ]
     say(f"  strict=True: loaded; {len(after)} entries, {len(differs)} differ {differs[:5]}")
     if differs or set(before) != set(after):
         sys.exit(1)
 
 
-# -- in ours ---------------------------------------------------------------------------------------------------------------------------
+# -- in ours
+# --------------------------------------------------------------------------------------------------
 
 
 def compare(work: Path) -> None:
@@ -138,10 +159,21 @@ def compare(work: Path) -> None:
     texts = [row[:n] for row, n in zip(batch_in["text"], TEXT_LENGTHS, strict=True)]
     codes = [row[:n] for row, n in zip(batch_in["codes"], numbers, strict=True)]
     text_len = max(TEXT_LENGTHS) + 1
-    rows = pack(dims.gpt, texts, codes, max(t + 1 + n + 4 for t, n in zip(TEXT_LENGTHS, numbers, strict=True)), text_len)
+    rows = pack(
+        dims.gpt,
+        texts,
+        codes,
+        max(t + 1 + n + 4 for t, n in zip(TEXT_LENGTHS, numbers, strict=True)),
+        text_len,
+    )
     mel = np.ascontiguousarray(batch_in["cond"][:, 0].transpose(0, 2, 1))
-    batch = {k: tf.constant(v) for k, v in {**rows, "cond_mel": mel, "weights": np.ones(2, np.float32)}.items()}
-    step = SimpleNamespace(model=model, dims=dims, options=StepOptions())  # without the optimizer's memory
+    batch = {
+        k: tf.constant(v)
+        for k, v in {**rows, "cond_mel": mel, "weights": np.ones(2, np.float32)}.items()
+    }
+    step = SimpleNamespace(
+        model=model, dims=dims, options=StepOptions()
+    )  # without the optimizer's memory
     tensors = list(weights.tensors(model).values())
     variables = [t.variable.value for t in tensors]
 
@@ -149,18 +181,33 @@ def compare(work: Path) -> None:
     def run():
         with tf.GradientTape() as tape:
             out = GptStep.losses(step, batch, None)
-        hidden = model.hidden(model.style_latents(batch["cond_mel"]), batch["ids"], batch["positions"])[:, dims.gpt.num_latents :]
-        return out, model.text_logits(hidden[:, :text_len]), model.audio_logits(hidden), tape.gradient(out["loss"], variables)
+        hidden = model.hidden(
+            model.style_latents(batch["cond_mel"]), batch["ids"], batch["positions"]
+        )[:, dims.gpt.num_latents :]
+        return (
+            out,
+            model.text_logits(hidden[:, :text_len]),
+            model.audio_logits(hidden),
+            tape.gradient(out["loss"], variables),
+        )
 
     began = time.perf_counter()
     out, text_logits, audio_logits, gradients = run()
-    say(f"  forward and backward: {time.perf_counter() - began:.0f} s, graph mode, compilation included")
+    say(
+        f"  forward and backward: {time.perf_counter() - began:.0f} s, graph mode, compilation"
+        " included"
+    )
     logits = []
     for row, (length, n) in enumerate(zip(TEXT_LENGTHS, numbers, strict=True)):
-        logits.append(np.abs(text_logits[row, : length + 1] - coqui["text_logits"][row, : length + 1]).max())
+        logits.append(
+            np.abs(text_logits[row, : length + 1] - coqui["text_logits"][row, : length + 1]).max()
+        )
         ours = audio_logits[row, length + 1 : length + 1 + n + 4]
         logits.append(np.abs(ours - coqui["mel_logits"][row, :, : n + 4].T).max())
-    losses = [abs(float(out[k]) / want - 1) for k, want in zip(("text_ce", "audio_ce"), coqui["losses"], strict=True)]
+    losses = [
+        abs(float(out[k]) / want - 1)
+        for k, want in zip(("text_ce", "audio_ce"), coqui["losses"], strict=True)
+    ]
     worst = []
     with pth.PthFile(work / "gradients.pth") as file:
         assert set(file.value) == {t.key for t in tensors}
@@ -182,7 +229,8 @@ def compare(work: Path) -> None:
     (work / "figures.json").write_text(json.dumps(figures))
 
 
-# -- the steps -------------------------------------------------------------------------------------------------------------------------
+# -- the steps
+# --------------------------------------------------------------------------------------------------
 
 
 def run(title: str, *argv: str) -> float:
@@ -193,7 +241,16 @@ def run(title: str, *argv: str) -> float:
     while process.poll() is None:
         try:
             status = Path(f"/proc/{process.pid}/status").read_text()
-            peak = max([peak, *(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))])
+            peak = max(
+                [
+                    peak,
+                    *(
+                        int(line.split()[1]) * 1024
+                        for line in status.splitlines()
+                        if line.startswith("VmHWM")
+                    ),
+                ]
+            )
         except (OSError, ValueError, IndexError):
             pass
         time.sleep(0.02)
@@ -204,7 +261,9 @@ def run(title: str, *argv: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--coqui", required=True, help="the interpreter of Coqui's environment")
     parser.add_argument("--work", type=Path, default=Path("runs/parity_full"))
     parser.add_argument("--role", choices=["make", "compare", "check"], help=argparse.SUPPRESS)
@@ -226,11 +285,22 @@ def main() -> None:
     run("Coqui: load what was exported", args.coqui, "-P", *own, "check")
     figures = json.loads((work / "figures.json").read_text())
     figures["memory"] = max(imported, exported) / size
-    say(f"{figures['parameters']:,} parameters in {figures['tensors']} tensors; file {size / 1e9:.3f} GB; losses {figures['losses']}")
+    say(
+        f"{figures['parameters']:,} parameters in {figures['tensors']} tensors; file"
+        f" {size / 1e9:.3f} GB; losses {figures['losses']}"
+    )
     failed = (figures["parameters"], figures["tensors"]) != (441_018_563, 426)
     for name, bound in BOUNDS.items():
-        unit = {"logits": "absolute", "loss": "relative", "gradient": "relative, worst tensor", "memory": "times the file"}[name]
-        say(f"{name:10} {figures[name]:.2e} (bound {bound:g}, {unit}) {'ok' if figures[name] <= bound else 'FAILED'}")
+        unit = {
+            "logits": "absolute",
+            "loss": "relative",
+            "gradient": "relative, worst tensor",
+            "memory": "times the file",
+        }[name]
+        say(
+            f"{name:10} {figures[name]:.2e} (bound {bound:g}, {unit})"
+            f" {'ok' if figures[name] <= bound else 'FAILED'}"
+        )
         failed |= not figures[name] <= bound
     sys.exit(failed)
 

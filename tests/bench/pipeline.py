@@ -1,17 +1,23 @@
-"""From files on disk to trained utterances: what the whole pipeline reaches of what its step could do.
+"""From files on disk to trained utterances: what the whole pipeline reaches of what its step could
+do.
 
     python tests/bench/pipeline.py --data DIR | --make 2000 [--size xtts] [--steps 300] [--rows ours,tfdata,service,shared] [--json FILE]
                                    [--batch-size 32] [--buckets 2] [key=value …]
 
-ours      the real run (`launch.py profile`), producers on the data GPU, codes computed for every batch (as in a first epoch); and its
+ours      the real run (`launch.py profile`), producers on the data GPU, codes computed for every
+          batch (as in a first epoch); and its
           ceiling: the same steps in the same process on batches that lie in device memory already
 shared    the same on one GPU: producers and trainer share it
-cached    one GPU, all of it the trainer's: producers on the CPU, the DVAE codes from their cache, as from the second epoch on
-tfdata    one process: the same decoding and features in a tf.data map with prefetch, on the trainer's device
-service   the same map behind a tf.data service whose dispatcher and worker are in this process (a Python map cannot leave it)
+cached    one GPU, all of it the trainer's: producers on the CPU, the DVAE codes from their cache,
+          as from the second epoch on
+tfdata    one process: the same decoding and features in a tf.data map with prefetch, on the
+          trainer's device
+service   the same map behind a tf.data service whose dispatcher and worker are in this process (a
+          Python map cannot leave it)
 
---make N: a synthetic corpus instead of --data: N FLAC clips of noise and tones at 22 050 Hz (--rate for another), lengths as in LJSpeech.
-On a machine without GPUs everything runs on the CPU (--size tiny).
+--make N: a synthetic corpus instead of --data: N FLAC clips of noise and tones at 22 050 Hz (--rate
+for another), lengths as in LJSpeech. On a machine without GPUs everything runs on the CPU (--size
+tiny).
 """
 
 from __future__ import annotations
@@ -41,11 +47,14 @@ from tests.support.corpora import sentence, write_metadata, write_wav
 SAMPLE_RATE = 22050
 
 
-# -- a corpus ------------------------------------------------------------------------------------------------------------------------
+# -- a corpus
+# --------------------------------------------------------------------------------------------------
 
 
 def clip(path: str, seed: int, seconds: float, rate: int) -> None:
-    """A FLAC file that compresses about as speech does: gliding tones under a syllable-like envelope, and noise."""
+    """A FLAC file that compresses about as speech does: gliding tones under a syllable-like
+    envelope, and noise.
+    """
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds * rate)) / rate
     pitch = 110 * 2 ** rng.uniform(0, 1) * (1 + 0.1 * np.sin(2 * np.pi * 0.7 * t))
@@ -61,7 +70,9 @@ def make_corpus(folder: Path, n: int, rate: int) -> Path:
     rng = np.random.default_rng(1)
     seconds = np.clip(10.1 - rng.gamma(2.0, 1.75, n), 1.1, 10.1)
     (folder / "wavs").mkdir(parents=True)
-    jobs = [(str(folder / "wavs" / f"c{i:05d}.flac"), i, float(s), rate) for i, s in enumerate(seconds)]
+    jobs = [
+        (str(folder / "wavs" / f"c{i:05d}.flac"), i, float(s), rate) for i, s in enumerate(seconds)
+    ]
     with ProcessPoolExecutor(cores()) as pool:
         list(pool.map(clip, *zip(*jobs, strict=True), chunksize=16))
     rows = []
@@ -72,12 +83,22 @@ def make_corpus(folder: Path, n: int, rate: int) -> Path:
     return folder
 
 
-# -- ours ----------------------------------------------------------------------------------------------------------------------------
+# -- ours
+# --------------------------------------------------------------------------------------------------
 
 
 def profile(run: Path, steps: int, options: list[str]) -> dict:
     """`launch.py profile`'s document."""
-    command = [sys.executable, "launch.py", "profile", f"run={run}", "--steps", str(steps), "--json", *options]
+    command = [
+        sys.executable,
+        "launch.py",
+        "profile",
+        f"run={run}",
+        "--steps",
+        str(steps),
+        "--json",
+        *options,
+    ]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
@@ -96,12 +117,15 @@ def row_of(document: dict, rows_per_batch: float) -> dict:
         "wait_percent": speed["wait_percent"],
         "variation_percent": speed.get("variation_percent"),
         "cpu_ms_per_utterance": speed["producer_cpu_ms_per_utterance"],
-        "gpus": {f"{u['index']} ({', '.join(u['roles'])})": round(u["percent"]) for u in document["gpus"]},
+        "gpus": {
+            f"{u['index']} ({', '.join(u['roles'])})": round(u["percent"]) for u in document["gpus"]
+        },
         "verdict": document["verdict"]["sentence"],
     }
 
 
-# -- in one process ------------------------------------------------------------------------------------------------------------------
+# -- in one process
+# --------------------------------------------------------------------------------------------------
 
 
 def inside(run_dir: Path, steps: int, service: bool) -> dict:
@@ -137,14 +161,24 @@ def inside(run_dir: Path, steps: int, service: bool) -> dict:
     for g in range(plan.batches_per_epoch):
         first.setdefault(plan.batch(g).bucket, g)
     for bucket, g in first.items():  # compile
-        float(stage.step.update(bucket, dict(zip(names, make(g), strict=True)), plan.batch(g).seed)["loss"])
+        float(
+            stage.step.update(bucket, dict(zip(names, make(g), strict=True)), plan.batch(g).seed)[
+                "loss"
+            ]
+        )
     dtypes = [tf.as_dtype(a.dtype) for a in make(0)]
-    dataset = tf.data.Dataset.range(steps + 10).map(lambda g: tf.numpy_function(make, [g], dtypes), num_parallel_calls=2)
+    dataset = tf.data.Dataset.range(steps + 10).map(
+        lambda g: tf.numpy_function(make, [g], dtypes), num_parallel_calls=2
+    )
     if service:
         dispatcher = tf.data.experimental.service.DispatchServer()
         address = dispatcher.target.split("://")[1]
-        worker = tf.data.experimental.service.WorkerServer(tf.data.experimental.service.WorkerConfig(dispatcher_address=address))
-        dataset = dataset.apply(tf.data.experimental.service.distribute("parallel_epochs", dispatcher.target))
+        worker = tf.data.experimental.service.WorkerServer(
+            tf.data.experimental.service.WorkerConfig(dispatcher_address=address)
+        )
+        dataset = dataset.apply(
+            tf.data.experimental.service.distribute("parallel_epochs", dispatcher.target)
+        )
         assert worker is not None
     dataset = dataset.prefetch(8)
     if tf.config.list_logical_devices("GPU"):
@@ -166,7 +200,9 @@ def timed(step, plan, names: list[str], batches, steps: int) -> dict:
     """Train `steps` batches; the first ones fill the buffers."""
     result, waited, rows = None, 0.0, 0
     for g in range(10):
-        result = step.update(plan.batch(g).bucket, dict(zip(names, next(batches), strict=True)), plan.batch(g).seed)
+        result = step.update(
+            plan.batch(g).bucket, dict(zip(names, next(batches), strict=True)), plan.batch(g).seed
+        )
     float(result["loss"])
     start, cpu = time.perf_counter(), time.process_time()
     for g in range(10, 10 + steps):
@@ -189,10 +225,25 @@ def timed(step, plan, names: list[str], batches, steps: int) -> dict:
 def run_inside(run: Path, steps: int, kind: str, device) -> dict:
     """A tf.data row, in a process on the trainer's device."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [sys.executable, __file__, "--inside", kind, "--run", str(run), "--steps", str(steps), "--json", out.name]
+        command = [
+            sys.executable,
+            __file__,
+            "--inside",
+            kind,
+            "--run",
+            str(run),
+            "--steps",
+            str(steps),
+            "--json",
+            out.name,
+        ]
         env = {k: v for k, v in {**os.environ, **environment(device)}.items() if v is not None}
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr)
-        return json.loads(Path(out.name).read_text()) if done.returncode == 0 else {"error": f"ended with {done.returncode}"}
+        return (
+            json.loads(Path(out.name).read_text())
+            if done.returncode == 0
+            else {"error": f"ended with {done.returncode}"}
+        )
 
 
 def fill(run_dir: Path) -> None:
@@ -213,21 +264,38 @@ def fill(run_dir: Path) -> None:
         maker.make(planned, clips, list(pool.map(decoded_or_error, clips)))
 
 
-# -- the table -----------------------------------------------------------------------------------------------------------------------
+# -- the table
+# --------------------------------------------------------------------------------------------------
 
 
 def table(results: dict, title: str) -> Table:
     """One row per way of feeding."""
     t = Table(title=title, title_justify="left")
-    for name in ("fed by", "utterances/s", "of its ceiling", "ms/step", "± in a shape", "data wait", "CPU ms/utterance", "GPU busy"):
+    for name in (
+        "fed by",
+        "utterances/s",
+        "of its ceiling",
+        "ms/step",
+        "± in a shape",
+        "data wait",
+        "CPU ms/utterance",
+        "GPU busy",
+    ):
         t.add_column(name, justify="left" if name == "fed by" else "right")
     for name, r in results.items():
         if "error" in r:
             t.add_row(name, r["error"])
             continue
-        cell = lambda key, spec, unit="", r=r: f"{r[key]:{spec}}{unit}" if r.get(key) is not None else ""  # noqa: E731
+
+        def cell(key, spec, unit="", r=r):
+            return f"{r[key]:{spec}}{unit}" if r.get(key) is not None else ""
+
         gpus = ", ".join(f"{k}: {v} %" for k, v in r.get("gpus", {}).items())
-        first = (cell("utterances_per_s", ".1f"), cell("of_ceiling_percent", ".1f", " %"), cell("step_ms", ".1f"))
+        first = (
+            cell("utterances_per_s", ".1f"),
+            cell("of_ceiling_percent", ".1f", " %"),
+            cell("step_ms", ".1f"),
+        )
         t.add_row(
             name,
             *first,
@@ -245,16 +313,32 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
 
     data = Path(args.data) if args.data else make_corpus(folder / "corpus", args.make, args.rate)
     on_cpu = not choose.list_gpus().gpus
-    overrides = [f"run={json.dumps(str(folder / 'run'))}", f"data.train={json.dumps(str(data))}", f"model.size={args.size}"]
-    overrides += [f"batching.batch_size={args.batch_size}", f"batching.buckets={args.buckets}", *args.settings]
+    overrides = [
+        f"run={json.dumps(str(folder / 'run'))}",
+        f"data.train={json.dumps(str(data))}",
+        f"model.size={args.size}",
+    ]
+    overrides += [
+        f"batching.batch_size={args.batch_size}",
+        f"batching.buckets={args.buckets}",
+        *args.settings,
+    ]
     overrides += ["data_gpu=cpu", "model_gpu=cpu"] if on_cpu else []
     config = config_module.load(ROOT / "configs" / "ljspeech.yaml", overrides)
     devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
-    run = prepare_run(config, on_cpu=on_cpu, cores=cores(), out=lambda text: print(text, file=sys.stderr))  # noqa: T201
+    run = prepare_run(
+        config,
+        on_cpu=on_cpu,
+        cores=cores(),
+        out=lambda text: print(text, file=sys.stderr),  # noqa: T201
+    )
     plan = run.plan("gpt", "train")
     rows_per_batch = plan.num_utterances / plan.batches_per_epoch
     results: dict[str, dict] = {}
-    one = {"shared": ["data_gpu=0", "model_gpu=0"], "cached": ["data_gpu=cpu", f"model_gpu={'cpu' if on_cpu else 0}"]}
+    one = {
+        "shared": ["data_gpu=0", "model_gpu=0"],
+        "cached": ["data_gpu=cpu", f"model_gpu={'cpu' if on_cpu else 0}"],
+    }
     for name in args.rows.split(","):
         if name in ("tfdata", "service"):
             results[name] = run_inside(run.path, args.steps, name, devices.trainer)
@@ -262,11 +346,16 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
             options = ["producers.cache_codes=" + str(name == "cached").lower(), *one.get(name, [])]
             if name == "cached":
                 command = [sys.executable, __file__, "--inside", "fill", "--run", str(run.path)]
-                subprocess.run(command, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, check=True)
+                subprocess.run(
+                    command, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, check=True
+                )
             results[name] = row_of(profile(run.path, args.steps, options), rows_per_batch)
         save(args.json, results)
     where = f"trainer {devices.trainer}, producers {', '.join(map(str, devices.producers))}"
-    title = f"size {args.size}, batch {args.batch_size}, {args.buckets} buckets, {args.steps} steps, {plan.num_utterances} clips; {where}"
+    title = (
+        f"size {args.size}, batch {args.batch_size}, {args.buckets} buckets, {args.steps} steps,"
+        f" {plan.num_utterances} clips; {where}"
+    )
     return results, title
 
 
@@ -278,7 +367,9 @@ def save(path: Path | None, results: dict, title: str = "") -> None:
 
 def main() -> int:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     source = p.add_mutually_exclusive_group()
     source.add_argument("--data")
     source.add_argument("--make", type=int, metavar="N")
@@ -306,7 +397,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pipeline-") as folder:
         results, title = measure(args, Path(folder))
     if "ours" in results and "shared" in results:
-        results["ours"]["against_one_shared_gpu"] = results["ours"]["utterances_per_s"] / results["shared"]["utterances_per_s"]
+        results["ours"]["against_one_shared_gpu"] = (
+            results["ours"]["utterances_per_s"] / results["shared"]["utterances_per_s"]
+        )
     out = Console(width=None if sys.stdout.isatty() else 150, markup=False)
     out.print(table(results, title))
     for name, r in results.items():

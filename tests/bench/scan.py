@@ -1,8 +1,10 @@
-"""How many clips a scan reads in ten seconds, by container: headers alone, with warm files; every sample; and a librosa.load loop.
+"""How many clips a scan reads in ten seconds, by container: headers alone, with warm files; every
+sample; and a librosa.load loop.
 
     python tests/bench/scan.py [--clips 20000] [--seconds 2] [--rate 22050] [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
 
-One corpus for each suffix: a hundred recordings, each linked under many names. The fastest of three scans counts.
+One corpus for each suffix: a hundred recordings, each linked under many names. The fastest of three
+scans counts.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def librosa_pace(root: Path, clips: int = 300) -> float:
 
 def main() -> int:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--clips", type=int, default=20000)
     p.add_argument("--seconds", type=float, default=2.0)
     p.add_argument("--rate", type=int, default=22050)

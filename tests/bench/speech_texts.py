@@ -1,7 +1,9 @@
-"""Plain English sentences from word lists and patterns written for this project: thousands of them, each once, the same ones every time.
+"""Plain English sentences from word lists and patterns written for this project: thousands of them,
+each once, the same ones every time.
 
-Words are common ones that a recogniser with a general language model knows; sentences are simple, in lower case and without
-punctuation or digits, some two to four seconds long when spoken. `split` keeps some sentences out of training, of words that occur there.
+Words are common ones that a recogniser with a general language model knows; sentences are simple,
+in lower case and without punctuation or digits, some two to four seconds long when spoken. `split`
+keeps some sentences out of training, of words that occur there.
 """
 
 from __future__ import annotations
@@ -56,15 +58,18 @@ early in the day|late in the afternoon|two years ago|ten minutes ago|an hour lat
 THINGS = """the house|the garden|the car|the train|the river|the water|the bread|the coffee|the letter|the story|the music|the weather
 the city|the market|the school|the office|the church|the bridge|the road|the window|the table|the picture|the book|the game|the coat
 the horse|the dog|the cat|the moon|the sky|the fire|the ground|the kitchen|the room|the wall|the answer|the plan|the work|the food
-the soup|the milk|the beach|the island|the mountain|the forest|the field|the ship|the boat|the hotel|the price""".replace("\n", "|").split(
-    "|"
-)
+the soup|the milk|the beach|the island|the mountain|the forest|the field|the ship|the boat|the hotel|the price""".replace(
+    "\n", "|"
+).split("|")
 QUALITIES = _list(
     """very old|very small|very large|quite new|cold|warm|dark|bright|clean|dry|wet|white|black|red|green|blue|yellow|quiet
 beautiful|famous|empty|full|heavy|cheap|expensive|difficult|easy|important|dangerous|safe|simple|strange|different|very good|bad
 long|short|deep|high|slow|fast|strong|open|closed|wonderful|terrible|perfect|ready|gone|broken"""
 )
-SAID = _list("said that|told us that|thought that|knew that|believed that|heard that|was sure that|wrote that|hoped that")
+SAID = _list(
+    "said that|told us that|thought that|knew that|believed that|heard that|was sure that|wrote"
+    " that|hoped that"
+)
 WISHES = _list(
     """wants to|would like to|has to|had to|is going to|was able to|decided to|promised to|tried to|forgot to|began to
 needs to"""
@@ -78,8 +83,13 @@ move the table|drive to the coast|ride the horse|climb the mountain|speak to the
 hear the music|eat an orange|drink some water|stay at home|sleep until noon|travel to the north|work in the garden|swim in the lake
 walk to the station|wait for the bus|go back to school|come to the party|sit by the fire"""
 )
-COUNTED = _list("""there were|we saw|they had|we found|she counted|he bought|they sold|i remember""")
-NUMBERS = _list("two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|fifty|a hundred|many|several|only a few")
+COUNTED = _list(
+    """there were|we saw|they had|we found|she counted|he bought|they sold|i remember"""
+)
+NUMBERS = _list(
+    "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|fifty|a"
+    " hundred|many|several|only a few"
+)
 MANY = _list(
     """horses|houses|children|apples|books|boats|flowers|chairs|bottles|trees|birds|dogs|cats|letters|boxes|people|soldiers
 students|windows|pictures|candles|coins|tables|trucks|cups|stones|sheep|cows|tickets|hats"""
@@ -106,7 +116,9 @@ def sentences(count: int, seed: int = 1) -> list[str]:
 
 
 def split(texts: list[str], held_out: int, least: int = 8) -> tuple[list[str], list[str]]:
-    """Training sentences and the first `held_out` ones all of whose words occur `least` times or more in the others."""
+    """Training sentences and the first `held_out` ones all of whose words occur `least` times or
+    more in the others.
+    """
     left = Counter(word for text in texts for word in text.split())
     held = []
     for text in texts:
@@ -115,7 +127,9 @@ def split(texts: list[str], held_out: int, least: int = 8) -> tuple[list[str], l
             held.append(text)
             left -= words
     if len(held) < held_out:
-        raise ValueError(f"only {len(held)} sentences consist of words that occur {least} times elsewhere")
+        raise ValueError(
+            f"only {len(held)} sentences consist of words that occur {least} times elsewhere"
+        )
     kept = set(held)
     return [text for text in texts if text not in kept], held
 

@@ -1,6 +1,9 @@
-"""Flite's voices through its C interface, in several processes. It needs `apt install libflite1`, or a folder with its libraries.
+"""Flite's voices through its C interface, in several processes.
 
-eSpeak NG's voices are too hard for pocketsphinx (WER 0.4 on the sentences of `speech_texts`); Flite's are built from recordings of people.
+It needs `apt install libflite1`, or a folder with its libraries.
+
+eSpeak NG's voices are too hard for pocketsphinx (WER 0.4 on the sentences of `speech_texts`);
+Flite's are built from recordings of people.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ BATCH = 50
 
 @dataclass(frozen=True)
 class Speaker:
-    """A voice of Flite: slt, rms, awb or kal16. `stretch` 1.3 speaks 1.3 times as long. `libraries`: a folder, "" for the system's."""
+    """A voice of Flite: slt, rms, awb or kal16.
+
+    `stretch` 1.3 speaks 1.3 times as long. `libraries`: a folder, "" for the system's.
+    """
 
     voice: str
     stretch: float
@@ -55,12 +61,15 @@ class Flite:
                 return ctypes.CDLL(str(own), mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL) if needed else None
 
-        # In the order in which they need one another; libasound travels along where a host has none.
+        # In the order in which they need one another; libasound travels along where a host has
+        # none.
         library("libasound.so.2", needed=False)
         self._flite = flite = library("libflite.so.1")
         library("libflite_cmulex.so.1")
         library("libflite_usenglish.so.1")
-        register = getattr(library(f"libflite_cmu_us_{speaker.voice}.so.1"), f"register_cmu_us_{speaker.voice}")
+        register = getattr(
+            library(f"libflite_cmu_us_{speaker.voice}.so.1"), f"register_cmu_us_{speaker.voice}"
+        )
         register.restype, register.argtypes = ctypes.POINTER(_Voice), [ctypes.c_char_p]
         flite.feat_set_float.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_float]
         flite.flite_text_to_wave.restype = ctypes.POINTER(_Wave)
@@ -102,7 +111,10 @@ def _record_some(speaker: Speaker, lines: list[tuple[Path, str]]) -> float:
 
 
 def record(speaker: Speaker, folder: Path, texts: list[str], prefix: str, processes: int) -> float:
-    """An LJSpeech-style corpus in `folder`: metadata.csv and wavs/. Recordings that are there stay. Returns its seconds."""
+    """An LJSpeech-style corpus in `folder`: metadata.csv and wavs/.
+
+    Recordings that are there stay. Returns its seconds.
+    """
     (folder / "wavs").mkdir(parents=True, exist_ok=True)
     lines = [(folder / "wavs" / f"{prefix}{i:04d}.wav", text) for i, text in enumerate(texts)]
     parts = [lines[i : i + BATCH] for i in range(0, len(lines), BATCH)]

@@ -1,9 +1,11 @@
-"""How long a run takes to its first step of stage 2: begun, resumed, begun again on the same settings, and after its trainer is SIGKILLed.
+"""How long a run takes to its first step of stage 2: begun, resumed, begun again on the same
+settings, and after its trainer is SIGKILLed.
 
     python -m tests.bench.start --data DIR --runs FOLDER [--rows begun,resumed,again] [--seconds 12] [--json FILE] [-- LAUNCH'S ARGUMENTS]
 
-Starts launch.py as a user would. Each row is printed when it is there: seconds from the start of launch.py, or from the killing, to the
-time at which the ledger's next step had ended. What launch.py says goes to FOLDER/<row>.log. Exit 1 if a row could not be measured.
+Starts launch.py as a user would. Each row is printed when it is there: seconds from the start of
+launch.py, or from the killing, to the time at which the ledger's next step had ended. What
+launch.py says goes to FOLDER/<row>.log. Exit 1 if a row could not be measured.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def measure(name: str, run: Path, args: argparse.Namespace, kill: bool) -> dict:
     began = time.time()
     command = [sys.executable, "launch.py", *args.launch, f"data.train={args.data}", f"run={run}"]
     with open(args.runs / f"{name}.log", "wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, preexec_fn=dies_with_me())
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, preexec_fn=dies_with_me()
+        )
     row = {"row": name}
     try:
         first = wait_for_step(run, process, began, args.limit)
@@ -65,7 +69,9 @@ def measure(name: str, run: Path, args: argparse.Namespace, kill: bool) -> dict:
         if kill:
             os.kill(status.read(run, "trainer").pid, signal.SIGKILL)
             killed = time.time()
-            row["kill_to_step_s"] = round(wait_for_step(run, process, killed + 0.5, args.limit) - killed, 1)
+            row["kill_to_step_s"] = round(
+                wait_for_step(run, process, killed + 0.5, args.limit) - killed, 1
+            )
             time.sleep(2)
         row["steps"] = len(steps(run))
         row["step_ms"] = [r["step_ms"] for r in steps(run)][-8:]
@@ -83,14 +89,24 @@ def measure(name: str, run: Path, args: argparse.Namespace, kill: bool) -> dict:
 
 def main() -> int:
     """Command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--runs", type=Path, required=True)
-    p.add_argument("--rows", default="begun,resumed,again", help="of begun, killed, resumed, again (a second run)")
+    p.add_argument(
+        "--rows",
+        default="begun,resumed,again",
+        help="of begun, killed, resumed, again (a second run)",
+    )
     p.add_argument("--seconds", type=float, default=12.0, help="of training in each row")
     p.add_argument("--limit", type=float, default=540.0)
     p.add_argument("--json", type=Path)
-    mine, launch = (sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :]) if "--" in sys.argv else (sys.argv[1:], [])
+    mine, launch = (
+        (sys.argv[1 : sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1 :])
+        if "--" in sys.argv
+        else (sys.argv[1:], [])
+    )
     args = p.parse_args(mine)
     args.launch = launch
     args.runs.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@
     python -m tests.bench.step --check                             gradients of the fast kernels against plain float32
     python -m tests.bench.step --rows ours --profile OUT           where a step's time goes, kernel by kernel
 
-The step is the whole one: conditioning encoder, perceiver, GPT, heads, losses, gradients and AdamW, on clips of 10 s with 150 text
-tokens, on data already on the device. `--json FILE` is read first and appended to: rows that it has are not measured again.
+The step is the whole one: conditioning encoder, perceiver, GPT, heads, losses, gradients and AdamW,
+on clips of 10 s with 150 text tokens, on data already on the device. `--json FILE` is read first
+and appended to: rows that it has are not measured again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from common.gpu.xla_env import xla_env
 from tests.bench.owned import dies_with_me
 from tests.bench.step_rows import ROWS
 
-DEFAULT_ROWS = "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention dropout|ours, stateless dropout"
+DEFAULT_ROWS = (
+    "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention"
+    " dropout|ours, stateless dropout"
+)
 TEXT_TOKENS, CODES = 150, 216  # 10 s
 POSITIONS = 405  # of a row, latents and two of padding included
 
@@ -52,10 +56,20 @@ def main() -> int:
     began = time.monotonic()
     for row in _names(args.rows):
         for batch in (int(b) for b in args.batch.split(",")):
-            job = {"row": row, "batch": batch, "size": args.size, "layers": args.layers, "steps": args.steps, "profile": args.profile}
+            job = {
+                "row": row,
+                "batch": batch,
+                "size": args.size,
+                "layers": args.layers,
+                "steps": args.steps,
+                "profile": args.profile,
+            }
             job["memory_gb"] = args.memory_gb
             left = args.max_seconds - (time.monotonic() - began)
-            if not args.again and any(all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers", "memory_gb")) for r in results):
+            if not args.again and any(
+                all(r.get(k) == job[k] for k in ("row", "batch", "size", "layers", "memory_gb"))
+                for r in results
+            ):
                 continue
             if left < 30:
                 print(f"no time left for {row} at batch {batch}", flush=True)  # noqa: T201
@@ -68,8 +82,14 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--rows", default=DEFAULT_ROWS, help="names separated by '|' (or ',' where no name has one), or all")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--rows",
+        default=DEFAULT_ROWS,
+        help="names separated by '|' (or ',' where no name has one), or all",
+    )
     p.add_argument("--batch", default="32", help="batch sizes, separated by commas")
     p.add_argument("--size", default="xtts", choices=("tiny", "small", "xtts"))
     p.add_argument("--layers", type=int, help="fewer GPT blocks")
@@ -78,15 +98,24 @@ def _arguments() -> argparse.Namespace:
     p.add_argument("--again", action="store_true", help="measure rows that the JSON file has, too")
     p.add_argument("--max-seconds", type=float, default=86400.0)
     p.add_argument("--profile", help="a folder for the kernels' times and XLA's optimised program")
-    p.add_argument("--memory-gb", type=float, help="as on a smaller card: the most that TensorFlow may take")
-    p.add_argument("--coqui", type=_program, default=sys.executable, help="for the rows named coqui: a Python that has coqui-tts")
+    p.add_argument(
+        "--memory-gb", type=float, help="as on a smaller card: the most that TensorFlow may take"
+    )
+    p.add_argument(
+        "--coqui",
+        type=_program,
+        default=sys.executable,
+        help="for the rows named coqui: a Python that has coqui-tts",
+    )
     p.add_argument("--check", nargs="?", const="fast", choices=("fast", "both"))
     p.add_argument("--worker", help=argparse.SUPPRESS)
     return p.parse_args()
 
 
 def _program(name: str) -> str:
-    """Its whole path, as it is started in another folder; a link stays one, or it would leave its virtual environment."""
+    """Its whole path, as it is started in another folder; a link stays one, or it would leave its
+    virtual environment.
+    """
     if (found := shutil.which(name)) is None:
         raise argparse.ArgumentTypeError(f"no program {name}")
     return os.path.abspath(found)
@@ -98,18 +127,28 @@ def _names(text: str) -> list[str]:
     names = [n.strip() for n in text.split("|" if "|" in text or text in ROWS else ",")]
     unknown = [n for n in names if n not in ROWS]
     if unknown:
-        raise SystemExit(f"no row {', '.join(map(repr, unknown))}; the rows are: {' | '.join(ROWS)}")
+        raise SystemExit(
+            f"no row {', '.join(map(repr, unknown))}; the rows are: {' | '.join(ROWS)}"
+        )
     return names
 
 
 def _read(path: Path | None) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        if path and path.exists()
+        else []
+    )
 
 
 def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
-    """One row in its own process: flags are read once, memory is counted from nothing, and a crash costs one row."""
+    """One row in its own process: flags are read once, memory is counted from nothing, and a crash
+    costs one row.
+    """
     options = ROWS[job["row"]]
-    flags = xla_env({"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"}, Device("gpu"))["XLA_FLAGS"]
+    flags = xla_env(
+        {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {options.get('xla', '')}"}, Device("gpu")
+    )["XLA_FLAGS"]
     cache = Path(tempfile.gettempdir()) / "xtts-bench-cache"
     if options.get("cache") == "cold":
         shutil.rmtree(cache, ignore_errors=True)
@@ -127,7 +166,11 @@ def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
         )  # not ROOT: Coqui's package has a module `trainer`, as this project
     began = time.monotonic()
     try:
-        programs = f"--tf_xla_persistent_cache_directory={cache}" if options.get("cache") in ("cold", "warm") else ""
+        programs = (
+            f"--tf_xla_persistent_cache_directory={cache}"
+            if options.get("cache") in ("cold", "warm")
+            else ""
+        )
         env = {
             **os.environ,
             "TF_XLA_FLAGS": f"{os.environ.get('TF_XLA_FLAGS', '')} {programs}".strip(),
@@ -149,9 +192,23 @@ def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
 
 def _coqui(job: dict, options: dict) -> list[str]:
     dims = _dims(job, options)
-    gpt = {**dataclasses.asdict(dims.gpt), "start_audio": dims.gpt.start_audio, "stop_audio": dims.gpt.stop_audio}
-    asked = {"batch": job["batch"], "steps": job["steps"], "way": options["coqui"], "text_tokens": TEXT_TOKENS, "codes": CODES}
-    asked |= {"samples_per_code": dims.audio.samples_per_code, "cond_frames": dims.audio.cond_frames, "gpt": gpt}
+    gpt = {
+        **dataclasses.asdict(dims.gpt),
+        "start_audio": dims.gpt.start_audio,
+        "stop_audio": dims.gpt.stop_audio,
+    }
+    asked = {
+        "batch": job["batch"],
+        "steps": job["steps"],
+        "way": options["coqui"],
+        "text_tokens": TEXT_TOKENS,
+        "codes": CODES,
+    }
+    asked |= {
+        "samples_per_code": dims.audio.samples_per_code,
+        "cond_frames": dims.audio.cond_frames,
+        "gpt": gpt,
+    }
     return [str(ROOT / "tests" / "bench" / "coqui_step.py"), json.dumps(asked)]
 
 
@@ -161,14 +218,17 @@ def _last_json(text: str) -> dict | None:
 
 
 def _why(done: subprocess.CompletedProcess) -> str:
-    lines = [x for x in done.stderr.splitlines() if x.strip() and not x.startswith(("I0000", "W0000"))]
+    lines = [
+        x for x in done.stderr.splitlines() if x.strip() and not x.startswith(("I0000", "W0000"))
+    ]
     for line in reversed(lines):
         if "RESOURCE_EXHAUSTED" in line or "out of memory" in line.lower():
             return "out of memory"
     return f"exit {done.returncode}: " + " / ".join(x.strip()[:300] for x in lines[-3:])
 
 
-# -- the measured process -----------------------------------------------------------------------------------------------------------
+# -- the measured process
+# --------------------------------------------------------------------------------------------------
 
 
 def _worker(job: dict) -> dict:
@@ -177,17 +237,25 @@ def _worker(job: dict) -> dict:
         from tests.bench.torch_step import measure as measure_torch
 
         dims = _dims(job, options)
-        return measure_torch(dims, job["batch"], _bucket(job, options, dims), job["steps"], **options["torch"])
+        return measure_torch(
+            dims, job["batch"], _bucket(job, options, dims), job["steps"], **options["torch"]
+        )
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         if job["memory_gb"]:
-            limit = tf.config.LogicalDeviceConfiguration(memory_limit=int(job["memory_gb"] * 1e9 / 2**20))
+            limit = tf.config.LogicalDeviceConfiguration(
+                memory_limit=int(job["memory_gb"] * 1e9 / 2**20)
+            )
             tf.config.set_logical_device_configuration(gpu, [limit])
         else:
             tf.config.experimental.set_memory_growth(gpu, True)
-    device = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU") if gpus else "CPU"
+    device = (
+        tf.config.experimental.get_device_details(gpus[0]).get("device_name", "GPU")
+        if gpus
+        else "CPU"
+    )
     if options.get("ceiling"):
         from tests.bench.step_extras import ceiling
 
@@ -199,14 +267,25 @@ def _worker(job: dict) -> dict:
 def _dims(job: dict, options: dict):
     from common.xtts.dims import SIZES
 
-    dims = SIZES[job["size"]] if job["layers"] is None else SIZES[job["size"]].with_layers(job["layers"])
-    return dataclasses.replace(dims, gpt=dataclasses.replace(dims.gpt, dropout=options.get("dropout", dims.gpt.dropout)))
+    dims = (
+        SIZES[job["size"]]
+        if job["layers"] is None
+        else SIZES[job["size"]].with_layers(job["layers"])
+    )
+    return dataclasses.replace(
+        dims, gpt=dataclasses.replace(dims.gpt, dropout=options.get("dropout", dims.gpt.dropout))
+    )
 
 
 def _bucket(job: dict, options: dict, dims):
     from common.data.buckets import Bucket
 
-    return Bucket(job["batch"], options.get("positions", POSITIONS) - dims.gpt.num_latents, TEXT_TOKENS + 1, CODES)
+    return Bucket(
+        job["batch"],
+        options.get("positions", POSITIONS) - dims.gpt.num_latents,
+        TEXT_TOKENS + 1,
+        CODES,
+    )
 
 
 def make_batch(dims, bucket, seed: int = 0) -> dict:
@@ -223,7 +302,10 @@ def make_batch(dims, bucket, seed: int = 0) -> dict:
     ids, positions = np.zeros((2, rows, bucket.row_len), np.int32)
     targets = np.full((rows, bucket.row_len), -1, np.int32)
     ids[:, :end] = np.concatenate([column * gpt.start_text, text, gpt.num_text_tokens + audio], 1)
-    positions[:, :end] = [*range(begin), *(gpt.num_text_positions + i for i in range(audio.shape[1]))]
+    positions[:, :end] = [
+        *range(begin),
+        *(gpt.num_text_positions + i for i in range(audio.shape[1])),
+    ]
     targets[:, begin:end] = np.concatenate([codes, stops], 1)
     return {
         "ids": ids,
@@ -231,12 +313,16 @@ def make_batch(dims, bucket, seed: int = 0) -> dict:
         "text_targets": np.concatenate([text, column * gpt.stop_text], 1).astype(np.int32),
         "audio_targets": targets,
         "weights": np.ones(rows, np.float32),
-        "cond_mel": rng.standard_normal((rows, dims.audio.cond_frames, gpt.num_mels)).astype(np.float16),
+        "cond_mel": (
+            rng.standard_normal((rows, dims.audio.cond_frames, gpt.num_mels)).astype(np.float16)
+        ),
     }
 
 
 def build(job: dict, options: dict):
-    """A step with random weights, drawn on the device (zeros would run faster than real weights), and its batch on the device."""
+    """A step with random weights, drawn on the device (zeros would run faster than real weights),
+    and its batch on the device.
+    """
     import tensorflow as tf
 
     from common.xtts.kernels import Kernels
@@ -261,17 +347,26 @@ def build(job: dict, options: dict):
     step = GptStep(dims, made, [bucket])
     for i, t in enumerate(step.optimizer.tensors):
         value = tf.random.stateless_normal(t.variable.shape, [i, 7]) * 0.02
-        t.variable.assign(value + 1.0 if t.key.endswith(("norm.weight", "ln_f.weight", "ln_1.weight", "ln_2.weight", "gamma")) else value)
-    return step, {k: tf.identity(tf.convert_to_tensor(v)) for k, v in make_batch(dims, bucket).items()}
+        t.variable.assign(
+            value + 1.0
+            if t.key.endswith(("norm.weight", "ln_f.weight", "ln_1.weight", "ln_2.weight", "gamma"))
+            else value
+        )
+    return step, {
+        k: tf.identity(tf.convert_to_tensor(v)) for k, v in make_batch(dims, bucket).items()
+    }
 
 
 def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
     from trainer.step.upload import Upload
 
     blocks, size = [], max(1, job["steps"] // 5)
-    # On the device before the clock runs, as the feed brings them: a seed from the host would wait for the step before.
+    # On the device before the clock runs, as the feed brings them: a seed from the host would wait
+    # for the step before.
     upload = Upload("/device:GPU:0" if gpu else None)
-    seeds = [upload.to_device(upload.to_host({}, (i, 1)), lambda: None)[1] for i in range(10 + 5 * size)]
+    seeds = [
+        upload.to_device(upload.to_host({}, (i, 1)), lambda: None)[1] for i in range(10 + 5 * size)
+    ]
 
     def once(i: int):
         seed = seeds[i % len(seeds)]
@@ -308,11 +403,14 @@ def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
     if job["profile"]:
         from tests.bench.kernel_times import profile
 
-        result["kernels"] = profile(lambda: once(99)["loss"].numpy(), Path(job["profile"]), job["row"])
+        result["kernels"] = profile(
+            lambda: once(99)["loss"].numpy(), Path(job["profile"]), job["row"]
+        )
     return result
 
 
-# -- output --------------------------------------------------------------------------------------------------------------------------
+# -- output
+# --------------------------------------------------------------------------------------------------
 
 
 def _line(r: dict) -> str:
@@ -321,22 +419,37 @@ def _line(r: dict) -> str:
     if "tflops" in r:
         return f"{r['row']}: {r['tflops']} TFLOP/s on {r['device']}"
     more = "".join(f"\n    {k}: {r[k]}" for k in ("save", "kernels") if k in r)
-    return f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled in {r['compile_s']} s{more}"
+    return (
+        f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled"
+        f" in {r['compile_s']} s{more}"
+    )
 
 
 def table(results: list[dict]) -> str:
     """All results as a Markdown table."""
-    lines = ["| row | batch | layers | ms/step | utterances/s | peak GB | compile s | card |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| row | batch | layers | ms/step | utterances/s | peak GB | compile s | card |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for r in results:
         layers = r["layers"] or "all"
         if "ms" in r:
             cells = [r["ms"], r["utterances_per_s"], r["peak_gb"], r["compile_s"], r["device"]]
-            lines.append(f"| {r['row']} | {r['batch']} | {layers} | " + " | ".join(str(c) for c in cells) + " |")
+            lines.append(
+                f"| {r['row']} | {r['batch']} | {layers} | "
+                + " | ".join(str(c) for c in cells)
+                + " |"
+            )
         elif "error" in r:
-            lines.append(f"| {r['row']} | {r['batch']} | {layers} | {r['error'].replace('|', ' ')[:160]} | | | | |")
+            lines.append(
+                f"| {r['row']} | {r['batch']} | {layers} | {r['error'].replace('|', ' ')[:160]} | |"
+                " | | |"
+            )
         else:
             lines.append(
-                f"| {r['row']} | | | " + ", ".join(f"{k} {v}" for k, v in r["tflops"].items()) + f" TFLOP/s | | | | {r['device']} |"
+                f"| {r['row']} | | | "
+                + ", ".join(f"{k} {v}" for k, v in r["tflops"].items())
+                + f" TFLOP/s | | | | {r['device']} |"
             )
     return "\n".join(lines)
 

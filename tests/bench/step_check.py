@@ -1,8 +1,8 @@
 """`tests.bench.step --check`: what the fast kernels compute, against plain float32, on this device.
 
-First the fused kernel's own check; then the gradient of every tensor: ‖fast − plain‖ / ‖plain‖, the worst ten, for bfloat16 with the fast
-kernels. With `--check both`, for bfloat16 with the plain ones as well, so that rounding and mistakes can be told apart. Without dropout,
-at batch 4.
+First the fused kernel's own check; then the gradient of every tensor: ‖fast − plain‖ / ‖plain‖, the
+worst ten, for bfloat16 with the fast kernels. With `--check both`, for bfloat16 with the plain ones
+as well, so that rounding and mistakes can be told apart. Without dropout, at batch 4.
 """
 
 from __future__ import annotations
@@ -30,11 +30,20 @@ def check(layers: int, size: str, both: bool) -> int:
     plain = {"precision": "fp32", "kernels": {}, "dropout": 0.0}
     want, want_loss = _gradients(build(job, plain))
     worst = 0.0
-    for name, options in (("fast kernels, bf16", fast), ("plain kernels, bf16", {**plain, "precision": "bf16"}))[: 1 + both]:
+    for name, options in (
+        ("fast kernels, bf16", fast),
+        ("plain kernels, bf16", {**plain, "precision": "bf16"}),
+    )[: 1 + both]:
         got, loss = _gradients(build(job, options))
         errors = sorted(((_error(got[key], want[key]), key) for key in want), reverse=True)
-        total = np.sqrt(sum(np.sum((got[k] - want[k]) ** 2) for k in want) / sum(np.sum(want[k] ** 2) for k in want))
-        _say(f"{name}: loss {loss:.5f} against {want_loss:.5f}; all gradients together off by {total:.3%}; the worst tensors:")
+        total = np.sqrt(
+            sum(np.sum((got[k] - want[k]) ** 2) for k in want)
+            / sum(np.sum(want[k] ** 2) for k in want)
+        )
+        _say(
+            f"{name}: loss {loss:.5f} against {want_loss:.5f}; all gradients together off by"
+            f" {total:.3%}; the worst tensors:"
+        )
         for error, key in errors[:10]:
             _say(f"  {error:8.3%}  norm {np.linalg.norm(want[key]):.3e}  {key}")
         worst = worst or errors[0][0]
@@ -56,7 +65,10 @@ def _gradients(built) -> tuple[dict[str, np.ndarray], float]:
         return losses[0], gradients
 
     loss, gradients = run()
-    return {t.key: g.numpy().astype(np.float64) for t, g in zip(step.optimizer.tensors, gradients, strict=True)}, float(loss)
+    return {
+        t.key: g.numpy().astype(np.float64)
+        for t, g in zip(step.optimizer.tensors, gradients, strict=True)
+    }, float(loss)
 
 
 def _error(got: np.ndarray, want: np.ndarray) -> float:

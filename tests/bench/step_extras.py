@@ -1,4 +1,6 @@
-"""What `tests.bench.step` measures besides steps: a checkpoint in the background, and the card's matrix products."""
+"""What `tests.bench.step` measures besides steps: a checkpoint in the background, and the card's
+matrix products.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import tensorflow as tf
 
 
 def saved(step, once) -> dict:
-    """What a checkpoint in the background costs, and whether it holds the moment: weights sampled on the device at that moment."""
+    """What a checkpoint in the background costs, and whether it holds the moment: weights sampled
+    on the device at that moment.
+    """
     from trainer.history.checkpoint import Checkpoints
     from trainer.history.saver import Saver
 
@@ -30,8 +34,15 @@ def saved(step, once) -> dict:
         total = time.perf_counter() - before
         held = Checkpoints(folder, 1).load(1).tensors["model"]
         tensors = {t.key: t for t in step.optimizer.tensors}
-        exact = all((held[k].transpose(tensors[k].from_torch)[..., :4] == v).all() for k, v in sampled.items())
-        found = {"pause_ms": round(1e3 * outcome.pause_s, 1), "seconds": round(outcome.seconds, 2), "error": str(outcome.error or "")}
+        exact = all(
+            (held[k].transpose(tensors[k].from_torch)[..., :4] == v).all()
+            for k, v in sampled.items()
+        )
+        found = {
+            "pause_ms": round(1e3 * outcome.pause_s, 1),
+            "seconds": round(outcome.seconds, 2),
+            "error": str(outcome.error or ""),
+        }
         return {
             **found,
             "steps_meanwhile": steps,
@@ -44,7 +55,9 @@ def saved(step, once) -> dict:
 
 
 def ceiling(n: int) -> dict:
-    """TFLOP/s of bf16 products: a large square one, and those of a GPT block's forward pass at batch 32."""
+    """TFLOP/s of bf16 products: a large square one, and those of a GPT block's forward pass at
+    batch 32.
+    """
 
     def rate(m: int, k: int, n: int, repeat: int = 20) -> float:
         a = tf.cast(tf.random.stateless_normal([m, k], [1, 2]), tf.bfloat16)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-# Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), positions (of a row), torch, coqui (other programs).
+# Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), positions
+# (of a row), torch, coqui (other programs).
 _BF16 = {"precision": "bf16", "kernels": {}}
 
 
 def _fast(**changed) -> dict:
-    kernels = {"attention": "cudnn", "dropout": "hash", "lean": True, "embedding_grad": "scatter", "split_qkv": True}
+    kernels = {
+        "attention": "cudnn",
+        "dropout": "hash",
+        "lean": True,
+        "embedding_grad": "scatter",
+        "split_qkv": True,
+    }
     kernels |= {"long_sums": True, "wide_residual": True}
     return {"precision": "bf16", "kernels": {**kernels, **changed}, "attention_dropout": 0.0}
 
@@ -37,16 +44,30 @@ ROWS: dict[str, dict] = {
     "ours, micro and apply": {**_fast(), "grouped": True},
     "ours, recompute": {**_fast(), "recompute": True},
     "ours, triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=true"},
-    "ours, parallel llvm": {**_fast(), "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true"},
+    "ours, parallel llvm": {
+        **_fast(),
+        "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true",
+    },
     "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
     "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
     "ours, cublaslt": {**_fast(), "xla": _LT},
     "ours, cublaslt, weight copies": {**_fast(weight_copies=True), "xla": _LT},
     "ours, cublaslt outside graphs": {**_fast(), "xla": _LT_LAUNCHED},
-    "ours, cublaslt outside graphs, weight copies": {**_fast(weight_copies=True), "xla": _LT_LAUNCHED},
+    "ours, cublaslt outside graphs, weight copies": {
+        **_fast(weight_copies=True),
+        "xla": _LT_LAUNCHED,
+    },
     "fp32 plain, cublaslt": {"precision": "fp32", "kernels": {}, "xla": _LT},
-    "fp32 plain, cublaslt outside graphs": {"precision": "fp32", "kernels": {}, "xla": _LT_LAUNCHED},
-    "tf32 plain, cublaslt outside graphs": {"precision": "tf32", "kernels": {}, "xla": _LT_LAUNCHED},
+    "fp32 plain, cublaslt outside graphs": {
+        "precision": "fp32",
+        "kernels": {},
+        "xla": _LT_LAUNCHED,
+    },
+    "tf32 plain, cublaslt outside graphs": {
+        "precision": "tf32",
+        "kernels": {},
+        "xla": _LT_LAUNCHED,
+    },
     "ours, wide loads": {**_fast(), "xla": "--xla_gpu_experimental_allow_unroll_factor_eight=true"},
     "ours, triton fusions of several outputs": {
         **_fast(),
@@ -63,10 +84,16 @@ ROWS: dict[str, dict] = {
     "ours, warm autotuning": {**_fast(), "cache": "autotuning"},
     "ours, saving": {**_fast(), "save": True},
     "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
-    "ours, fusions not autotuned": {**_fast(), "xla": "--xla_gpu_experimental_enable_fusion_autotuner=false"},
+    "ours, fusions not autotuned": {
+        **_fast(),
+        "xla": "--xla_gpu_experimental_enable_fusion_autotuner=false",
+    },
     "ours, parallel compilation": {
         **_fast(),
-        "xla": "--xla_gpu_enable_llvm_module_compilation_parallelism=true --xla_gpu_force_compilation_parallelism=8",
+        "xla": (
+            "--xla_gpu_enable_llvm_module_compilation_parallelism=true"
+            " --xla_gpu_force_compilation_parallelism=8"
+        ),
     },
     "torch": {"torch": {"compile": True}},
     "torch eager": {"torch": {"compile": False}},

@@ -1,10 +1,12 @@
-"""What connections that prove no key cost a run on tcp: 1 200 that say nothing and 50 that stop in the middle of the handshake.
+"""What connections that prove no key cost a run on tcp: 1 200 that say nothing and 50 that stop in
+the middle of the handshake.
 
     python tests/bench/strangers.py [--idle 1200] [--half 50] [--seconds 60] [--files 1024]
 
-A run of launch.py whose steps are arithmetic, under the usual limit of open files. Connections that the trainer closes are opened
-again, twice a second. Steps per second before, during and after; the same trainer must come to the end, no step lost, none twice.
-Prints the figures as JSON; exit code 1 where something did not hold.
+A run of launch.py whose steps are arithmetic, under the usual limit of open files. Connections that
+the trainer closes are opened again, twice a second. Steps per second before, during and after; the
+same trainer must come to the end, no step lost, none twice. Prints the figures as JSON; exit code 1
+where something did not hold.
 """
 
 from __future__ import annotations
@@ -105,7 +107,10 @@ def measure(driver: Driver, run: RunFolder, args: argparse.Namespace, port: int)
     same = driver.pid("trainer") == pid
     driver.finish(3600.0)
     assert_exact(run)
-    starts = sum("listening at" in line for line in (run.path / "logs" / "trainer.log").read_text().splitlines())
+    starts = sum(
+        "listening at" in line
+        for line in (run.path / "logs" / "trainer.log").read_text().splitlines()
+    )
     return {
         "idle": args.idle,
         "half_open": args.half,
@@ -113,7 +118,11 @@ def measure(driver: Driver, run: RunFolder, args: argparse.Namespace, port: int)
         "file_limit": args.files,
         "opened": strangers.opened,
         "open_at_most": max(alive),
-        "steps_per_s": {"before": round(before, 1), "during": round(during, 1), "after": round(after, 1)},
+        "steps_per_s": {
+            "before": round(before, 1),
+            "during": round(during, 1),
+            "after": round(after, 1),
+        },
         "descriptors_at_most": max(descriptors),
         "rss_mb": {"before": round(calm_mb, 1), "at_most": round(max(memory), 1)},
         "trainers": starts,
@@ -123,7 +132,9 @@ def measure(driver: Driver, run: RunFolder, args: argparse.Namespace, port: int)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--idle", type=int, default=1200)
     parser.add_argument("--half", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -137,9 +148,16 @@ def main() -> int:
             port = free.getsockname()[1]
         # 3 batches of 8 ms a step: at most 40 steps/s.
         steps = int(42 * (2 * CALM_S + args.seconds))
-        more = {"train__max_steps": steps, "train__epochs": 100_000, "train__save_every": 200, "train__eval_every": 500}
+        more = {
+            "train__max_steps": steps,
+            "train__epochs": 100_000,
+            "train__save_every": 200,
+            "train__eval_every": 500,
+        }
         more["transport__bind"] = f"tcp://127.0.0.1:{port}"
-        tree = settings(folder / "run", folder / "corpus", producers__count=2, dvae__max_steps=3, **more)
+        tree = settings(
+            folder / "run", folder / "corpus", producers__count=2, dvae__max_steps=3, **more
+        )
         driver = Driver.create(folder, tree, step_ms=8, make_ms=1)
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, hard))

@@ -1,7 +1,9 @@
-"""The same training step in PyTorch, as fast as plain PyTorch goes: bfloat16 autocast, SDPA, fused AdamW, torch.compile.
+"""The same training step in PyTorch, as fast as plain PyTorch goes: bfloat16 autocast, SDPA, fused
+AdamW, torch.compile.
 
-A baseline for `tests.bench.step`: conditioning encoder, perceiver, GPT-2 stack, heads, losses, gradients, update; rows packed as ours, so
-that plain causal attention serves. Its numbers are timings; nothing else is compared.
+A baseline for `tests.bench.step`: conditioning encoder, perceiver, GPT-2 stack, heads, losses,
+gradients, update; rows packed as ours, so that plain causal attention serves. Its numbers are
+timings; nothing else is compared.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + F.dropout(self.attention(self.ln_1(x)), self.dropout)
-        return x + F.dropout(self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")), self.dropout)
+        return x + F.dropout(
+            self.proj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh")), self.dropout
+        )
 
 
 class Conditioning(nn.Module):
@@ -47,13 +51,23 @@ class Conditioning(nn.Module):
     def __init__(self, g):
         super().__init__()
         self.init = nn.Linear(g.num_mels, g.width)
-        self.norms = nn.ModuleList(nn.GroupNorm(g.cond_groups, g.width) for _ in range(g.cond_blocks))
-        self.attentions = nn.ModuleList(Attention(g.width, g.heads, False, 0.0) for _ in range(g.cond_blocks))
+        self.norms = nn.ModuleList(
+            nn.GroupNorm(g.cond_groups, g.width) for _ in range(g.cond_blocks)
+        )
+        self.attentions = nn.ModuleList(
+            Attention(g.width, g.heads, False, 0.0) for _ in range(g.cond_blocks)
+        )
         self.latents = nn.Parameter(torch.randn(g.num_latents, g.width) * 0.02)
         inner, hidden = g.perceiver_heads * g.perceiver_head_dim, int(g.width * 8 / 3)
         layers = [(g.width, inner), (g.width, 2 * inner), (inner, g.width)]
         self.layers = nn.ModuleList(
-            nn.ModuleList([*(nn.Linear(i, o, bias=False) for i, o in layers), nn.Linear(g.width, 2 * hidden), nn.Linear(hidden, g.width)])
+            nn.ModuleList(
+                [
+                    *(nn.Linear(i, o, bias=False) for i, o in layers),
+                    nn.Linear(g.width, 2 * hidden),
+                    nn.Linear(hidden, g.width),
+                ]
+            )
             for _ in range(g.perceiver_depth)
         )
         self.heads = g.perceiver_heads
@@ -84,7 +98,10 @@ class Gpt(nn.Module):
         self.places = nn.Embedding(g.num_text_positions + g.num_audio_positions, g.width)
         self.blocks = nn.ModuleList(Block(g, attention_dropout) for _ in range(g.layers))
         self.ln_f, self.final_norm = nn.LayerNorm(g.width), nn.LayerNorm(g.width)
-        self.text_head, self.audio_head = nn.Linear(g.width, g.num_text_tokens), nn.Linear(g.width, g.num_audio_tokens)
+        self.text_head, self.audio_head = (
+            nn.Linear(g.width, g.num_text_tokens),
+            nn.Linear(g.width, g.num_audio_tokens),
+        )
 
     def forward(self, mel, ids, positions, text_targets, audio_targets):
         latents = self.conditioning(mel)
@@ -94,12 +111,18 @@ class Gpt(nn.Module):
             x = block(x)
         x = self.final_norm(self.ln_f(x))[:, self.g.num_latents :]
         text = self.text_head(x[:, : text_targets.shape[1]])
-        text_ce = F.cross_entropy(text.flatten(0, 1).float(), text_targets.flatten(), ignore_index=-1)
-        audio_ce = F.cross_entropy(self.audio_head(x).flatten(0, 1).float(), audio_targets.flatten(), ignore_index=-1)
+        text_ce = F.cross_entropy(
+            text.flatten(0, 1).float(), text_targets.flatten(), ignore_index=-1
+        )
+        audio_ce = F.cross_entropy(
+            self.audio_head(x).flatten(0, 1).float(), audio_targets.flatten(), ignore_index=-1
+        )
         return 0.01 * text_ce + audio_ce
 
 
-def measure(dims, batch: int, bucket, steps: int, *, compile: bool, attention_dropout: float = 0.0) -> dict:
+def measure(
+    dims, batch: int, bucket, steps: int, *, compile: bool, attention_dropout: float = 0.0
+) -> dict:
     """The same keys as a row of ours."""
     from tests.bench.step import make_batch
     from tests.bench.torch_timing import timed
@@ -109,7 +132,9 @@ def measure(dims, batch: int, bucket, steps: int, *, compile: bool, attention_dr
     torch.manual_seed(0)
     with torch.device(device):
         model = Gpt(dims.gpt, attention_dropout)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-6, betas=(0.9, 0.96), weight_decay=0.01, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=5e-6, betas=(0.9, 0.96), weight_decay=0.01, fused=device == "cuda"
+    )
     arrays = {k: torch.from_numpy(v).to(device) for k, v in make_batch(dims, bucket).items()}
     inputs = [arrays["cond_mel"].float()]
     inputs += [arrays[k].long() for k in ("ids", "positions", "text_targets", "audio_targets")]

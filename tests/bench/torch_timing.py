@@ -1,4 +1,7 @@
-"""How the PyTorch rows of `tests.bench.step` are timed. Imports nothing of the project: Coqui's row runs without it on its path."""
+"""How the PyTorch rows of `tests.bench.step` are timed.
+
+Imports nothing of the project: Coqui's row runs without it on its path.
+"""
 
 import statistics
 import time
@@ -8,7 +11,9 @@ import torch
 
 
 def timed(once: Callable[[], torch.Tensor], steps: int, batch: int, model: torch.nn.Module) -> dict:
-    """A row: the median of five blocks of steps, each ended by waiting for the last loss. `once` makes a step and returns its loss; the
+    """A row: the median of five blocks of steps, each ended by waiting for the last loss.
+
+    `once` makes a step and returns its loss; the
     first, which compiles, and three more come before the clock."""
     began = time.perf_counter()
     first = once().item()

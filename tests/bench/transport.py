@@ -1,12 +1,15 @@
-"""Milliseconds per batch from a producer process to this one: the channel against plain PUSH/PULL and the tf.data service.
+"""Milliseconds per batch from a producer process to this one: the channel against plain PUSH/PULL
+and the tf.data service.
 
     python tests/bench/transport.py [--megabytes 8.2] [--batches 40] [--rounds 15] [--rows "channel ipc|…"] [--json]
 
-One producer process per row, all of them up all the time. The rows take turns in short stretches, each after what had been waiting for it
-was drained, and are compared within a round, so that a busy moment of the machine hits all alike. The channel's figures include what it
-does beyond carrying bytes: leases, order, and a digest computed on both sides. Producers send from a ring of ready arrays, so that no
-figure includes making a batch (the service's dataset holds them as constants; no compression, no sharding). The consumer reads a number of
-each page of a batch and drops it; `copies` = it also copies it once, as tf.convert_to_tensor will. CPU: of both processes, per batch,
+One producer process per row, all of them up all the time. The rows take turns in short stretches,
+each after what had been waiting for it was drained, and are compared within a round, so that a busy
+moment of the machine hits all alike. The channel's figures include what it does beyond carrying
+bytes: leases, order, and a digest computed on both sides. Producers send from a ring of ready
+arrays, so that no figure includes making a batch (the service's dataset holds them as constants; no
+compression, no sharding). The consumer reads a number of each page of a batch and drops it;
+`copies` = it also copies it once, as tf.convert_to_tensor will. CPU: of both processes, per batch,
 which holds on a busy machine as well.
 """
 
@@ -43,15 +46,28 @@ RUN = "0" * 32
 RING = 6
 WAITING = 14  # more than any row holds ready while others have their turn
 PAGE = 4096
-PUSH, PUSH_COPY, CHANNEL, TF_DATA = "PUSH/PULL ipc, copy=False", "PUSH/PULL ipc, copy=True", "channel ipc", "tf.data service"
+PUSH, PUSH_COPY, CHANNEL, TF_DATA = (
+    "PUSH/PULL ipc, copy=False",
+    "PUSH/PULL ipc, copy=True",
+    "channel ipc",
+    "tf.data service",
+)
 
 
 def ring(megabytes: float) -> list[dict[str, np.ndarray]]:
-    """RING batches of about `megabytes` MB each: ids, positions and targets of 32 rows, the rest conditioning mels."""
+    """RING batches of about `megabytes` MB each: ids, positions and targets of 32 rows, the rest
+    conditioning mels.
+    """
     rng = np.random.default_rng(0)
-    small = {name: rng.integers(0, 9000, (32, 405), np.int32) for name in ("ids", "positions", "audio_targets")}
+    small = {
+        name: rng.integers(0, 9000, (32, 405), np.int32)
+        for name in ("ids", "positions", "audio_targets")
+    }
     frames = int((megabytes * 1e6 - sum(a.nbytes for a in small.values())) / (32 * 80 * 4))
-    return [{**small, "cond_mel": rng.standard_normal((32, max(1, frames), 80), np.float32)} for _ in range(RING)]
+    return [
+        {**small, "cond_mel": rng.standard_normal((32, max(1, frames), 80), np.float32)}
+        for _ in range(RING)
+    ]
 
 
 # producers, each in a process of its own
@@ -83,16 +99,24 @@ def push_producer(address: str, copy: str, megabytes: float) -> None:
     socket.connect(address)
     for g in itertools.count():
         arrays = batches[g % RING]
-        socket.send_multipart(wire.encode(RUN, Data(1, "train", g, 0, "0" * 32, Notes(), arrays)), copy=copy == "True")
+        socket.send_multipart(
+            wire.encode(RUN, Data(1, "train", g, 0, "0" * 32, Notes(), arrays)), copy=copy == "True"
+        )
 
 
 def tf_data_producer(_: str, port_file: str, megabytes: float) -> None:
-    """A dispatcher and a worker of the tf.data service; the dataset itself comes from the consumer."""
+    """A dispatcher and a worker of the tf.data service; the dataset itself comes from
+    the consumer.
+    """
     import tensorflow as tf
 
-    dispatcher = tf.data.experimental.service.DispatchServer(tf.data.experimental.service.DispatcherConfig(port=0))
+    dispatcher = tf.data.experimental.service.DispatchServer(
+        tf.data.experimental.service.DispatcherConfig(port=0)
+    )
     worker = tf.data.experimental.service.WorkerServer(
-        tf.data.experimental.service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
+        tf.data.experimental.service.WorkerConfig(
+            dispatcher_address=dispatcher.target.split("://")[1]
+        )
     )
     Path(port_file).write_text(dispatcher.target)
     worker.join()
@@ -104,7 +128,9 @@ PRODUCERS = {"channel": channel_producer, "push": push_producer, "tf_data": tf_d
 # consumers: iterators over the arrays of one batch after the other; `started` gets their producers
 
 
-def over_channel(kind: str, folder: Path, megabytes: float, started: list) -> Iterator[dict[str, np.ndarray]]:
+def over_channel(
+    kind: str, folder: Path, megabytes: float, started: list
+) -> Iterator[dict[str, np.ndarray]]:
     address = f"ipc://{folder}/s" if kind == "ipc" else "tcp://127.0.0.1:*"
     server = LeaseServer(address, RUN, 8, keys=run_keys(folder)[0] if kind == "tcp" else None)
     server.open(1, Offer("gpt"), (("train", g) for g in itertools.count()))
@@ -118,7 +144,9 @@ def over_channel(kind: str, folder: Path, megabytes: float, started: list) -> It
         started[0].wait(10)
 
 
-def over_push(copy: bool, folder: Path, megabytes: float, started: list) -> Iterator[dict[str, np.ndarray]]:
+def over_push(
+    copy: bool, folder: Path, megabytes: float, started: list
+) -> Iterator[dict[str, np.ndarray]]:
     context = zmq.Context()
     socket = context.socket(zmq.PULL)
     socket.set_hwm(2)
@@ -144,7 +172,9 @@ def over_tf_data(folder: Path, megabytes: float, started: list) -> Iterator[dict
         ones = [tf.data.Dataset.from_tensors(batch) for batch in ring(megabytes)]
         dataset = functools.reduce(lambda a, b: a.concatenate(b), ones).repeat()
         off = tf.data.experimental.service.ShardingPolicy.OFF
-        yield from dataset.apply(tf.data.experimental.service.distribute(off, port_file.read_text(), compression=None)).prefetch(4)
+        yield from dataset.apply(
+            tf.data.experimental.service.distribute(off, port_file.read_text(), compression=None)
+        ).prefetch(4)
     finally:
         kill(started[0])
 
@@ -166,7 +196,9 @@ def digests(megabytes: float) -> Iterator[dict[str, np.ndarray]]:
 
 
 def start(role: str, address: str, extra: str, megabytes: float) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, __file__, "--produce", role, address, extra, str(megabytes)])
+    return subprocess.Popen(
+        [sys.executable, __file__, "--produce", role, address, extra, str(megabytes)]
+    )
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -182,7 +214,9 @@ class Row:
         self._kept: dict[str, np.ndarray] = {}
 
     def stretch(self, count: int) -> tuple[float, float]:
-        """(milliseconds, CPU milliseconds of both processes) per batch, over `count` batches after those that had been waiting."""
+        """(milliseconds, CPU milliseconds of both processes) per batch, over `count` batches after
+        those that had been waiting.
+        """
         self._take(WAITING)
         began, cpu = time.perf_counter(), self._cpu_s()
         self._take(count)
@@ -233,11 +267,15 @@ def measure(table: dict[str, Row], rounds: int, count: int) -> dict[str, list[tu
     for i in range(rounds + 1):
         for name in names[i % len(names) :] + names[: i % len(names)]:
             results[name].append(table[name].stretch(count))
-    return {name: stretches[1:] for name, stretches in results.items()}  # the first has the starts in it
+    return {
+        name: stretches[1:] for name, stretches in results.items()
+    }  # the first has the starts in it
 
 
 def ratios(results: dict[str, list[tuple[float, float]]], of: str, to: str) -> dict[str, float]:
-    """Of the times of one row to another's, round by round: median and quartiles; and of their CPU times, median."""
+    """Of the times of one row to another's, round by round: median and quartiles; and of their CPU
+    times, median.
+    """
     each = sorted(a / b for (a, _), (b, _) in zip(results[of], results[to], strict=True))
     low, middle, high = statistics.quantiles(each, n=4, method="inclusive")
     cpu = statistics.median(a / b for (_, a), (_, b) in zip(results[of], results[to], strict=True))
@@ -245,7 +283,9 @@ def ratios(results: dict[str, list[tuple[float, float]]], of: str, to: str) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=float, default=8.2)
     parser.add_argument("--batches", type=int, default=40, help="per stretch")
     parser.add_argument("--rounds", type=int, default=15)
@@ -261,20 +301,44 @@ def main() -> None:
                 row.close()
     size = sum(a.nbytes for a in ring(args.megabytes)[0].values())
     median = statistics.median
-    report = {name: {"ms": median(w for w, _ in r), "best_ms": min(r)[0], "cpu_ms": median(c for _, c in r)} for name, r in results.items()}
+    report = {
+        name: {
+            "ms": median(w for w, _ in r),
+            "best_ms": min(r)[0],
+            "cpu_ms": median(c for _, c in r),
+        }
+        for name, r in results.items()
+    }
     bases = [name for name in (PUSH, PUSH_COPY, TF_DATA) if name in results and CHANNEL in results]
     compared = {f"{CHANNEL} / {to}": ratios(results, CHANNEL, to) for to in bases}
     load = os.getloadavg()[0]
     if args.json:
-        text = json.dumps({"bytes": size, "cpus": os.cpu_count(), "load": load, "rows": report, "ratios": compared}, indent=1)
+        text = json.dumps(
+            {
+                "bytes": size,
+                "cpus": os.cpu_count(),
+                "load": load,
+                "rows": report,
+                "ratios": compared,
+            },
+            indent=1,
+        )
         sys.stdout.write(text + "\n")
         return
-    sys.stdout.write(f"{size / 1e6:.1f} MB per batch, {args.rounds} rounds of {args.batches} batches, medians, load {load:.1f}\n")
+    sys.stdout.write(
+        f"{size / 1e6:.1f} MB per batch, {args.rounds} rounds of {args.batches} batches, medians,"
+        f" load {load:.1f}\n"
+    )
     sys.stdout.write(f"{'':28}{'ms':>8}{'best':>8}{'GB/s':>8}{'CPU ms':>9}\n")
     for name, r in report.items():
-        sys.stdout.write(f"{name:28}{r['ms']:8.2f}{r['best_ms']:8.2f}{size / r['ms'] / 1e6:8.2f}{r['cpu_ms']:9.2f}\n")
+        sys.stdout.write(
+            f"{name:28}{r['ms']:8.2f}{r['best_ms']:8.2f}{size / r['ms'] / 1e6:8.2f}{r['cpu_ms']:9.2f}\n"
+        )
     for name, r in compared.items():
-        sys.stdout.write(f"{name}: {r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f}), CPU {r['cpu']:.2f}\n")
+        sys.stdout.write(
+            f"{name}: {r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f}), CPU"
+            f" {r['cpu']:.2f}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A real run on two GPUs, watched from outside: which process holds memory on which card, and how fast it is.
+"""A real run on two GPUs, watched from outside: which process holds memory on which card, and how
+fast it is.
 
     python tests/bench/two_gpus.py --data DIR [--size xtts] [--steps 200] [--batch-size 16] [--json FILE] [key=value …]
 
-Starts launch.py as a user would, asks NVML twice a second for every compute process and the cards' utilisation, and prints per process the
-memory it held on each card, then ms/step, utterances/s and data-wait % from the run's own metrics. Exits 1 if the run failed or a process
-held memory on a card that is not its own.
+Starts launch.py as a user would, asks NVML twice a second for every compute process and the cards'
+utilisation, and prints per process the memory it held on each card, then ms/step, utterances/s and
+data-wait % from the run's own metrics. Exits 1 if the run failed or a process held memory on a card
+that is not its own.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def holdings(cards: list) -> dict[int, dict[int, float]]:
 
 
 def watch(process: subprocess.Popen, run: Path, cards: list) -> tuple[dict, list[list[float]]]:
-    """({name: {card: most MB}}, utilisation samples per card taken while the trainer trains) until the process ends."""
+    """({name: {card: most MB}}, utilisation samples per card taken while the trainer trains) until
+    the process ends.
+    """
     most: dict[str, dict[int, float]] = {}
     busy: list[list[float]] = [[] for _ in cards]
     while process.poll() is None:
@@ -68,13 +72,17 @@ def speed(run: Path) -> dict:
         "ms_per_step_median": statistics.median(r["step_ms"] for r in late),
         "ms_per_step_by_clock": 1e3 * span_s / (len(late) - 1),
         "utterances_per_s": sum(r["rows"] for r in late[1:]) / span_s,
-        "data_wait_percent": 100 * sum(r["wait_ms"] for r in late) / sum(r["step_ms"] for r in late),
+        "data_wait_percent": (
+            100 * sum(r["wait_ms"] for r in late) / sum(r["step_ms"] for r in late)
+        ),
     }
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
     """The arguments that `launch_command` takes."""
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--data", required=True)
     p.add_argument("--size", default="xtts")
     p.add_argument("--batch-size", type=int, default=16)
@@ -89,10 +97,31 @@ def parser(doc: str) -> argparse.ArgumentParser:
 def launch_command(args: argparse.Namespace, steps: int, *more: str) -> tuple[Path, list[str]]:
     """(run folder, command) of a run of so many steps as a user would start it."""
     run = args.run or Path(tempfile.mkdtemp()) / "run"
-    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs/ljspeech.yaml"), f"data.train={args.data}"]
-    command += [f"run={run}", f"model.size={args.size}", "--max-steps", str(steps), "--batch-size", str(args.batch_size)]
+    command = [
+        sys.executable,
+        str(ROOT / "launch.py"),
+        "--config",
+        str(ROOT / "configs/ljspeech.yaml"),
+        f"data.train={args.data}",
+    ]
+    command += [
+        f"run={run}",
+        f"model.size={args.size}",
+        "--max-steps",
+        str(steps),
+        "--batch-size",
+        str(args.batch_size),
+    ]
     # Of few clips an epoch is over in a moment: the evaluations after each would be what is timed.
-    command += ["--data-gpu", args.data_gpu, "--model-gpu", args.model_gpu, "train.eval_at_epoch_end=false", *more, *args.settings]
+    command += [
+        "--data-gpu",
+        args.data_gpu,
+        "--model-gpu",
+        args.model_gpu,
+        "train.eval_at_epoch_end=false",
+        *more,
+        *args.settings,
+    ]
     return run, command
 
 
@@ -111,10 +140,19 @@ def main() -> int:
     table = Table("process", "own device", *[f"MB on GPU {i}" for i in range(len(cards))])
     own = {s.name: s.device for s in status.read_all(run)}
     for name, per_card in sorted(most.items()):
-        table.add_row(name, own.get(name, "?"), *[f"{per_card[i]:.0f}" if i in per_card else "none" for i in range(len(cards))])
+        table.add_row(
+            name,
+            own.get(name, "?"),
+            *[f"{per_card[i]:.0f}" if i in per_card else "none" for i in range(len(cards))],
+        )
     console.print(table)
     strangers = [name for name, per_card in most.items() if len(per_card) != 1]
-    figures = {"command": " ".join(command), "exit": process.returncode, "held_mb": most, "mb_before": before}
+    figures = {
+        "command": " ".join(command),
+        "exit": process.returncode,
+        "held_mb": most,
+        "mb_before": before,
+    }
     figures["names"] = [str(pynvml.nvmlDeviceGetName(c)) for c in cards]
     if process.returncode == 0:
         figures |= speed(run)

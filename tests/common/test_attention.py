@@ -1,4 +1,6 @@
-"""The fused attention's seam on the CPU: what XLA is told, and when the plain implementation is used. The kernel itself: on GPUs."""
+"""The fused attention's seam on the CPU: what XLA is told, and when the plain implementation is
+used. The kernel itself: on GPUs.
+"""
 
 import functools
 import json
@@ -24,7 +26,10 @@ free = functools.partial(attention, normalised=True)
 
 def operands(dtype=tf.bfloat16, keys=T, width=D, seed=0):
     shapes = [(B, T, H, width), (B, keys, H, width), (B, keys, H, width)]
-    return [tf.cast(tf.random.stateless_normal(shape, [seed, i]), dtype) for i, shape in enumerate(shapes)]
+    return [
+        tf.cast(tf.random.stateless_normal(shape, [seed, i]), dtype)
+        for i, shape in enumerate(shapes)
+    ]
 
 
 def program(function, *args) -> str:
@@ -42,29 +47,58 @@ def program(function, *args) -> str:
 
 def calls(text: str) -> list[tuple[str, str]]:
     """(target, line) of each custom call."""
-    return [(m.group(1), line) for line in text.splitlines() if (m := re.search(r'custom_call_target="(__cudnn[^"]*)"', line))]
+    return [
+        (m.group(1), line)
+        for line in text.splitlines()
+        if (m := re.search(r'custom_call_target="(__cudnn[^"]*)"', line))
+    ]
 
 
-@pytest.mark.parametrize(("function", "keys", "mask"), [(causal_attention, T, "CAUSAL"), (free, T, "NO_MASK"), (free, S, "NO_MASK")])
+@pytest.mark.parametrize(
+    ("function", "keys", "mask"),
+    [(causal_attention, T, "CAUSAL"), (free, T, "NO_MASK"), (free, S, "NO_MASK")],
+)
 def test_xla_is_asked_for_one_forward_and_one_backward_call(function, keys, mask):
     found = calls(program(function, *operands(keys=keys)))
     assert [target for target, _ in found] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     forward, backward = (line for _, line in found)
     # Results with time outside heads in memory: the transposes to [B, T, H, D] are then none.
-    assert f"(bf16[{B},{H},{T},{D}]{{3,1,2,0}}, f32[{B},{H},{T}]{{2,1,0}}, u8[0]{{0}}) custom-call" in forward
+    assert (
+        f"(bf16[{B},{H},{T},{D}]{{3,1,2,0}}, f32[{B},{H},{T}]{{2,1,0}}, u8[0]{{0}}) custom-call"
+        in forward
+    )
     for shape in (f"bf16[{B},{H},{T},{D}]{{3,1,2,0}}", f"bf16[{B},{H},{keys},{D}]{{3,1,2,0}}"):
         assert shape in backward.split(" custom-call")[0]
     for line in (forward, backward):
-        config = json.loads(re.search(r"backend_config=(\{.*\})", line).group(1))["cudnn_fmha_backend_config"]
-        assert (config["mask_type"], config["fmha_scale"], config["dropout_rate"]) == (mask, D**-0.5, 0.0)
-        assert config["intermediate_tensor_shape"]["dimensions"] == [str(n) for n in (B, H, T, keys)]
+        config = json.loads(re.search(r"backend_config=(\{.*\})", line).group(1))[
+            "cudnn_fmha_backend_config"
+        ]
+        assert (config["mask_type"], config["fmha_scale"], config["dropout_rate"]) == (
+            mask,
+            D**-0.5,
+            0.0,
+        )
+        assert config["intermediate_tensor_shape"]["dimensions"] == [
+            str(n) for n in (B, H, T, keys)
+        ]
 
 
 def test_products_are_numbered_as_jax_numbers_them():
-    """Of `jax.nn.dot_product_attention(implementation="cudnn")` on [B, T, H, D]: contracted axes, and where heads are."""
-    config = fused._backend_config(2, 3, 6, 6, 0.25, True, backward=True)["cudnn_fmha_backend_config"]
+    """Of `jax.nn.dot_product_attention(implementation="cudnn")` on [B, T, H, D]: contracted axes,
+    and where heads are.
+    """
+    config = fused._backend_config(2, 3, 6, 6, 0.25, True, backward=True)[
+        "cudnn_fmha_backend_config"
+    ]
     axes = {
-        name[:15]: [config[name][k] for k in ("lhs_contracting_dimensions", "rhs_contracting_dimensions", "lhs_batch_dimensions")]
+        name[:15]: [
+            config[name][k]
+            for k in (
+                "lhs_contracting_dimensions",
+                "rhs_contracting_dimensions",
+                "lhs_batch_dimensions",
+            )
+        ]
         for name in config
         if name.endswith("dot_dimension_numbers")
     }
@@ -106,7 +140,10 @@ def test_the_check_at_start_says_why_not():
 @pytest.mark.parametrize("causal", [True, False])
 def test_on_a_gpu_it_agrees_with_plain_attention(causal, keys):
     assert why_not() is None
-    q, k, v = (tf.cast(tf.random.stateless_normal([2, keys, 16, 64], [i, 1]), tf.bfloat16) for i in range(3))
+    q, k, v = (
+        tf.cast(tf.random.stateless_normal([2, keys, 16, 64], [i, 1]), tf.bfloat16)
+        for i in range(3)
+    )
 
     @tf.function(jit_compile=True)
     def both():

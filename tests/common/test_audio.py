@@ -1,4 +1,6 @@
-"""Mels, filter bank, resampler and prompt slice against golden values from torchaudio/Coqui, librosa and closed forms."""
+"""Mels, filter bank, resampler and prompt slice against golden values from torchaudio/Coqui,
+librosa and closed forms.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.xtts.audio import CondMel, DvaeMel, counter_hash, log_mel, prompt_slice, resample, resampled_length
+from common.xtts.audio import (
+    CondMel,
+    DvaeMel,
+    counter_hash,
+    log_mel,
+    prompt_slice,
+    resample,
+    resampled_length,
+)
 from common.xtts.dims import SIZES, AudioDims
 from common.xtts.filterbank import hann, log_mel_numpy, mel_filterbank, mel_stats, num_frames
 
@@ -24,7 +34,9 @@ def voice_like(num_samples, seed=0, rate=22050):
     pitch = 120 + 30 * np.sin(2 * np.pi * 0.7 * t + seed)
     phase = 2 * np.pi * np.cumsum(pitch) / rate
     tone = sum(np.sin(k * phase) / k for k in range(1, 20))
-    wav = 0.2 * tone * (0.5 + 0.5 * np.sin(2 * np.pi * 1.3 * t)) + 0.003 * rng.standard_normal(num_samples)
+    wav = 0.2 * tone * (0.5 + 0.5 * np.sin(2 * np.pi * 1.3 * t)) + 0.003 * rng.standard_normal(
+        num_samples
+    )
     return wav.astype(np.float32)
 
 
@@ -38,15 +50,27 @@ def test_filter_bank_sums_of_the_specification(fft, total):
 @pytest.mark.parametrize("fft", [1024, 2048])
 def test_filter_bank_is_librosas_htk_scale_with_slaney_norm(fft):
     ours = mel_filterbank(fft)
-    theirs = librosa.filters.mel(sr=22050, n_fft=fft, n_mels=80, fmin=0, fmax=8000, htk=True, norm="slaney").T
+    theirs = librosa.filters.mel(
+        sr=22050, n_fft=fft, n_mels=80, fmin=0, fmax=8000, htk=True, norm="slaney"
+    ).T
     assert np.abs(ours - theirs).max() < 1e-7
 
 
 @pytest.mark.parametrize(("fft", "win"), [(1024, 1024), (2048, 1024), (512, 400)])
 def test_log_mel_against_librosa(fft, win):
     wav = voice_like(9000)
-    stft = librosa.stft(wav.astype(np.float64), n_fft=fft, hop_length=256, win_length=win, window="hann", center=True, pad_mode="reflect")
-    bank = librosa.filters.mel(sr=22050, n_fft=fft, n_mels=80, fmin=0, fmax=8000, htk=True, norm="slaney")
+    stft = librosa.stft(
+        wav.astype(np.float64),
+        n_fft=fft,
+        hop_length=256,
+        win_length=win,
+        window="hann",
+        center=True,
+        pad_mode="reflect",
+    )
+    bank = librosa.filters.mel(
+        sr=22050, n_fft=fft, n_mels=80, fmin=0, fmax=8000, htk=True, norm="slaney"
+    )
     want = np.log(np.maximum(bank @ np.abs(stft) ** 2, 1e-5)).T
     got = log_mel(wav[None], fft, win=win)[0].numpy()
     # librosa reflects fft/2 samples and we win/2: the same samples under the window.
@@ -76,7 +100,9 @@ def test_silence_is_the_log_floor_divided_by_the_stats():
 
 
 def test_mel_shapes_are_static_inside_a_function():
-    traced = tf.function(DvaeMel(np.ones(80), AUDIO), input_signature=[tf.TensorSpec([3, 4096], tf.float32)])
+    traced = tf.function(
+        DvaeMel(np.ones(80), AUDIO), input_signature=[tf.TensorSpec([3, 4096], tf.float32)]
+    )
     assert traced.get_concrete_function().output_shapes == (3, 17, 80)
 
 
@@ -131,7 +157,11 @@ def test_odd_length_rounds_up():
 def test_counter_hash_is_splitmix64():
     # First outputs of Vigna's reference splitmix64.c for the seeds 0 and 1234567.
     assert counter_hash(0, 0) == 0xE220A8397B1DCDAF
-    assert [counter_hash(1234567, k) for k in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [counter_hash(1234567, k) for k in range(3)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
 
 
 def test_prompt_slice_is_a_function_of_the_seed_and_stays_in_bounds():
@@ -145,7 +175,9 @@ def test_prompt_slice_is_a_function_of_the_seed_and_stays_in_bounds():
     assert len(set(seen)) == 400
     middle = (AUDIO.cond_min_samples + AUDIO.cond_max_samples) / 2
     assert np.mean([length for _, length in seen]) == pytest.approx(middle, rel=0.03)
-    assert np.mean([start / (200_000 - length) for start, length in seen]) == pytest.approx(0.5, abs=0.05)
+    assert np.mean([start / (200_000 - length) for start, length in seen]) == pytest.approx(
+        0.5, abs=0.05
+    )
 
 
 def test_prompt_slice_of_short_clips_and_in_evaluation():

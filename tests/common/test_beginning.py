@@ -1,4 +1,6 @@
-"""What a run may begin with: imported weights, a folder of Coqui's, another run of any kind; and that it needs none of them afterwards."""
+"""What a run may begin with: imported weights, a folder of Coqui's, another run of any kind; and
+that it needs none of them afterwards.
+"""
 
 import json
 import shutil
@@ -54,7 +56,12 @@ def tree(folder: Path, run: str, corpus: str = "corpus", **more) -> dict:
 
 
 def prepare(settings: dict, lines: list[str] | None = None) -> RunFolder:
-    return prepare_run(config_module.parse(settings), on_cpu=True, cores=2, out=(lines if lines is not None else []).append)
+    return prepare_run(
+        config_module.parse(settings),
+        on_cpu=True,
+        cores=2,
+        out=(lines if lines is not None else []).append,
+    )
 
 
 def with_checkpoints(run: RunFolder) -> RunFolder:
@@ -81,14 +88,24 @@ def folder(tmp_path_factory):
     pth.save(folder / "published/dvae.pth", dvae_arrays())
     pth.save(folder / "published/speakers_xtts.pth", voices("Ana"))
     import_model(folder / "published", folder / "imported")
-    with_checkpoints(prepare(tree(folder, "fine-tuned", model={"weights": str(folder / "imported")})))
+    with_checkpoints(
+        prepare(tree(folder, "fine-tuned", model={"weights": str(folder / "imported")}))
+    )
     nothing = prepare(tree(folder, "nothing", model={"size": "tiny"}, text={"vocab_size": 60}))
     dvae = Dvae(nothing.dims.dvae)
     dvae.initialise(2)
     nothing.dvae_weights.parent.mkdir(exist_ok=True)
     stages.publish_dvae(nothing, weights.state_dict(dvae))
     with_checkpoints(nothing)
-    exported = ["export-coqui", "--run", str(folder / "fine-tuned"), "--out", str(folder / "exported"), "--voices", "0"]
+    exported = [
+        "export-coqui",
+        "--run",
+        str(folder / "fine-tuned"),
+        "--out",
+        str(folder / "exported"),
+        "--voices",
+        "0",
+    ]
     assert launch.main(exported) == 0
     return folder
 
@@ -99,7 +116,11 @@ def first_batch(run: RunFolder) -> dict[str, np.ndarray]:
     decoded = []
     for c in clips:
         samples = decode(c.utterance.path)
-        decoded.append(samples[c.start :] if c.num_samples is None else samples[c.start : c.start + c.num_samples])
+        decoded.append(
+            samples[c.start :]
+            if c.num_samples is None
+            else samples[c.start : c.start + c.num_samples]
+        )
     return maker.make(batch, clips, decoded).arrays
 
 
@@ -110,7 +131,9 @@ def loss(stage: stages.Stage, arrays: dict[str, np.ndarray]) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_one_has_the_loss_of_what_it_begins_with(folder, tmp_path, kind):
-    """The batch is made by the new run (its vocabulary, statistics and DVAE), the loss by it and by the weights where they come from."""
+    """The batch is made by the new run (its vocabulary, statistics and DVAE), the loss by it and by
+    the weights where they come from.
+    """
     sources = {
         "imported": folder / "imported/model.safetensors",
         "published": folder / "imported/model.safetensors",
@@ -119,14 +142,20 @@ def test_step_one_has_the_loss_of_what_it_begins_with(folder, tmp_path, kind):
         "nothing": folder / "nothing/checkpoints/step-00000002/model.safetensors",
         "exported": folder / "fine-tuned/checkpoints/step-00000002/model.safetensors",
     }
-    run = prepare({**tree(folder, "x", model={"weights": str(folder / kind)}), "run": str(tmp_path / "run")})
+    run = prepare(
+        {**tree(folder, "x", model={"weights": str(folder / kind)}), "run": str(tmp_path / "run")}
+    )
     assert run.stages == ("gpt",)
     batch, stage = first_batch(run), stages.build(run, "gpt")
     stages.first_weights(run, stage)
     got = loss(stage, batch)
     weights.load_state_dict(stage.step.model, load_file(sources[kind]))
     assert got == pytest.approx(loss(stage, batch), abs=1e-6)
-    others = {p for p in sources.values() if p != sources[kind] and ("nothing" in str(p)) == (kind == "nothing")}
+    others = {
+        p
+        for p in sources.values()
+        if p != sources[kind] and ("nothing" in str(p)) == (kind == "nothing")
+    }
     for path in others:  # it could have differed
         weights.load_state_dict(stage.step.model, load_file(path))
         assert abs(loss(stage, batch) - got) > 1e-3
@@ -139,13 +168,21 @@ def test_step_one_has_the_loss_of_what_it_begins_with(folder, tmp_path, kind):
         assert not pretrained.has_vocoder(run.pretrained)
         assert (run.dims.size, run.dims.gpt.width) == ("tiny", 128)
         old = RunFolder(folder / "nothing")
-        assert pretrained.contents_digest(run.dvae_weights) == pretrained.contents_digest(old.dvae_weights)
+        assert pretrained.contents_digest(run.dvae_weights) == pretrained.contents_digest(
+            old.dvae_weights
+        )
         np.testing.assert_array_equal(run.mel_stats, old.mel_stats)
 
 
 def test_which_checkpoint_a_name_means(folder):
     run = folder / "fine-tuned"
-    for text, step in (("", 2), ("@best", 2), ("@newest", 4), ("@4", 4), ("/checkpoints/step-00000004", 4)):
+    for text, step in (
+        ("", 2),
+        ("@best", 2),
+        ("@newest", 4),
+        ("@4", 4),
+        ("/checkpoints/step-00000004", 4),
+    ):
         assert beginning.locate(f"{run}{text}").gpt.parent.name == f"step-{step:08d}"
     assert beginning.absolute("a@best") == f"{Path.cwd()}/a@best"
     assert beginning.absolute("~/a").startswith(str(Path.home()))
@@ -177,19 +214,27 @@ def test_a_checkpoint_that_goes_meanwhile_is_told(folder, tmp_path):
     shutil.copytree(folder / "fine-tuned", tmp_path / "a")
     found = beginning.locate(str(tmp_path / "a@4"))
     shutil.rmtree(tmp_path / "a/checkpoints")
-    with pytest.raises(BadInput, match="model.weights=.*a@4: .*model.safetensors: No such file or directory; try again"):
+    with pytest.raises(
+        BadInput,
+        match="model.weights=.*a@4: .*model.safetensors: No such file or directory; try again",
+    ):
         found.make(tmp_path / "made")
 
 
 def test_new_data_and_a_new_language_on_an_own_run(folder, tmp_path):
     """Old rows and ids stay, the new language's are added."""
     rows = ["audio_file|language|text"]
-    for i, (text, language) in enumerate([(sentence(0, 3), "en"), ("سلام دنیا", "fa"), ("گل و بلبل", "fa"), (sentence(2, 3), "en")]):
+    for i, (text, language) in enumerate(
+        [(sentence(0, 3), "en"), ("سلام دنیا", "fa"), ("گل و بلبل", "fa"), (sentence(2, 3), "en")]
+    ):
         write_wav(tmp_path / f"corpus/c{i}.wav", sine(30000 + 700 * i, 200 + 30 * i))
         rows.append(f"c{i}.wav|{language}|{text}")
     write_metadata(tmp_path / "corpus", rows)
     settings = tree(
-        tmp_path, "run", model={"weights": f"{folder / 'fine-tuned'}@best"}, text={"extend": {"languages": ["fa"], "tokens": 40}}
+        tmp_path,
+        "run",
+        model={"weights": f"{folder / 'fine-tuned'}@best"},
+        text={"extend": {"languages": ["fa"], "tokens": 40}},
     )
     settings["data"]["train"] = {"path": str(tmp_path / "corpus"), "format": "coqui"}
     lines: list[str] = []
@@ -198,14 +243,27 @@ def test_new_data_and_a_new_language_on_an_own_run(folder, tmp_path):
     assert run.dims.gpt.num_text_tokens > kept
     assert any(line.startswith(f"text rows of the model: {kept} kept") for line in lines)
     assert not any("cleaned otherwise" in line for line in lines)
-    prepare({**settings, "run": str(tmp_path / "other"), "text": {**settings["text"], "coqui_cleaning": True}}, lines)
+    prepare(
+        {
+            **settings,
+            "run": str(tmp_path / "other"),
+            "text": {**settings["text"], "coqui_cleaning": True},
+        },
+        lines,
+    )
     assert any("fine-tuned@best: text.coqui_cleaning=True, there False" in line for line in lines)
 
 
 def test_a_run_outlives_what_it_began_with(folder, tmp_path):
-    """Moved weights: resumed, exported and spoken with as before. A run that has lost its own copy says so, and --weights helps."""
+    """Moved weights: resumed, exported and spoken with as before.
+
+    A run that has lost its own copy says so, and --weights helps.
+    """
     shutil.copytree(folder / "imported", tmp_path / "here")
-    settings = {**tree(folder, "x", model={"weights": str(tmp_path / "here")}), "run": str(tmp_path / "run")}
+    settings = {
+        **tree(folder, "x", model={"weights": str(tmp_path / "here")}),
+        "run": str(tmp_path / "run"),
+    }
     run = with_checkpoints(prepare(settings))
     (tmp_path / "here").rename(tmp_path / "there")
     lines: list[str] = []
@@ -214,7 +272,12 @@ def test_a_run_outlives_what_it_began_with(folder, tmp_path):
     assert RunFolder(run.path).config.model.weights == str(tmp_path / "here")
     prepare({**settings, "model": {"weights": str(tmp_path / "there")}}, lines)
     assert sum(line.startswith("resuming") for line in lines) == 2
-    assert launch.main(["export-coqui", "--run", str(run.path), "--out", str(tmp_path / "a"), "--voices", "0"]) == 0
+    assert (
+        launch.main(
+            ["export-coqui", "--run", str(run.path), "--out", str(tmp_path / "a"), "--voices", "0"]
+        )
+        == 0
+    )
     assert speak.of_run(run.path, None).imported
     shutil.rmtree(run.path / "pretrained")  # a run as they were before they kept it
     prepare({**settings, "model": {"weights": str(tmp_path / "there")}}, lines)
@@ -226,23 +289,37 @@ def test_a_run_outlives_what_it_began_with(folder, tmp_path):
     assert launch.main([*command, str(tmp_path / "b")]) == 2
     assert not (tmp_path / "b").exists()
     assert launch.main([*command, str(tmp_path / "b"), "--weights", str(tmp_path / "here2")]) == 0
-    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == {
+        p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()
+    }
 
 
 def test_the_best_is_exported_by_default(folder, tmp_path, capsys):
     command = ["export-coqui", "--run", str(folder / "fine-tuned"), "--out"]
     for step, found in ((None, 2), ("best", 2), ("newest", 4), ("4", 4)):
-        assert launch.main([*command, str(tmp_path / "x.pth"), *(["--step", step] if step else [])]) == 0
+        assert (
+            launch.main([*command, str(tmp_path / "x.pth"), *(["--step", step] if step else [])])
+            == 0
+        )
         assert f"step-{found:08d}" in capsys.readouterr().out
-    assert launch.main(["export-coqui", "--run", str(folder / "nothing"), "--out", str(tmp_path / "y")]) == 2
+    assert (
+        launch.main(
+            ["export-coqui", "--run", str(folder / "nothing"), "--out", str(tmp_path / "y")]
+        )
+        == 2
+    )
     assert "began from nothing" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x.pth"]
 
 
 def test_a_dvae_of_another_model_is_refused(folder, tmp_path):
-    other = {k: a.astype(np.float32) for k, a in arrays(shapes.dvae_shapes(DVAE_DIMS), 9, 0.3).items()}
+    other = {
+        k: a.astype(np.float32) for k, a in arrays(shapes.dvae_shapes(DVAE_DIMS), 9, 0.3).items()
+    }
     save_file(other, tmp_path / "other.safetensors")
-    save_file(load_file(folder / "imported/dvae.safetensors"), tmp_path / "same.safetensors")  # equal tensors, another file
+    save_file(
+        load_file(folder / "imported/dvae.safetensors"), tmp_path / "same.safetensors"
+    )  # equal tensors, another file
     save_file({"mel_stats": mel_stats() + 1}, tmp_path / "stats.safetensors")
 
     def begin(**model) -> RunFolder:
@@ -250,17 +327,31 @@ def test_a_dvae_of_another_model_is_refused(folder, tmp_path):
         return prepare({**tree(folder, "x", model=model), "run": str(tmp_path / "run")})
 
     for key, file in (("dvae", "other"), ("mel_stats", "stats")):
-        with pytest.raises(BadInput, match=rf"model.{key}=.* is not what .*imported was trained with .* model.other_dvae=true"):
+        with pytest.raises(
+            BadInput,
+            match=(
+                rf"model.{key}=.* is not what .*imported was trained with .* model.other_dvae=true"
+            ),
+        ):
             begin(**{key: str(tmp_path / f"{file}.safetensors")})
     assert not (tmp_path / "run/identity.json").exists()
     begin(dvae=str(tmp_path / "same.safetensors"))
     shutil.rmtree(tmp_path / "run")
     run = begin(dvae=str(tmp_path / "other.safetensors"), other_dvae=True)
-    assert pretrained.contents_digest(run.dvae_weights) == pretrained.contents_digest(tmp_path / "other.safetensors")
+    assert pretrained.contents_digest(run.dvae_weights) == pretrained.contents_digest(
+        tmp_path / "other.safetensors"
+    )
 
 
 def test_stage_one_may_go_on_with_the_given_dvae(folder, tmp_path):
-    settings = {**tree(folder, "x", model={"weights": str(folder / "imported")}, dvae={"tune": True, "batch_size": 2})}
+    settings = {
+        **tree(
+            folder,
+            "x",
+            model={"weights": str(folder / "imported")},
+            dvae={"tune": True, "batch_size": 2},
+        )
+    }
     run = prepare({**settings, "run": str(tmp_path / "run")})
     assert run.stages == ("dvae", "gpt")
     assert not run.dvae_weights.exists()
@@ -270,7 +361,12 @@ def test_stage_one_may_go_on_with_the_given_dvae(folder, tmp_path):
     for key, array in weights.state_dict(stage.step.model).items():
         np.testing.assert_array_equal(array, given[key], err_msg=key)
     with pytest.raises(BadInput, match="dvae.tune needs a DVAE to go on with"):
-        prepare({**tree(folder, "y", model={"size": "tiny"}, dvae={"tune": True}), "run": str(tmp_path / "y")})
+        prepare(
+            {
+                **tree(folder, "y", model={"size": "tiny"}, dvae={"tune": True}),
+                "run": str(tmp_path / "y"),
+            }
+        )
 
 
 def test_unused_codes_keep_their_meaning_when_a_dvae_is_tuned():
@@ -281,7 +377,12 @@ def test_unused_codes_keep_their_meaning_when_a_dvae_is_tuned():
     counts = np.zeros(32, np.float32)
     counts[:4] = 5
     rng = np.random.default_rng(0)
-    use = CodebookUse(*(tf.constant(a.astype(np.float32)) for a in (counts, rng.random((16, 32)), rng.random((16, 32)))))
+    use = CodebookUse(
+        *(
+            tf.constant(a.astype(np.float32))
+            for a in (counts, rng.random((16, 32)), rng.random((16, 32)))
+        )
+    )
     new, dead = dvae.codebook.updated(use, 0.99, 0.1, keep_unused=True)
     assert not dead.numpy().any()
     for key, value in new.items():

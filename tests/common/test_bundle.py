@@ -1,4 +1,6 @@
-"""Bundles: what is in them, what is refused, the folder they are unpacked into, and what is found before a trainer is asked for."""
+"""Bundles: what is in them, what is refused, the folder they are unpacked into, and what is found
+before a trainer is asked for.
+"""
 
 import json
 import os
@@ -26,14 +28,20 @@ from tests.support.bundle_fixtures import BIND
 run, file, corpus = bundle_fixtures.run, bundle_fixtures.file, bundle_fixtures.corpus
 
 
-# -- writing ------------------------------------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     work = Bundle.open(file).unpack(tmp_path / "work").path
     there = {str(p.relative_to(work)) for p in work.rglob("*") if p.is_file()}
-    plans = {f"plan/{s}/{n}.{part}" for s in ("dvae", "gpt") for n in ("train", "eval") for part in ("json", "order.npy", "offsets.npy")}
+    plans = {
+        f"plan/{s}/{n}.{part}"
+        for s in ("dvae", "gpt")
+        for n in ("train", "eval")
+        for part in ("json", "order.npy", "offsets.npy")
+    }
     assert there == plans | {
         "config.yaml", "identity.json", "manifest.sqlite", "vocab.json", "mel_stats.safetensors", "keys/client.json", "bundle.json"
     }  # fmt: skip
@@ -43,7 +51,10 @@ def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
     assert stat.S_IMODE(work.stat().st_mode) == 0o700
     for stage in ("dvae", "gpt"):
         assert RunFolder(work).feature_hash(stage) == run.feature_hash(stage)
-        assert RunFolder(work).plan(stage, "train").batch(3).utterances.tolist() == run.plan(stage, "train").batch(3).utterances.tolist()
+        assert (
+            RunFolder(work).plan(stage, "train").batch(3).utterances.tolist()
+            == run.plan(stage, "train").batch(3).utterances.tolist()
+        )
     server = json.loads((run.path / "keys" / "server.json").read_text())
     assert json.loads((work / "bundle.json").read_text())["server_key"] == server["public"]
     assert server["secret"].encode() not in file.read_bytes()
@@ -51,8 +62,14 @@ def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
 
 def test_an_unfinished_bundle_leaves_the_old_one(run, file, monkeypatch):
     before = file.read_bytes()
-    monkeypatch.setattr(bundle, "_copy", lambda source, to: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(BadInput, match=r"cannot write the bundle .*a\.bundle.*No space left on device"):
+    monkeypatch.setattr(
+        bundle,
+        "_copy",
+        lambda source, to: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
+    with pytest.raises(
+        BadInput, match=r"cannot write the bundle .*a\.bundle.*No space left on device"
+    ):
         bundle.write(run, file)
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.glob(".*")] == []
@@ -60,7 +77,10 @@ def test_an_unfinished_bundle_leaves_the_old_one(run, file, monkeypatch):
 
 @pytest.mark.parametrize(
     ("bind", "why"),
-    [("ipc", r"bind=ipc: .* from this host alone; .*=tcp://0\.0\.0\.0:5555"), ("tcp://0.0.0.0:*", "port changes at each start")],
+    [
+        ("ipc", r"bind=ipc: .* from this host alone; .*=tcp://0\.0\.0\.0:5555"),
+        ("tcp://0.0.0.0:*", "port changes at each start"),
+    ],
 )
 def test_a_trainer_that_no_other_host_finds_has_no_bundle(tmp_path, bind, why):
     closed = arithmetic_run(tmp_path, 12, transport__bind=bind)
@@ -70,7 +90,9 @@ def test_a_trainer_that_no_other_host_finds_has_no_bundle(tmp_path, bind, why):
 
 
 def test_a_run_whose_trainer_never_listened_has_no_keys_to_give(tmp_path):
-    with pytest.raises(BadInput, match=r"keys has no keys yet: .*when it first listens at tcp://0\.0\.0\.0:5555"):
+    with pytest.raises(
+        BadInput, match=r"keys has no keys yet: .*when it first listens at tcp://0\.0\.0\.0:5555"
+    ):
         bundle.write(arithmetic_run(tmp_path, 12, transport__bind=BIND), tmp_path / "f")
 
 
@@ -93,11 +115,14 @@ def test_a_bundle_needs_keys_that_are_private(run, tmp_path):
         path.chmod(0o600)
 
 
-# -- reading what others wrote ------------------------------------------------------------------------------------------------------
+# -- reading what others wrote
+# --------------------------------------------------------------------------------------------------
 
 
 def rewrite(file: Path, change) -> None:
-    """`change(members, infos)` may alter {name: bytes} and {name: ZipInfo} before the file is written again."""
+    """`change(members, infos)` may alter {name: bytes} and {name: ZipInfo} before the file is
+    written again.
+    """
     with zipfile.ZipFile(file) as old:
         infos = {i.filename: i for i in old.infolist()}
         members = {name: old.read(name) for name in infos}
@@ -109,7 +134,9 @@ def rewrite(file: Path, change) -> None:
 
 def about_with(**changes):
     def change(members, infos):
-        members["bundle.json"] = json.dumps({**json.loads(members["bundle.json"]), **changes}).encode()
+        members["bundle.json"] = json.dumps(
+            {**json.loads(members["bundle.json"]), **changes}
+        ).encode()
 
     return change
 
@@ -134,11 +161,20 @@ STRANGE = {
     "folder": (adds("plan/"), "'plan/' is no part of a bundle"),
     "link": (linked, "'config.yaml' is not a plain file"),
     "bomb": (compressed, "'vocab.json' is compressed"),
-    "large": (lambda members, infos: members.update({"keys/client.json": b" " * 5000}), "5000 bytes, at most 4096 are allowed"),
-    "missing": (lambda members, infos: members.pop("vocab.json"), "vocab.json is missing or not listed"),
+    "large": (
+        lambda members, infos: members.update({"keys/client.json": b" " * 5000}),
+        "5000 bytes, at most 4096 are allowed",
+    ),
+    "missing": (
+        lambda members, infos: members.pop("vocab.json"),
+        "vocab.json is missing or not listed",
+    ),
     "unlisted": (adds("dvae/model.safetensors"), "dvae/model.safetensors is missing or not listed"),
     "headless": (lambda members, infos: members.pop("bundle.json"), "damaged, or not a bundle"),
-    "other protocol": (about_with(protocol=wire.VERSION + 1), rf"another version of this program \(protocol {wire.VERSION + 1}, here"),
+    "other protocol": (
+        about_with(protocol=wire.VERSION + 1),
+        rf"another version of this program \(protocol {wire.VERSION + 1}, here",
+    ),
     "no list": (about_with(members=7), "damaged, or not a bundle"),
     "no id": (about_with(run_id="../../x"), "damaged, or not a bundle"),
 }
@@ -170,7 +206,12 @@ def test_sizes_beyond_the_file_are_refused(file):
 
 
 def test_a_changed_member_leaves_no_folder(file, tmp_path):
-    rewrite(file, lambda members, infos: members.update({"manifest.sqlite": members["manifest.sqlite"][:-1] + b"x"}))
+    rewrite(
+        file,
+        lambda members, infos: members.update(
+            {"manifest.sqlite": members["manifest.sqlite"][:-1] + b"x"}
+        ),
+    )
     with pytest.raises(BadInput, match=r"manifest\.sqlite is not as it was written"):
         Bundle.open(file).unpack(tmp_path / "work")
     assert {p.name for p in tmp_path.iterdir()} == {"a.bundle"}
@@ -190,11 +231,14 @@ def test_a_damaged_file_is_named(file, tmp_path):
 
 def test_a_bundle_that_others_can_read_is_refused(file):
     file.chmod(0o640)
-    with pytest.raises(BadInput, match="others can read the secret key in it .mode 0640.; chmod 600"):
+    with pytest.raises(
+        BadInput, match="others can read the secret key in it .mode 0640.; chmod 600"
+    ):
         Bundle.open(file)
 
 
-# -- the folder ---------------------------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_folder_serves_again_and_takes_a_newer_bundle_of_its_run(run, file, tmp_path):
@@ -219,7 +263,12 @@ def test_what_a_killed_process_left_of_the_secret_key_goes(run, file, tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     here = socket.gethostname()
-    names = (f".w@{here}-{ended.pid}-abc", f".again@{here}-{ended.pid}", f".w@{here}-{os.getpid()}-abc", f".w@elsewhere-{ended.pid}-abc")
+    names = (
+        f".w@{here}-{ended.pid}-abc",
+        f".again@{here}-{ended.pid}",
+        f".w@{here}-{os.getpid()}-abc",
+        f".w@elsewhere-{ended.pid}-abc",
+    )
     left = [tmp_path / name for name in names]
     for path in (left[0], *left[2:]):
         path.mkdir()
@@ -227,7 +276,12 @@ def test_what_a_killed_process_left_of_the_secret_key_goes(run, file, tmp_path):
     left[1].write_text("secret")
     Bundle.open(file).unpack(tmp_path / "w")
     bundle.write(run, tmp_path / "again")
-    assert [p.exists() for p in left] == [False, False, True, True], "a living process's stays, and another host's"
+    assert [p.exists() for p in left] == [
+        False,
+        False,
+        True,
+        True,
+    ], "a living process's stays, and another host's"
 
 
 def test_the_folder_of_another_run_or_of_the_user_is_left_alone(file, tmp_path):
@@ -268,5 +322,7 @@ def test_stage_2_needs_a_bundle_made_after_stage_1(tmp_path):
     bundle.write(tiny, tmp_path / "f")
     work = Bundle.open(tmp_path / "f").unpack(tmp_path / "work")
     assert work.feature_hash("dvae") == tiny.feature_hash("dvae")
-    with pytest.raises(BadInput, match="made before stage 1 had ended: make it again with `launch.py bundle`"):
+    with pytest.raises(
+        BadInput, match="made before stage 1 had ended: make it again with `launch.py bundle`"
+    ):
         work.feature_hash("gpt")

@@ -22,7 +22,11 @@ channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
 
 def test_three_unequal_producers_give_every_batch_once_in_schedule_order(channel):
-    schedule = [("train", g) for g in range(40)] + [("eval", g) for g in range(7)] + [("train", g) for g in range(40, 60)]
+    schedule = (
+        [("train", g) for g in range(40)]
+        + [("eval", g) for g in range(7)]
+        + [("train", g) for g in range(40, 60)]
+    )
     server = channel.serve(schedule)
     for i, delay_s in enumerate((0.0, 0.003, 0.02)):
         channel.producer(f"p{i}", delay_s=delay_s)
@@ -50,18 +54,26 @@ def test_nothing_beyond_the_window_is_made_when_the_trainer_is_slow(channel):
 
 
 def test_c34_what_a_trainer_does_not_read_stays_with_its_producer(tmp_path):
-    """Both sockets' marks hold: with the sender's alone, 195 of 200 unread messages leave it, as the receiver's is libzmq's 1000."""
+    """Both sockets' marks hold: with the sender's alone, 195 of 200 unread messages leave it, as
+    the receiver's is libzmq's 1000.
+    """
     router, dealer = RouterLink(f"ipc://{tmp_path}/r.sock", window=3), DealerLink(high_water_mark=4)
     try:
         dealer.connect(Endpoint(f"ipc://{tmp_path}/r.sock"))
         cb.wait_until(lambda: dealer.receive(0.1) and dealer.connected)
         batch = {"numbers": np.zeros(50_000, np.float32)}
-        message, sent, since = Data(1, "train", 0, 1, wire.digest(batch), Notes(), batch), 0, time.monotonic()
+        message, sent, since = (
+            Data(1, "train", 0, 1, wire.digest(batch), Notes(), batch),
+            0,
+            time.monotonic(),
+        )
         while time.monotonic() - since < 0.5 and sent < 200:
             if dealer.send(cb.RUN, message):
                 sent, since = sent + 1, time.monotonic()
             time.sleep(0.005)
-        assert 1 <= sent <= 2 * 3 + 4 + 6  # the marks, and what the kernel and one batch of reading hold
+        assert (
+            1 <= sent <= 2 * 3 + 4 + 6
+        )  # the marks, and what the kernel and one batch of reading hold
     finally:
         dealer.close()
         router.close()
@@ -72,7 +84,9 @@ def test_delivered_but_not_trained_batches_count_in_the_window(channel):
     channel.producer()
     for _ in range(2):
         server.next(cb.LATER_S)
-    with pytest.raises(Stopped):  # waits for release(), which another thread may call: no NoData while a step compiles
+    with pytest.raises(
+        Stopped
+    ):  # waits for release(), which another thread may call: no NoData while a step compiles
         server.next(0.1, should_stop=iter([False, False, False, True]).__next__)
     server.release()
     assert server.next(cb.LATER_S).g == 2
@@ -96,7 +110,14 @@ def test_the_delivery_says_where_the_batch_comes_from_and_arrays_are_read_only(c
     server = channel.serve(cb.train_schedule(1))
     channel.producer("maker")
     d = server.next(cb.LATER_S)
-    assert (d.plan, d.g, d.producer, d.notes, d.set_aside, d.position) == ("train", 0, "maker", Notes(clips=7), (), 0)
+    assert (d.plan, d.g, d.producer, d.notes, d.set_aside, d.position) == (
+        "train",
+        0,
+        "maker",
+        Notes(clips=7),
+        (),
+        0,
+    )
     assert d.digest == wire.digest(d.arrays)
     if channel.kind == "ipc":
         assert not d.arrays["filler"].flags.writeable
@@ -116,7 +137,9 @@ def test_no_array_is_kept_after_release(channel):
     assert [r() is None for r in refs] == [True] * 30
 
 
-def test_what_is_set_aside_when_a_batch_is_leased_goes_with_the_lease_and_comes_with_the_batch(channel):
+def test_what_is_set_aside_when_a_batch_is_leased_goes_with_the_lease_and_comes_with_the_batch(
+    channel,
+):
     quarantine: list[int] = []
     server = channel.serve(cb.train_schedule(), set_aside=lambda plan, g: quarantine)
     p = channel.producer()
@@ -146,7 +169,10 @@ def test_a_rejected_batch_comes_again_in_its_place(channel):
 
 def test_a_refused_producer_is_told_why_and_logged_once(channel):
     server = channel.serve(
-        cb.train_schedule(5), accept=lambda ready: None if ready.feature_hash == "right" else "features differ: run prepare again"
+        cb.train_schedule(5),
+        accept=lambda ready: (
+            None if ready.feature_hash == "right" else "features differ: run prepare again"
+        ),
     )
     wrong = channel.producer("wrong", features="old")
     channel.producer("right", features="right")
@@ -185,5 +211,10 @@ def test_ready_carries_who_the_producer_is_and_welcome_what_the_generation_is(ch
     p = channel.producer("p7", features="ab")
     cb.train(server)
     assert p.welcomes[0].offer == Offer("gpt", "ab")
-    assert (said[0].name, said[0].pid, said[0].capacity, said[0].feature_hash) == ("p7", os.getpid(), 2, "ab")
+    assert (said[0].name, said[0].pid, said[0].capacity, said[0].feature_hash) == (
+        "p7",
+        os.getpid(),
+        2,
+        "ab",
+    )
     assert [(s["name"], s["pid"]) for s in server.stats()["peers"]] == [("p7", os.getpid())]

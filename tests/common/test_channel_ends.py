@@ -18,7 +18,8 @@ from tests.support import channel_fixtures
 from tests.support import channels as cb
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
-# What takes 0.1 to 0.5 s on an idle machine; far from LATER_S, which it would take if nothing but the deadline ended the wait.
+# What takes 0.1 to 0.5 s on an idle machine; far from LATER_S, which it would take if nothing but
+# the deadline ended the wait.
 SOON_S = 15.0
 
 
@@ -111,7 +112,9 @@ def test_traffic_of_an_older_trainer_is_ignored(ipc):
             old.next(0.2)
         return str(e.value)
 
-    cb.wait_until(lambda: re.search(r"serves a later trainer \(generation 9, this one is 3", why_no_data()))
+    cb.wait_until(
+        lambda: re.search(r"serves a later trainer \(generation 9, this one is 3", why_no_data())
+    )
     cb.wait_until(lambda: p.client.counts["old_generation"] > 0)
     assert len(p.leases) == 5
 
@@ -146,19 +149,31 @@ def test_close_does_not_wait_longer_than_it_was_told(channel):
 def test_no_data_names_the_cause(ipc):
     server = ipc.serve(cb.train_schedule())
     with pytest.raises(
-        NoData, match=r"no data for 0 s, 0 producers connected at ipc://.*; none has ever connected; waiting for batch train 0"
+        NoData,
+        match=(
+            r"no data for 0 s, 0 producers connected at ipc://.*; none has ever connected; waiting"
+            r" for batch train 0"
+        ),
     ):
         server.next(0.3)
     victim = ipc.process("victim", delay_s=30)
     cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     with pytest.raises(
-        NoData, match=r"1 producer connected .*; victim ready, heard \d s ago, 2 leases, starting; waiting for batch train 0 \(leased\)"
+        NoData,
+        match=(
+            r"1 producer connected .*; victim ready, heard \d s ago, 2 leases, starting; waiting"
+            r" for batch train 0 \(leased\)"
+        ),
     ):
         server.next(0.3)
     victim.kill()
     cb.wait_until(lambda: not server.stats()["peers"])
     with pytest.raises(
-        NoData, match=r"0 producers connected .*; last: victim \(pid \d+\) disconnected after 0 batches; .*lost with its producer 1 times"
+        NoData,
+        match=(
+            r"0 producers connected .*; last: victim \(pid \d+\) disconnected after 0 batches;"
+            r" .*lost with its producer 1 times"
+        ),
     ):
         server.next(0.3)
 

@@ -22,13 +22,17 @@ channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
 
 def test_a_killed_producers_batches_are_made_by_another_at_once(ipc):
-    server = ipc.serve(cb.train_schedule(), dead_after_s=cb.LATER_S, lease_ttl_s=cb.LATER_S)  # its end alone tells
+    server = ipc.serve(
+        cb.train_schedule(), dead_after_s=cb.LATER_S, lease_ttl_s=cb.LATER_S
+    )  # its end alone tells
     victim = ipc.process("victim", delay_s=600)
     cb.wait_until(lambda: server.stats()["leased"] == cb.CAPACITY)
     ipc.producer("other")
     cb.wait_until(lambda: server.stats()["buffered"] == cb.WINDOW - cb.CAPACITY)
     victim.kill()
-    assert cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 15.0  # measured 0.05 s on an idle machine
+    assert (
+        cb.wait_until(lambda: ipc.log.of("peer_lost", peer="victim")) < 15.0
+    )  # measured 0.05 s on an idle machine
     assert cb.train(server, 20) == [("train", g) for g in range(20)]
     assert server.stats()["lease_ends"]["lost"] == cb.CAPACITY
 
@@ -42,14 +46,20 @@ def test_a_frozen_producers_leases_move_and_it_comes_back_when_it_wakes(ipc):
     ipc.producer("other")
     start = time.monotonic()
     assert cb.train(server, 30) == [("train", g) for g in range(30)]
-    assert time.monotonic() - start < 15.0  # measured 1.1 on an idle machine; the leases themselves hold for 30 s
+    assert (
+        time.monotonic() - start < 15.0
+    )  # measured 1.1 on an idle machine; the leases themselves hold for 30 s
     assert ipc.log.of("peer_frozen", peer="frozen")
     assert not ipc.log.of("strike")
     frozen.send_signal(signal.SIGCONT)
     cb.wait_until(lambda: [p["state"] for p in server.stats()["peers"]] == ["ready", "ready"])
     produced = {p["name"]: p["produced"] for p in server.stats()["peers"]}
     cb.wait_until(
-        lambda: cb.train(server, 1) and {p["name"]: p["produced"] for p in server.stats()["peers"]}["frozen"] > produced["frozen"]
+        lambda: (
+            cb.train(server, 1)
+            and {p["name"]: p["produced"] for p in server.stats()["peers"]}["frozen"]
+            > produced["frozen"]
+        )
     )
 
 
@@ -120,7 +130,9 @@ def test_a_trainer_that_stood_still_blames_nobody_and_loses_no_answer(ipc):
         time.sleep(1.5 if lease.g in (1, 2) else 0.0)
         client.send(lease, cb.make(lease))
 
-    p = ipc.producer("p", work=work, heartbeat_s=0.002)  # 750 heartbeats fill all that lies between before batch 1 is sent
+    p = ipc.producer(
+        "p", work=work, heartbeat_s=0.002
+    )  # 750 heartbeats fill all that lies between before batch 1 is sent
     assert len(cb.train(server)) == 20
     assert server.stats()["lease_ends"] == {"accepted": 20}
     assert p.client.counts["sent"] == 20
@@ -174,7 +186,9 @@ def test_a_batch_nobody_can_make_is_named_after_those_before_it_were_delivered(c
     for name in ("a", "b"):
         channel.producer(name, work=refuse_three)
     assert cb.train(server, 3) == [("train", 0), ("train", 1), ("train", 2)]
-    with pytest.raises(BatchFailed, match="batch train 3 cannot be made: .*clip 17 is gone") as caught:
+    with pytest.raises(
+        BatchFailed, match="batch train 3 cannot be made: .*clip 17 is gone"
+    ) as caught:
         server.next(cb.LATER_S)
     assert (caught.value.plan, caught.value.g) == ("train", 3)
 
@@ -195,10 +209,17 @@ def test_hostile_traffic_changes_nothing(ipc):
         [os.urandom(300), os.urandom(5000)],
         [msgpack.packb([])],
         [b"x"] * 60,
-        wire.encode(cb.RUN, messages.Data(6, "train", 5, 1, right, messages.Notes(), arrays)),  # an old generation
-        wire.encode(cb.RUN, messages.Data(7, "train", 5, 99999, right, messages.Notes(), arrays)),  # a lease nobody has
+        wire.encode(
+            cb.RUN, messages.Data(6, "train", 5, 1, right, messages.Notes(), arrays)
+        ),  # an old generation
+        wire.encode(
+            cb.RUN, messages.Data(7, "train", 5, 99999, right, messages.Notes(), arrays)
+        ),  # a lease nobody has
         *(
-            wire.encode(cb.RUN, messages.Data(7, "train", g, g + 1, "0" * 32, messages.Notes(), arrays)) for g in range(4)
+            wire.encode(
+                cb.RUN, messages.Data(7, "train", g, g + 1, "0" * 32, messages.Notes(), arrays)
+            )
+            for g in range(4)
         ),  # a digest that is wrong
         wire.encode(cb.RUN, messages.Nack(7, "train", 0, 1, "not mine")),
         wire.encode(cb.RUN, messages.Heartbeat(9, "from the future", True)),

@@ -64,18 +64,24 @@ def test_a_producer_that_expects_another_trainer_gets_nowhere_and_says_why(curve
     cb.wait_until(lambda: "does not speak to us" in client.trouble)
     assert client.poll(1.0) is None
     assert server.stats()["peers"] == []
-    assert [r.levelname for r in caplog.records if "does not speak to us" in r.message] == ["WARNING"]  # once, though it tries again
+    assert [r.levelname for r in caplog.records if "does not speak to us" in r.message] == [
+        "WARNING"
+    ]  # once, though it tries again
 
 
 def test_a_producer_without_curve_gets_nowhere(curve, tmp_path):
     server, _ = curve
     code = (
-        "import sys, zmq, msgpack\n"
-        "s = zmq.Context().socket(zmq.DEALER); s.linger = 0; s.connect(sys.argv[1])\n"
-        "s.send(msgpack.packb({'v': 1, 'type': 'HB', 'run': sys.argv[2], 'gen': 0, 'status': '', 'ready': False}))\n"
-        "sys.exit(s.poll(700))\n"
+        "import sys, zmq, msgpack\ns = zmq.Context().socket(zmq.DEALER); s.linger = 0;"
+        " s.connect(sys.argv[1])\ns.send(msgpack.packb({'v': 1, 'type': 'HB', 'run': sys.argv[2],"
+        " 'gen': 0, 'status': '', 'ready': False}))\nsys.exit(s.poll(700))\n"
     )
-    assert subprocess.run([sys.executable, "-c", code, server.endpoint, cb.RUN], timeout=cb.LATER_S).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code, server.endpoint, cb.RUN], timeout=cb.LATER_S
+        ).returncode
+        == 0
+    )
     assert server.stats()["peers"] == []
     with pytest.raises(NoData):
         server.next(0.1)
@@ -91,7 +97,14 @@ def test_the_allow_list_answers_by_key():
     pair = KeyPair.new()
     raw = __import__("zmq.utils.z85", fromlist=["z85"]).decode(pair.public.encode())
     request = [b"1.0", b"7", b"xtts", b"10.0.0.1", b"", b"CURVE", raw]
-    assert zap_reply(request, frozenset([pair.public])) == [b"1.0", b"7", b"200", b"OK", pair.public.encode(), b""]
+    assert zap_reply(request, frozenset([pair.public])) == [
+        b"1.0",
+        b"7",
+        b"200",
+        b"OK",
+        pair.public.encode(),
+        b"",
+    ]
     for wrong in (
         request[:6],
         [*request[:5], b"NULL"],
@@ -112,7 +125,9 @@ def test_key_files_are_private_stable_and_checked(tmp_path):
     path = tmp_path / "keys" / "server.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert os.listdir(path.parent) == ["client.json", "server.json"] or sorted(os.listdir(path.parent)) == ["client.json", "server.json"]
+    assert os.listdir(path.parent) == ["client.json", "server.json"] or sorted(
+        os.listdir(path.parent)
+    ) == ["client.json", "server.json"]
     path.chmod(0o644)
     with pytest.raises(KeyFileError, match="others can read the secret key .mode 0644.; chmod 600"):
         KeyPair.load(path)
@@ -136,7 +151,9 @@ def test_key_files_are_private_stable_and_checked(tmp_path):
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "99999999999999999999"])
 def test_ports_outside_the_range_are_refused_before_zmq_sees_them(port):
     with pytest.raises(ChannelError, match="outside 1..65535"):
-        LeaseServer(f"tcp://127.0.0.1:{port}", cb.RUN, 4, keys=ServerKeys(KeyPair.new(), frozenset()))
+        LeaseServer(
+            f"tcp://127.0.0.1:{port}", cb.RUN, 4, keys=ServerKeys(KeyPair.new(), frozenset())
+        )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +176,16 @@ def test_other_addresses_are_refused(bad):
         check_address(bad, curve=True)
 
 
-@pytest.mark.parametrize("good", ["tcp://127.0.0.1:5555", "tcp://*:1", "tcp://[::1]:65535", "tcp://host.example:5555", "ipc:///tmp/x.sock"])
+@pytest.mark.parametrize(
+    "good",
+    [
+        "tcp://127.0.0.1:5555",
+        "tcp://*:1",
+        "tcp://[::1]:65535",
+        "tcp://host.example:5555",
+        "ipc:///tmp/x.sock",
+    ],
+)
 def test_proper_addresses_pass(good):
     assert check_address(good, curve=True) == good
 
@@ -179,8 +205,13 @@ def test_tcp_without_keys_is_refused():
 
 def test_a_port_in_use_names_its_owner_and_is_free_at_once_after_the_owner_is_gone(closing):
     keys = ServerKeys(KeyPair.new(), frozenset())
-    code = "import socket\ns = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()\nprint(s.getsockname()[1], flush=True); input()\n"
-    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = (
+        "import socket\ns = socket.socket(); s.bind(('127.0.0.1', 0));"
+        " s.listen()\nprint(s.getsockname()[1], flush=True); input()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     closing.append(holder.communicate)
     port = int(holder.stdout.readline())
     with pytest.raises(ChannelError, match=rf"tcp port {port} used by pid {holder.pid} \(.*python"):
@@ -192,7 +223,9 @@ def test_a_port_in_use_names_its_owner_and_is_free_at_once_after_the_owner_is_go
 
 def test_an_address_of_another_host_is_named():
     with pytest.raises(ChannelError, match=r"not an address of this host \(it has .*127.0.0.1"):
-        LeaseServer("tcp://203.0.113.7:5555", cb.RUN, 4, keys=ServerKeys(KeyPair.new(), frozenset()))
+        LeaseServer(
+            "tcp://203.0.113.7:5555", cb.RUN, 4, keys=ServerKeys(KeyPair.new(), frozenset())
+        )
 
 
 def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_path, closing):
@@ -210,7 +243,9 @@ def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_p
     LeaseServer(f"ipc://{tmp_path}/dead.sock", cb.RUN, 4).close()
 
 
-def test_the_local_address_is_short_private_and_the_same_for_every_spelling_of_the_run(tmp_path, monkeypatch):
+def test_the_local_address_is_short_private_and_the_same_for_every_spelling_of_the_run(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(address.tempfile, "gettempdir", lambda: str(tmp_path))
     run = tmp_path / ("deep" * 30) / "run"
     run.mkdir(parents=True)

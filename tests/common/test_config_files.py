@@ -1,4 +1,6 @@
-"""Settings as users write them: YAML files, `key=value` and flags; what is lost or misread is refused, and laid to where it was written."""
+"""Settings as users write them: YAML files, `key=value` and flags; what is lost or misread is
+refused, and laid to where it was written.
+"""
 
 import json
 import re
@@ -37,7 +39,8 @@ def from_argv(*argv: str) -> list[str]:
     return flags.overrides(flags.parse(launch._parser("train"), list(argv)))
 
 
-# -- keys given twice -----------------------------------------------------------------------------------------------------------
+# -- keys given twice
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,9 +52,18 @@ def from_argv(*argv: str) -> list[str]:
             "train:\n  optim:\n    beta1: 0.5\n    beta2: 0.5\n    beta1: 0.9\n",
             "'train.optim.beta1' is given twice, on lines 3 and 5; keep one",
         ),
-        ("train:\n  epochs: 3\nseed: 1\ntrain:\n  keep: 2\n", "'train' is given twice, on lines 1 and 4; put all its keys under one"),
-        ("data:\n  train:\n  - {path: a}\n  - {path: b, path: c}\n", "'data.train.1.path' is given twice, on line 4; keep one"),
-        ("train: &t\n  <<: {epochs: 3, epochs: 4}\n", "'train.epochs' is given twice, on line 2; keep one"),
+        (
+            "train:\n  epochs: 3\nseed: 1\ntrain:\n  keep: 2\n",
+            "'train' is given twice, on lines 1 and 4; put all its keys under one",
+        ),
+        (
+            "data:\n  train:\n  - {path: a}\n  - {path: b, path: c}\n",
+            "'data.train.1.path' is given twice, on line 4; keep one",
+        ),
+        (
+            "train: &t\n  <<: {epochs: 3, epochs: 4}\n",
+            "'train.epochs' is given twice, on line 2; keep one",
+        ),
     ],
 )
 def test_a_key_given_twice_is_refused_with_both_lines(written, text, says):
@@ -95,7 +107,10 @@ def test_the_configs_that_come_with_the_project_repeat_no_key():
         (["--seed", "1", "seed=2"], "--seed and seed=2 both set seed; give one"),
         (["--seed", "1", "--seed=2"], "--seed is given twice, with 1 and 2; give one"),
         (["--config", "a", "--config", "b"], "--config is given twice, with a and b; give one"),
-        (["--epochs", "3", "train={keep: 2}"], "train={keep: 2} sets all of train and would undo --epochs; give one"),
+        (
+            ["--epochs", "3", "train={keep: 2}"],
+            "train={keep: 2} sets all of train and would undo --epochs; give one",
+        ),
         (["data.train={path: a, path: b}"], "'path' is given twice, on line 1; keep one"),
     ],
 )
@@ -117,7 +132,8 @@ def test_flags_keep_their_defaults_and_lists_their_order():
     assert from_argv("train={keep: 2}", "train.epochs=3") == ["train={keep: 2}", "train.epochs=3"]
 
 
-# -- encodings ------------------------------------------------------------------------------------------------------------------
+# -- encodings
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "cp1252"])
@@ -133,27 +149,55 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(written):
 def test_a_value_that_yaml_cannot_construct_is_no_traceback(written):
     path = written("run: 2024-99-01\n")
     assert refusal(path) == f"{path} is not YAML: month must be in 1..12"
-    assert refusal(written("seed: 1\n"), "run=2024-99-01") == "run=2024-99-01: the value is not YAML: month must be in 1..12"
+    assert (
+        refusal(written("seed: 1\n"), "run=2024-99-01")
+        == "run=2024-99-01: the value is not YAML: month must be in 1..12"
+    )
     assert f'in "{path}", line 2' in refusal(written("seed: 1\nrun: [a\n"))
 
 
-# -- where a fault was made -----------------------------------------------------------------------------------------------------
+# -- where a fault was made
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--max-steps", "0"], "--max-steps: train.max_steps: Input should be greater than or equal to 1 (got 0)"),
-        (["train.max_steps=0"], "command line: train.max_steps: Input should be greater than or equal to 1 (got 0)"),
-        (["data.langage=fa"], "command line: unknown key 'data.langage'; did you mean 'data.language'?"),
-        (["--train-data", "a", "data.langage=fa"], "command line: unknown key 'data.langage'; did you mean 'data.language'?"),
+        (
+            ["--max-steps", "0"],
+            "--max-steps: train.max_steps: Input should be greater than or equal to 1 (got 0)",
+        ),
+        (
+            ["train.max_steps=0"],
+            "command line: train.max_steps: Input should be greater than or equal to 1 (got 0)",
+        ),
+        (
+            ["data.langage=fa"],
+            "command line: unknown key 'data.langage'; did you mean 'data.language'?",
+        ),
+        (
+            ["--train-data", "a", "data.langage=fa"],
+            "command line: unknown key 'data.langage'; did you mean 'data.language'?",
+        ),
         (["trian.max_steps=3"], "command line: unknown key 'trian'; did you mean 'train'?"),
-        (["text.extend.tokens=5"], "command line: text.extend.languages: Field required (got {'tokens': 5})"),
-        (["data.train=[{path: a, format: b}]"], "command line: data.train.0.format: Input should be"),
+        (
+            ["text.extend.tokens=5"],
+            "command line: text.extend.languages: Field required (got {'tokens': 5})",
+        ),
+        (
+            ["data.train=[{path: a, format: b}]"],
+            "command line: data.train.0.format: Input should be",
+        ),
         (["train.optim=3"], "command line: train.optim is a section: its keys are learning_rate,"),
         (["train.epochs=0", "seed=["], "seed=[: the value is not YAML"),
-        (["seed=1", "seed.x=2"], "seed.x=2: 'seed' is not a section, its value is 1; set 'seed' itself"),
-        (["parity=coqui", "batching.prompt=speaker"], "c.yaml and the command line: parity=coqui means all"),
+        (
+            ["seed=1", "seed.x=2"],
+            "seed.x=2: 'seed' is not a section, its value is 1; set 'seed' itself",
+        ),
+        (
+            ["parity=coqui", "batching.prompt=speaker"],
+            "c.yaml and the command line: parity=coqui means all",
+        ),
     ],
 )
 def test_faults_of_the_command_line_are_laid_to_it(written, argv, says):
@@ -165,7 +209,9 @@ def test_faults_of_the_command_line_are_laid_to_it(written, argv, says):
 
 def test_faults_of_the_file_stay_its_own_beside_overrides(written):
     path = written("data: {langage: fa}\ntrain: {epochs: 0, optim: {beta1: 2}}\n")
-    told = refusal(path, *from_argv("data.language=fa", "--max-steps", "0", "train.optim.beta2=0.9")).splitlines()
+    told = refusal(
+        path, *from_argv("data.language=fa", "--max-steps", "0", "train.optim.beta2=0.9")
+    ).splitlines()
     assert sorted(line.split(": ")[:2] for line in told) == [
         ["--max-steps", "train.max_steps"],
         [str(path), "train.epochs"],
@@ -176,7 +222,8 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
     assert refusal(path, "seed=3").startswith(f"{path}: parity=coqui means all")
 
 
-# -- keys and sections ----------------------------------------------------------------------------------------------------------
+# -- keys and sections
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,8 +232,10 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
         (
             "model: tiny\n",
             [],
-            "model is a section: its keys are size, layers, parity_init, weights, dvae, mel_stats, other_dvae; "
-            "for example model.size=tiny (got 'tiny')",
+            (
+                "model is a section: its keys are size, layers, parity_init, weights, dvae,"
+                " mel_stats, other_dvae; for example model.size=tiny (got 'tiny')"
+            ),
         ),
         ("model: tiny\n", ["model.size=small"], "model is a section: its keys are size, layers,"),
         ("producers: 2\n", [], "for example producers.count=2 (got 2)"),
@@ -197,18 +246,50 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
         (
             "samples:\n",
             [],
-            "samples is a section: its keys are every, count, texts, references, device; for example samples.count=4 (got None)",
+            (
+                "samples is a section: its keys are every, count, texts, references, device; for"
+                " example samples.count=4 (got None)"
+            ),
         ),
         (
             "text: {extend: fa}\n",
             [],
-            "text.extend is a section: its keys are languages, tokens; for example text.extend.languages=[fa] (got 'fa')",
+            (
+                "text.extend is a section: its keys are languages, tokens; for example"
+                " text.extend.languages=[fa] (got 'fa')"
+            ),
         ),
-        ("data: {train: [5]}\n", [], "data.train.0 is a section: its keys are path, format, language, speaker, columns (got 5)"),
-        ("data: {train: {path: a, langage: fa}}\n", [], "unknown key 'data.train.0.langage'; did you mean 'data.train.0.language'?"),
-        ("train: {optim: {warmup: 3}}\n", [], "unknown key 'train.optim.warmup'; did you mean 'train.optim.warmup_steps'?"),
-        ("train.max_steps: 3\n", [], "'train.max_steps'; keys with dots are for the command line: write train: {max_steps: …}"),
-        ("train: {optim.beta1: 3}\n", [], "'train.optim.beta1'; keys with dots are for the command line: write optim: {beta1: …}"),
+        (
+            "data: {train: [5]}\n",
+            [],
+            (
+                "data.train.0 is a section: its keys are path, format, language, speaker, columns"
+                " (got 5)"
+            ),
+        ),
+        (
+            "data: {train: {path: a, langage: fa}}\n",
+            [],
+            "unknown key 'data.train.0.langage'; did you mean 'data.train.0.language'?",
+        ),
+        (
+            "train: {optim: {warmup: 3}}\n",
+            [],
+            "unknown key 'train.optim.warmup'; did you mean 'train.optim.warmup_steps'?",
+        ),
+        (
+            "train.max_steps: 3\n",
+            [],
+            (
+                "'train.max_steps'; keys with dots are for the command line: write train:"
+                " {max_steps: …}"
+            ),
+        ),
+        (
+            "train: {optim.beta1: 3}\n",
+            [],
+            "'train.optim.beta1'; keys with dots are for the command line: write optim: {beta1: …}",
+        ),
         ("train.optim.beta1: 3\n", [], "write train: {optim: {beta1: …}}"),
         ("sede: 3\n", [], "unknown key 'sede'; did you mean 'seed'?"),
         ("seed: {x: 1}\n", [], "seed: Input should be a valid integer (got {'x': 1})"),
@@ -224,11 +305,14 @@ def test_faults_are_told_in_the_words_of_the_settings(written, text, overrides, 
 
 
 def test_a_section_that_may_be_null_can_be_begun_by_an_override(written):
-    extend = settings.load(written("text: {extend: null}\n"), ["text.extend.languages=[fa]"]).text.extend
+    extend = settings.load(
+        written("text: {extend: null}\n"), ["text.extend.languages=[fa]"]
+    ).text.extend
     assert extend.languages == ["fa"]
 
 
-# -- commands -------------------------------------------------------------------------------------------------------------------
+# -- commands
+# --------------------------------------------------------------------------------------------------
 
 
 def test_names_of_commands_are_those_of_the_launcher():
@@ -241,7 +325,10 @@ def test_names_of_commands_are_those_of_the_launcher():
         (["trian"], "configs/ shows the keys; did you mean `launch.py train`?"),
         (
             ["sacn", "--strict"],
-            "'sacn' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows the keys; did you mean",
+            (
+                "'sacn' is no command, flag or key=value; `launch.py --help` lists them, configs/"
+                " shows the keys; did you mean"
+            ),
         ),
         (["sacn", "--strict"], "did you mean `launch.py scan`?"),
         (["synthesise", "--text", "Hello"], "did you mean `launch.py synthesize`?"),
@@ -265,12 +352,20 @@ def test_overrides_are_plain_texts_to_others():
 
 def test_parity_sets_nothing_in_another_section_of_the_same_values():
     shared = {"learning_rate": 1e-3}
-    tree = with_parity({"parity": "coqui", "train": {"optim": shared}, "dvae": {"optim": shared}}, "here")
-    assert tree["train"]["optim"] == {"learning_rate": 1e-3, "schedule": "constant", "warmup_steps": 0}
+    tree = with_parity(
+        {"parity": "coqui", "train": {"optim": shared}, "dvae": {"optim": shared}}, "here"
+    )
+    assert tree["train"]["optim"] == {
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "warmup_steps": 0,
+    }
     assert tree["dvae"]["optim"] == shared == {"learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize("text", ["/data/😀", "/data/سلام", r"C:\ud83d\ude00", 'a "b" c', "é\x7f\n\u2028", "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["/data/😀", "/data/سلام", r"C:\ud83d\ude00", 'a "b" c', "é\x7f\n\u2028", "\udcff"]
+)
 def test_a_text_means_itself(text):
     assert read_yaml(as_yaml(text), "here") == text
     assert read_yaml(as_yaml([text, "b"]), "here") == [text, "b"]
@@ -278,12 +373,16 @@ def test_a_text_means_itself(text):
 
 
 def load_run(*argv) -> str:
-    args = flags.parse(launch._parser("train"), [*argv, "--config", str(ROOT / "configs" / "demo.yaml")])
+    args = flags.parse(
+        launch._parser("train"), [*argv, "--config", str(ROOT / "configs" / "demo.yaml")]
+    )
     return settings.load(args.config, flags.overrides(args)).run
 
 
 def test_a_key_by_the_name_that_older_runs_have(tmp_path):
-    """config.yaml of a run stays as it was written; a key by both names is a contradiction where they differ."""
+    """config.yaml of a run stays as it was written; a key by both names is a contradiction where
+    they differ.
+    """
     file = tmp_path / "config.yaml"
     file.write_text("parity: coqui\nmodel: {coqui_init: true, size: tiny}\n")
     assert settings.load(file).model.parity_init
@@ -291,5 +390,8 @@ def test_a_key_by_the_name_that_older_runs_have(tmp_path):
     file.write_text("model: {coqui_init: true}\n")
     assert settings.load(file).model.parity_init
     assert not settings.load(file, ["model.coqui_init=false"]).model.parity_init
-    with pytest.raises(BadInput, match="model.coqui_init is called model.parity_init now, and both are set: True and False"):
+    with pytest.raises(
+        BadInput,
+        match="model.coqui_init is called model.parity_init now, and both are set: True and False",
+    ):
         settings.load(file, ["model.parity_init=false"])

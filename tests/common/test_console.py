@@ -23,24 +23,49 @@ def at(**changes) -> Status:
 
 
 def test_before_the_first_step_it_says_who_does_what():
-    compiling = at(phase="compiling", message="compiling the training step for bucket 3 of 4 (8 rows x 156)")
+    compiling = at(
+        phase="compiling", message="compiling the training step for bucket 3 of 4 (8 rows x 156)"
+    )
     line = progress_line([compiling, PRODUCER], 25)
-    assert line == "trainer compiling the training step for bucket 3 of 4 (8 rows x 156), producer-0 blocked (25 s)"
+    assert (
+        line == "trainer compiling the training step for bucket 3 of 4 (8 rows x 156), producer-0"
+        " blocked (25 s)"
+    )
     waiting = at(phase="waiting for data", message="0 of 1 batches, 0 producers")
-    assert progress_line([waiting], 9) == "trainer waiting for data: 0 of 1 batches, 0 producers (9 s)"
+    assert (
+        progress_line([waiting], 9) == "trainer waiting for data: 0 of 1 batches, 0 producers (9 s)"
+    )
     assert progress_line([], 1) == "starting processes (1 s)"
 
 
 def test_what_is_not_known_yet_is_left_out():
-    assert progress_line([at(phase="training", step=1, loss=5.125)], 60) == "gpt 1/700  loss 5.1250  buffer 0/8"
-    known = at(phase="training", step=62, loss=2.5, utterances_per_s=15.7, wait_percent=0.2, ready=4, eta_s=303)
-    assert progress_line([known], 60) == "gpt 62/700  loss 2.5000  15.7 utt/s  data wait 0 %  buffer 4/8  ETA 0:05:03"
-    assert "  evaluating: 4 batches  " in progress_line([dataclasses.replace(known, phase="evaluating", message="4 batches")], 60)
+    assert (
+        progress_line([at(phase="training", step=1, loss=5.125)], 60)
+        == "gpt 1/700  loss 5.1250  buffer 0/8"
+    )
+    known = at(
+        phase="training",
+        step=62,
+        loss=2.5,
+        utterances_per_s=15.7,
+        wait_percent=0.2,
+        ready=4,
+        eta_s=303,
+    )
+    assert (
+        progress_line([known], 60)
+        == "gpt 62/700  loss 2.5000  15.7 utt/s  data wait 0 %  buffer 4/8  ETA 0:05:03"
+    )
+    assert "  evaluating: 4 batches  " in progress_line(
+        [dataclasses.replace(known, phase="evaluating", message="4 batches")], 60
+    )
 
 
 @pytest.mark.parametrize(("role", "lines"), [("trainer", 7), ("producer", 2)])
 def test_an_unchanged_line_is_said_again_later(tmp_path, monkeypatch, role, lines):
-    """In 70 s: every 5 s what changes, every 10 s what does not, and of a producer by itself once a minute."""
+    """In 70 s: every 5 s what changes, every 10 s what does not, and of a producer by itself once a
+    minute.
+    """
     now, out, step = [0.0], io.StringIO(), [1]
     spec = ProcessSpec(role, role, (), tmp_path / "log")
     view = Console(Program(tmp_path, (spec,)), out, clock=lambda: now[0])
@@ -58,13 +83,18 @@ def test_an_unchanged_line_is_said_again_later(tmp_path, monkeypatch, role, line
 
 
 def test_a_producer_without_a_trainer_says_what_it_waits_for():
-    assert progress_line([dataclasses.replace(PRODUCER, phase="idle")], 10) == "producer-0 waits for a trainer (10 s)"
+    assert (
+        progress_line([dataclasses.replace(PRODUCER, phase="idle")], 10)
+        == "producer-0 waits for a trainer (10 s)"
+    )
 
 
 def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
     """What follows may take a while, and is not said to be a wait for data that is there."""
     status = StatusFile(tmp_path, "trainer", "trainer")
-    observer = Observer(tmp_path, status, stage=(2, "gpt"), total_steps=50, log_every=10, window=8, step=0)
+    observer = Observer(
+        tmp_path, status, stage=(2, "gpt"), total_steps=50, log_every=10, window=8, step=0
+    )
     run = types.SimpleNamespace(config=settings.parse({"transport": {"high_water_mark": 8}}))
     server = types.SimpleNamespace(wait_ready=lambda wanted, timeout_s, stop, tell: tell(1, 1))
     said = []
@@ -73,4 +103,7 @@ def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
     session.wait_ready(server, run, observer, Stop())
     said.append(progress_line([status.value], 3))
     observer.close()
-    assert said == ["trainer waiting for data: 0 of 2 batches, 1 producer (3 s)", "gpt 0/50  buffer 1/8"]
+    assert said == [
+        "trainer waiting for data: 0 of 2 batches, 1 producer (3 s)",
+        "gpt 0/50  buffer 1/8",
+    ]

@@ -1,4 +1,6 @@
-"""Coqui's files in and out: what a folder of weights holds, what is refused, and that nothing changes by a bit on the way."""
+"""Coqui's files in and out: what a folder of weights holds, what is refused, and that nothing
+changes by a bit on the way.
+"""
 
 import dataclasses
 import json
@@ -49,7 +51,8 @@ def shapes_of(make) -> dict:
         return {key: t.torch_shape for key, t in weights.tensors(make()).items()}
 
 
-# -- the tables of names and shapes ----------------------------------------------------------------------------------------------------
+# -- the tables of names and shapes
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -63,12 +66,18 @@ def test_tables_of_vocoder_and_speaker_encoder():
     assert shapes.speaker_encoder_shapes() == shapes_of(SpeakerEncoder)
     for v in (shapes.VocoderDims(), VOCODER_DIMS):
         own = shapes_of(lambda v=v: Hifigan(HifiganDims(v.in_channels, v.speaker_dim, v.channels)))
-        unfolded = unfold_weight_norm({k: np.broadcast_to(np.float32(1), s) for k, s in own.items()})
+        unfolded = unfold_weight_norm(
+            {k: np.broadcast_to(np.float32(1), s) for k, s in own.items()}
+        )
         assert shapes.hifigan_shapes(v) == {k: a.shape for k, a in unfolded.items()}
 
 
 def test_full_size_has_the_published_numbers():
-    tables = shapes.gpt_shapes(GptDims()), shapes.hifigan_shapes(shapes.VocoderDims()), shapes.speaker_encoder_shapes()
+    tables = (
+        shapes.gpt_shapes(GptDims()),
+        shapes.hifigan_shapes(shapes.VocoderDims()),
+        shapes.speaker_encoder_shapes(),
+    )
     assert [len(t) for t in tables] == [426, 241, 295]  # and mel_stats: 963
     numbers = [sum(math.prod(s) for s in t.values()) for t in tables]
     assert numbers == [441_018_563, 17_827_808, 8_028_492 + 25_655]
@@ -77,8 +86,14 @@ def test_full_size_has_the_published_numbers():
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_from_shapes(size):
     gpt, dvae = SIZES[size].gpt, SIZES[size].dvae
-    said = {"gpt_n_heads": gpt.heads, "perceiver_head_dim": gpt.perceiver_head_dim, "cond_groups": gpt.cond_groups}
-    found = shapes.gpt_dims(shapes.gpt_shapes(gpt), {**said, "gpt_start_text_token": gpt.start_text})
+    said = {
+        "gpt_n_heads": gpt.heads,
+        "perceiver_head_dim": gpt.perceiver_head_dim,
+        "cond_groups": gpt.cond_groups,
+    }
+    found = shapes.gpt_dims(
+        shapes.gpt_shapes(gpt), {**said, "gpt_start_text_token": gpt.start_text}
+    )
     assert found == gpt
     assert shapes.dvae_dims(shapes.dvae_shapes(dvae)) == dvae
     assert shapes.vocoder_dims(shapes.hifigan_shapes(VOCODER_DIMS)) == VOCODER_DIMS
@@ -92,41 +107,64 @@ def test_a_missing_last_block_does_not_pass_for_a_smaller_model():
     assert shapes.gpt_dims(table, {"gpt_layers": 29}).layers == 29
 
 
-# -- import ----------------------------------------------------------------------------------------------------------------------------
+# -- import
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """model.pth, dvae.pth, vocab.json; and the folder `plain` imported from them."""
     folder = tmp_path_factory.mktemp("files")
-    tokenizer = write_vocabulary(folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"])
+    tokenizer = write_vocabulary(
+        folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"]
+    )
     assert tokenizer.vocab_size == NUM_TOKENS
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(folder / "model.pth", folder / "plain", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
+    import_model(
+        folder / "model.pth",
+        folder / "plain",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
     return folder
 
 
 def test_what_the_folder_holds(files):
-    plain, state = files / "plain", model_arrays(dataclasses.replace(GPT_DIMS, num_text_tokens=NUM_TOKENS))
+    plain, state = (
+        files / "plain",
+        model_arrays(dataclasses.replace(GPT_DIMS, num_text_tokens=NUM_TOKENS)),
+    )
     assert sorted(contents(plain)) == [
         "dims.json", "dvae.safetensors", "hifigan.safetensors", "mel_stats.safetensors", "model.safetensors",
         "speaker_encoder.safetensors", "vocab.json",
     ]  # fmt: skip
     gpt = load_file(plain / "model.safetensors")
     assert {GPT + k for k in gpt} == {k for k in state if k.startswith(GPT)}
-    np.testing.assert_array_equal(gpt["gpt.h.1.attn.c_attn.weight"], state["gpt.gpt.h.1.attn.c_attn.weight"])
-    np.testing.assert_array_equal(load_file(plain / "mel_stats.safetensors")["mel_stats"], mel_stats())
+    np.testing.assert_array_equal(
+        gpt["gpt.h.1.attn.c_attn.weight"], state["gpt.gpt.h.1.attn.c_attn.weight"]
+    )
+    np.testing.assert_array_equal(
+        load_file(plain / "mel_stats.safetensors")["mel_stats"], mel_stats()
+    )
     assert (plain / "vocab.json").read_bytes() == (files / "vocab.json").read_bytes()
     dims = pretrained.read_dims(plain)
-    assert (dims.gpt.layers, dims.gpt.heads, dims.gpt.num_text_tokens, dims.gpt.start_text) == (2, 4, NUM_TOKENS, 3)
+    assert (dims.gpt.layers, dims.gpt.heads, dims.gpt.num_text_tokens, dims.gpt.start_text) == (
+        2,
+        4,
+        NUM_TOKENS,
+        3,
+    )
     assert dims.dvae == DVAE_DIMS
     assert pretrained.read_vocoder_dims(plain) == VOCODER_DIMS
     assert pretrained.verified(plain, "model") == plain / "model.safetensors"
 
 
 def test_our_networks_take_the_folder(files):
-    dims, vocoder = pretrained.read_dims(files / "plain"), pretrained.read_vocoder_dims(files / "plain")
+    dims, vocoder = (
+        pretrained.read_dims(files / "plain"),
+        pretrained.read_vocoder_dims(files / "plain"),
+    )
     hifigan = HifiganDims(vocoder.in_channels, vocoder.speaker_dim, vocoder.channels)
     for name, network in (
         ("model", Gpt(dims.gpt)),
@@ -134,12 +172,19 @@ def test_our_networks_take_the_folder(files):
         ("hifigan", Hifigan(hifigan)),
         ("speaker_encoder", SpeakerEncoder()),
     ):
-        weights.load_state_dict(network, fold_weight_norm(load_file(files / "plain" / f"{name}.safetensors")))
+        weights.load_state_dict(
+            network, fold_weight_norm(load_file(files / "plain" / f"{name}.safetensors"))
+        )
 
 
 def trainers_file(state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same weights as a fine-tuning trainer saves them, with everything that may lie around in one."""
-    legacy = {".parametrizations.weight.original0": ".weight_g", ".parametrizations.weight.original1": ".weight_v"}
+    """The same weights as a fine-tuning trainer saves them, with everything that may lie around in
+    one.
+    """
+    legacy = {
+        ".parametrizations.weight.original0": ".weight_g",
+        ".parametrizations.weight.original1": ".weight_v",
+    }
     out = {}
     for key, array in state.items():
         for new, old in legacy.items():
@@ -169,11 +214,15 @@ def test_a_trainers_file_makes_the_same_folder(files, tmp_path):
 
 
 def test_half_precision_becomes_float32(files, tmp_path):
-    state = {k: a.astype(np.float16) if a.dtype == np.float32 else a for k, a in model_arrays().items()}
+    state = {
+        k: a.astype(np.float16) if a.dtype == np.float32 else a for k, a in model_arrays().items()
+    }
     import_model(write_model(tmp_path / "half.pth", state), tmp_path / "out")
     got = load_file(tmp_path / "out/model.safetensors")
     assert {a.dtype for a in got.values()} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(got["final_norm.weight"], state["gpt.final_norm.weight"].astype(np.float32))
+    np.testing.assert_array_equal(
+        got["final_norm.weight"], state["gpt.final_norm.weight"].astype(np.float32)
+    )
 
 
 def changed(**changes):
@@ -197,18 +246,27 @@ NAN = np.full((32,), np.nan, np.float32)
     ("state", "message"),
     [
         (without("gpt.gpt.h.0."), r"12 tensors differ:\n  gpt\.gpt\.h\.0\.ln_1\.weight is missing"),
-        (without("gpt.gpt.h.1."), r"12 tensors differ:\n  gpt\.gpt\.h\.1\.ln_1\.weight is missing"),  # the config says 2 layers
+        (
+            without("gpt.gpt.h.1."),
+            r"12 tensors differ:\n  gpt\.gpt\.h\.1\.ln_1\.weight is missing",
+        ),  # the config says 2 layers
         (
             changed(**{"gpt.text_head.bias": np.zeros(61, np.float32)}),
             r"1 tensors differ:\n  gpt\.text_head\.bias is \(61,\), needs \(60,\)",
         ),
         (changed(**{"gpt.extra": NAN}), r"gpt\.extra is not part of XTTS"),
-        (changed(**{"gpt.gpt.ln_f.weight": NAN}), r"gpt\.ln_f\.weight holds 32 values that are not finite"),
+        (
+            changed(**{"gpt.gpt.ln_f.weight": NAN}),
+            r"gpt\.ln_f\.weight holds 32 values that are not finite",
+        ),
         (without(HIFIGAN + "ups.0"), r"3 tensors differ"),
         (without("hifigan_decoder."), r"conv_pre\.weight is missing"),
         (without("gpt."), r"gpt\.ln_f\.weight is missing"),
         (changed(mel_stats=None), r"holds no mel_stats: .* --mel-stats"),
-        (changed(mel_stats=np.ones(79, np.float32)), r"mel_stats has the shape \(79,\), expected \(80,\)"),
+        (
+            changed(mel_stats=np.ones(79, np.float32)),
+            r"mel_stats has the shape \(79,\), expected \(80,\)",
+        ),
         (changed(mel_stats=np.zeros(80, np.float32)), r"mel_stats holds zeros"),
         ({}, r"holds no weights: expected a dict with the key 'model', has config, model, step"),
     ],
@@ -244,7 +302,9 @@ def test_the_statistics_may_come_from_a_file(tmp_path):
     write_model(tmp_path / "model.pth", changed(mel_stats=None))
     pth.save(tmp_path / "mel_stats.pth", {"mel_stats": mel_stats()})
     import_model(tmp_path / "model.pth", tmp_path / "out", mel_stats=tmp_path / "mel_stats.pth")
-    np.testing.assert_array_equal(load_file(tmp_path / "out/mel_stats.safetensors")["mel_stats"], mel_stats())
+    np.testing.assert_array_equal(
+        load_file(tmp_path / "out/mel_stats.safetensors")["mel_stats"], mel_stats()
+    )
     pth.save(tmp_path / "mel_stats.pth", {"mel_stats": mel_stats()[:79]})
     with pytest.raises(CoquiError, match=r"mel_stats\.pth: mel_stats has the shape \(79,\)"):
         import_model(tmp_path / "model.pth", tmp_path / "out", mel_stats=tmp_path / "mel_stats.pth")
@@ -255,11 +315,15 @@ def test_files_that_do_not_belong_together(files, tmp_path):
     pth.save(tmp_path / "dvae.pth", arrays(shapes.dvae_shapes(other), 0))
     with pytest.raises(CoquiError, match="a DVAE of 64 codes, the model speaks 32: not a pair"):
         import_model(files / "model.pth", tmp_path / "out", dvae=tmp_path / "dvae.pth")
-    pth.save(tmp_path / "dvae.pth", {k: a for k, a in dvae_arrays().items() if k != "decoder.0.bias"})
+    pth.save(
+        tmp_path / "dvae.pth", {k: a for k, a in dvae_arrays().items() if k != "decoder.0.bias"}
+    )
     with pytest.raises(CoquiError, match=r"decoder\.0\.bias is missing"):
         import_model(files / "model.pth", tmp_path / "out", dvae=tmp_path / "dvae.pth")
     write_vocabulary(tmp_path / "vocab.json", [("one two", "en")], 30, ["en"])
-    with pytest.raises(CoquiError, match=r"vocab\.json has \d+ ids, the model has 27: .* text\.vocab"):
+    with pytest.raises(
+        CoquiError, match=r"vocab\.json has \d+ ids, the model has 27: .* text\.vocab"
+    ):
         import_model(files / "model.pth", tmp_path / "out", vocab=tmp_path / "vocab.json")
     with pytest.raises(CoquiError, match="--vocab .*No such file"):
         import_model(files / "model.pth", tmp_path / "out", vocab=tmp_path / "none.json")
@@ -272,11 +336,17 @@ def test_heads_are_16_unless_the_file_says_otherwise(tmp_path):
 
 
 def test_memory_stays_far_below_the_file(tmp_path):
-    """A file of 230 MB: the whole import and the export in one process take less than 2.5 times that, Python and NumPy included."""
+    """A file of 230 MB: the whole import and the export in one process take less than 2.5 times
+    that, Python and NumPy included.
+    """
     dims = dataclasses.replace(GPT_DIMS, width=768, layers=4, cond_groups=32, num_text_tokens=2000)
-    state = {GPT + k: np.broadcast_to(np.float32(0.1), s) for k, s in shapes.gpt_shapes(dims).items()}
+    state = {
+        GPT + k: np.broadcast_to(np.float32(0.1), s) for k, s in shapes.gpt_shapes(dims).items()
+    }
     hifigan = arrays(shapes.hifigan_shapes(dataclasses.replace(VOCODER_DIMS, in_channels=768)), 2)
-    state |= {k: a for k, a in model_arrays().items() if not k.startswith((GPT, HIFIGAN))} | {HIFIGAN + k: a for k, a in hifigan.items()}
+    state |= {k: a for k, a in model_arrays().items() if not k.startswith((GPT, HIFIGAN))} | {
+        HIFIGAN + k: a for k, a in hifigan.items()
+    }
     write_model(tmp_path / "model.pth", state, {"model_args": {"gpt_layers": 4, "gpt_n_heads": 12}})
     size = (tmp_path / "model.pth").stat().st_size
     assert size > 230e6
@@ -287,20 +357,34 @@ def test_memory_stays_far_below_the_file(tmp_path):
         "export_model(Parts.of_weights(sys.argv[1] + '/out'), sys.argv[1] + '/again.pth')\n"
         "print(next(line for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     peak = int(done.stdout.split()[1]) * 1024
     assert peak < 1.0 * size, f"{peak / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"
 
 
-# -- export ----------------------------------------------------------------------------------------------------------------------------
+# -- export
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_model_alone_comes_back_to_the_bit(files, tmp_path):
     """One file, and nothing beside it."""
-    assert export_model(Parts.of_weights(files / "plain"), tmp_path / "a/model.pth") == len(model_arrays())
+    assert export_model(Parts.of_weights(files / "plain"), tmp_path / "a/model.pth") == len(
+        model_arrays()
+    )
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["model.pth"]
     assert_same_tensors(files / "model.pth", tmp_path / "a/model.pth")
-    import_model(tmp_path / "a/model.pth", tmp_path / "b", dvae=files / "dvae.pth", vocab=files / "vocab.json")
+    import_model(
+        tmp_path / "a/model.pth",
+        tmp_path / "b",
+        dvae=files / "dvae.pth",
+        vocab=files / "vocab.json",
+    )
     assert contents(tmp_path / "b") == contents(files / "plain")
     export_model(Parts.of_weights(tmp_path / "b"), tmp_path / "c/model.pth")
     assert contents(tmp_path / "c") == contents(tmp_path / "a")
@@ -316,7 +400,9 @@ def test_export_refuses_what_does_not_fit(files, tmp_path):
     save_file(state, tmp_path / "trained.safetensors")
     with pytest.raises(CoquiError, match=r"gpt\.h\.0\.ln_1\.bias is missing"):
         export_model(dataclasses.replace(parts, gpt=tmp_path / "trained.safetensors"), out)
-    (tmp_path / "plain/hifigan.safetensors").write_bytes((tmp_path / "plain/dvae.safetensors").read_bytes())
+    (tmp_path / "plain/hifigan.safetensors").write_bytes(
+        (tmp_path / "plain/dvae.safetensors").read_bytes()
+    )
     with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
         export_model(parts, out)
     with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
@@ -327,7 +413,8 @@ def test_export_refuses_what_does_not_fit(files, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "trained.safetensors"]
 
 
-# -- growing ---------------------------------------------------------------------------------------------------------------------------
+# -- growing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_growing_keeps_old_rows_and_draws_the_new_ones():
@@ -358,7 +445,8 @@ def test_growing_keeps_old_rows_and_draws_the_new_ones():
         pretrained.grow(state, 6680, seed=1)
 
 
-# -- the commands ----------------------------------------------------------------------------------------------------------------------
+# -- the commands
+# --------------------------------------------------------------------------------------------------
 
 
 def launch(*args: str, **options) -> subprocess.CompletedProcess:
@@ -367,7 +455,14 @@ def launch(*args: str, **options) -> subprocess.CompletedProcess:
 
 
 def test_commands(files, tmp_path, monkeypatch, capsys):
-    own = ["--model", str(files / "model.pth"), "--dvae", str(files / "dvae.pth"), "--vocab", str(files / "vocab.json")]
+    own = [
+        "--model",
+        str(files / "model.pth"),
+        "--dvae",
+        str(files / "dvae.pth"),
+        "--vocab",
+        str(files / "vocab.json"),
+    ]
     done = launch("import-coqui", *own, "--out", "pretrained", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "GPT of 2 layers x 32, 4 heads, 27 text and 34 audio tokens" in done.stdout
@@ -381,7 +476,10 @@ def test_commands(files, tmp_path, monkeypatch, capsys):
         (["import-coqui", "--model", "new/model.pth", "--out", "x", "seed=3"], "flags only"),
         (["export-coqui", "--out", "x.pth"], "--run RUN and --weights FOLDER"),
         (["export-coqui", "--run", "none", "--out", "x.pth"], "not a run folder"),
-        (["export-coqui", "--weights", "new", "--out", "x.pth"], "not a folder of imported weights"),
+        (
+            ["export-coqui", "--weights", "new", "--out", "x.pth"],
+            "not a folder of imported weights",
+        ),
     ):
         assert launcher.main(args) == 2, args
         assert message in capsys.readouterr().err
@@ -390,4 +488,11 @@ def test_commands(files, tmp_path, monkeypatch, capsys):
 def test_dims_json_is_the_folders_own_description(files):
     document = json.loads((files / "plain/dims.json").read_text())
     assert set(document) == {"size", "audio", "dvae", "gpt", "vocoder", "digests"}
-    assert set(document["digests"]) == {"model", "hifigan", "speaker_encoder", "dvae", "mel_stats", "vocab"}
+    assert set(document["digests"]) == {
+        "model",
+        "hifigan",
+        "speaker_encoder",
+        "dvae",
+        "mel_stats",
+        "vocab",
+    }

@@ -46,8 +46,9 @@ def test_it_ends_with_an_error_too(package):
 
 def test_a_process_that_computes_has_none_of_them_and_may_still_import_them():
     code = (
-        "import sys\nfrom common.gpu.device import _NOT_NEEDED, prove_device\nprint(prove_device('cpu'))\n"
-        "assert 'keras' in sys.modules\nassert not set(_NOT_NEEDED) & set(sys.modules)\nimport matplotlib.pyplot, sklearn.base\n"
+        "import sys\nfrom common.gpu.device import _NOT_NEEDED,"
+        " prove_device\nprint(prove_device('cpu'))\nassert 'keras' in sys.modules\nassert not"
+        " set(_NOT_NEEDED) & set(sys.modules)\nimport matplotlib.pyplot, sklearn.base\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,6 @@
-"""README and docs: their links lead somewhere, their commands are ones that the command line takes, and what they list is there."""
+"""README and docs: their links lead somewhere, their commands are ones that the command line takes,
+and what they list is there.
+"""
 
 import re
 import shlex
@@ -13,7 +15,16 @@ from common.run import settings
 ROOT = Path(launch.__file__).parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
-NO_CONFIG = {"producer", "bundle", "synthesize", "import-coqui", "export-coqui", "trainer", "status", "stop"}
+NO_CONFIG = {
+    "producer",
+    "bundle",
+    "synthesize",
+    "import-coqui",
+    "export-coqui",
+    "trainer",
+    "status",
+    "stop",
+}
 
 
 def anchors(page: Path) -> set[str]:
@@ -43,28 +54,43 @@ def test_the_readme_leads_to_every_page_and_fits_two_screens():
 def commands(page: Path) -> list[str]:
     """`python launch.py …` and `python -m …` in blocks of code and in tables, without comments."""
     text = page.read_text().replace("\\\n        ", "")  # a command goes on in the next line
-    found = re.findall(r"^    (python (?:launch\.py|-m) .*)$", text, re.M) + re.findall(r"`(python (?:launch\.py|-m) [^`]*)`", text)
+    found = re.findall(r"^    (python (?:launch\.py|-m) .*)$", text, re.M) + re.findall(
+        r"`(python (?:launch\.py|-m) [^`]*)`", text
+    )
     return [re.sub(r"\s+#.*$", "", c) for c in found]
 
 
 CALLS = [(page, c) for page in PAGES for c in commands(page)]
 
 
-@pytest.mark.parametrize(("page", "command"), CALLS, ids=lambda x: x.name if isinstance(x, Path) else x[:60])
+@pytest.mark.parametrize(
+    ("page", "command"), CALLS, ids=lambda x: x.name if isinstance(x, Path) else x[:60]
+)
 def test_commands_are_taken(page, command):
-    """Flags are known, values are of their kind, configs exist. What stands in brackets is taken as given."""
+    """Flags are known, values are of their kind, configs exist.
+
+    What stands in brackets is taken as given.
+    """
     words = [w.strip("[]") if w[0] == "[" or "[" not in w else w for w in shlex.split(command)[1:]]
     if words[0] == "-m":
         path = ROOT.joinpath(*words[1].split("."))
         file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
         source = file.read_text()
-        source += "".join(f.read_text() for f in path.parent.glob("*.py") if re.search(rf"^from tests\.bench.*\b{f.stem}\b", source, re.M))
-        own = words[: words.index("--")] if "--" in words else words  # what follows is another command's
+        source += "".join(
+            f.read_text()
+            for f in path.parent.glob("*.py")
+            if re.search(rf"^from tests\.bench.*\b{f.stem}\b", source, re.M)
+        )
+        own = (
+            words[: words.index("--")] if "--" in words else words
+        )  # what follows is another command's
         unknown = [w for w in own if w.startswith("--") and f'"{w}"' not in source]
         assert not unknown, f"{file} knows no {unknown}"
         return
     words = [w for w in words[1:] if w not in ("…", "flags", "key=value", "COMMAND", "--help")]
-    name, rest = (words[0], words[1:]) if words and words[0] in launch.COMMANDS else ("train", words)
+    name, rest = (
+        (words[0], words[1:]) if words and words[0] in launch.COMMANDS else ("train", words)
+    )
     if name in ("import-coqui", "export-coqui") and not rest:
         return
     rest = [{"N": "7", "FILE": str(ROOT / "configs" / "demo.yaml")}.get(w, w) for w in rest]
@@ -78,13 +104,17 @@ def test_commands_are_taken(page, command):
 
 
 def test_enough_commands_were_looked_at():
-    assert {c.split()[2] for p, c in CALLS if p == README and "launch.py" in c} >= set(flags.COMMANDS) - {"train"}
+    assert {c.split()[2] for p, c in CALLS if p == README and "launch.py" in c} >= set(
+        flags.COMMANDS
+    ) - {"train"}
 
 
 def test_make_knows_every_target():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in PAGES:
-        for target in re.findall(r"^    make ([a-z-]+)", page.read_text(), re.M) + re.findall(r"`make ([a-z-]+)`", page.read_text()):
+        for target in re.findall(r"^    make ([a-z-]+)", page.read_text(), re.M) + re.findall(
+            r"`make ([a-z-]+)`", page.read_text()
+        ):
             assert target in targets, f"{page.name}: make {target}"
 
 
@@ -100,14 +130,21 @@ def test_the_readme_lists_every_flag_with_its_key():
 
 def test_settings_that_pages_name_exist():
     for page in PAGES:
-        for key in re.findall(r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z_.]+)\b", page.read_text()):
+        for key in re.findall(
+            r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z_.]+)\b",
+            page.read_text(),
+        ):
             section, tree = settings.Config, key.split(".")
             if tree[-1] in ("yaml", "py", "csv", "md", "npy", "json", "tsv", "pth", "safetensors"):
                 continue
             for part in tree:
                 field = section.model_fields.get(part)
                 assert field, f"{page.name}: {key}"
-                kinds = [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if hasattr(a, "model_fields")]
+                kinds = [
+                    a
+                    for a in (field.annotation, *getattr(field.annotation, "__args__", ()))
+                    if hasattr(a, "model_fields")
+                ]
                 section = kinds[0] if kinds else section
 
 
@@ -117,7 +154,9 @@ def test_the_readmes_tree_names_every_folder_once():
     for indent, name in re.findall(r"^    ( *)(\S+/) ", tree, re.M):
         path = [*path[: len(indent) // 2], name.rstrip("/")]
         listed.append("/".join(path))
-    tracked = [p for d in ("common", "producer", "trainer") for p in (ROOT / d).rglob("__init__.py")]
+    tracked = [
+        p for d in ("common", "producer", "trainer") for p in (ROOT / d).rglob("__init__.py")
+    ]
     folders = {str(p.parent.relative_to(ROOT)) for p in tracked}
     assert len(listed) == len(set(listed))
     assert {f for f in listed if f.split("/")[0] in ("common", "producer", "trainer")} == folders
@@ -125,7 +164,9 @@ def test_the_readmes_tree_names_every_folder_once():
 
 def test_case_codes_are_listed():
     """Every code in a test's name has its line in tests/cases.md, and each line is there once."""
-    listed = re.findall(r"^- \*\*([a-z]\d+)\*\* \S", (ROOT / "tests" / "cases.md").read_text(), re.M)
+    listed = re.findall(
+        r"^- \*\*([a-z]\d+)\*\* \S", (ROOT / "tests" / "cases.md").read_text(), re.M
+    )
     assert len(listed) == len(set(listed))
     used = set()
     for path in (ROOT / "tests").rglob("test_*.py"):

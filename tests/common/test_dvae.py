@@ -91,7 +91,9 @@ def test_leftovers_of_coquis_training_are_ignored_and_other_keys_are_not(golden)
 def test_nearest_code_by_hand():
     dvae = Dvae(DvaeDims(num_codes=3, codebook_dim=2, hidden=4, num_resblocks=1))
     dvae.codebook.embed.assign([[0.0, 10.0, 0.0], [0.0, 0.0, 10.0]])
-    assert dvae.nearest(tf.constant([[[1.0, 2.0], [7.0, 1.0], [4.0, 9.0]]])).numpy().tolist() == [[0, 1, 2]]
+    assert dvae.nearest(tf.constant([[[1.0, 2.0], [7.0, 1.0], [4.0, 9.0]]])).numpy().tolist() == [
+        [0, 1, 2]
+    ]
     assert dvae.embed(tf.constant([[2, 1]])).numpy().tolist() == [[[0.0, 10.0], [10.0, 0.0]]]
 
 
@@ -106,11 +108,17 @@ def codebook_of(size, average):
 def test_a_dead_code_restarts_from_its_candidate_and_live_ones_do_not():
     codebook = codebook_of([10.0, 10.0, 0.01], [[10.0, 20.0, 0.5], [0.0, 10.0, 0.5]])
     candidates = np.array([[7.0, 8.0, 9.0], [70.0, 80.0, 90.0]], np.float32)
-    use = CodebookUse(tf.constant([10.0, 10.0, 0.0]), tf.constant([[10.0, 20.0, 0.0], [0.0, 10.0, 0.0]]), tf.constant(candidates))
+    use = CodebookUse(
+        tf.constant([10.0, 10.0, 0.0]),
+        tf.constant([[10.0, 20.0, 0.0], [0.0, 10.0, 0.0]]),
+        tf.constant(candidates),
+    )
     new, dead = codebook.updated(use, 0.9, dead_below=0.1)
     assert dead.numpy().tolist() == [False, False, True]
     assert new["embed"].numpy()[:, 2].tolist() == [9.0, 90.0]
-    assert new["embed"].numpy()[:, :2] == pytest.approx(np.array([[1.0, 2.0], [0.0, 1.0]]), abs=1e-4)
+    assert new["embed"].numpy()[:, :2] == pytest.approx(
+        np.array([[1.0, 2.0], [0.0, 1.0]]), abs=1e-4
+    )
     assert new["cluster_size"].numpy()[2] == pytest.approx(0.25 * 20.009 / 3, rel=1e-3)
 
 
@@ -142,7 +150,9 @@ def clips(lengths, padded_to):
     for row, (n, seed) in enumerate(lengths):
         rng = np.random.default_rng(seed)
         t = np.arange(n) / 22050
-        out[row, :n] = 0.3 * np.sin(2 * np.pi * (150 + 60 * np.sin(3 * t)) * t) + 0.05 * rng.standard_normal(n)
+        out[row, :n] = 0.3 * np.sin(
+            2 * np.pi * (150 + 60 * np.sin(3 * t)) * t
+        ) + 0.05 * rng.standard_normal(n)
     return out
 
 
@@ -155,23 +165,36 @@ def data_codebook(dvae, mel):
 
 @pytest.mark.parametrize("resblocks", [1, 3])
 def test_codes_depend_on_the_clip_alone(resblocks):
-    """The same clip in two buckets, beside other clips: equal codes. Three resblocks see as far as the published network."""
-    audio, dims = AudioDims(), DvaeDims(num_codes=128, codebook_dim=32, hidden=48, num_resblocks=resblocks)
+    """The same clip in two buckets, beside other clips: equal codes.
+
+    Three resblocks see as far as the published network.
+    """
+    audio, dims = (
+        AudioDims(),
+        DvaeDims(num_codes=128, codebook_dim=32, hidden=48, num_resblocks=resblocks),
+    )
     dvae, mel = Dvae(dims), DvaeMel(np.full(80, 8.0), audio)
     dvae.initialise(1)
     short, longer = 20 * 1024, 33 * 1024
     a = clips([(20 * 1024, 1), (17 * 1024 - 300, 2)], short + audio.pad_samples)
     b = clips([(33 * 1024, 3), (20 * 1024, 1), (17 * 1024 - 300, 2)], longer + audio.pad_samples)
     data_codebook(dvae, mel(a))
-    codes_a, codes_b = clip_codes(dvae, mel, tf.constant(a)).numpy(), clip_codes(dvae, mel, tf.constant(b)).numpy()
+    codes_a, codes_b = (
+        clip_codes(dvae, mel, tf.constant(a)).numpy(),
+        clip_codes(dvae, mel, tf.constant(b)).numpy(),
+    )
     assert codes_a.shape == (2, 20)
     assert codes_b.shape == (3, 33)
     assert codes_a[0].tolist() == codes_b[1, :20].tolist()
     assert codes_a[1, :17].tolist() == codes_b[2, :17].tolist()
     assert len(set(codes_a[0])) > 5
-    # Without the silence the end of the batch shows in the last codes, at the depth of the published network.
+    # Without the silence the end of the batch shows in the last codes, at the depth of the
+    # published network.
     if resblocks == 3:
-        bare = [dvae.encode(mel(tf.constant(x))).numpy()[row, :20] for x, row in ((a[:, :short], 0), (b[:, :longer], 1))]
+        bare = [
+            dvae.encode(mel(tf.constant(x))).numpy()[row, :20]
+            for x, row in ((a[:, :short], 0), (b[:, :longer], 1))
+        ]
         assert np.abs(bare[0] - bare[1]).max() > 1e-3
 
 

@@ -1,4 +1,6 @@
-"""Who may answer a lease: the producer that it went to, after its READY, and nobody else, whatever they know."""
+"""Who may answer a lease: the producer that it went to, after its READY, and nobody else, whatever
+they know.
+"""
 
 from collections import Counter
 
@@ -28,7 +30,15 @@ def bench():
 
 
 def forged(lease, plan=None, g=None) -> Data:
-    return Data(lease.gen, plan or lease.plan, lease.g if g is None else g, lease.lease, wire.digest(FORGED), Notes(), FORGED)
+    return Data(
+        lease.gen,
+        plan or lease.plan,
+        lease.g if g is None else g,
+        lease.lease,
+        wire.digest(FORGED),
+        Notes(),
+        FORGED,
+    )
 
 
 def test_a_batch_is_taken_from_the_producer_that_the_lease_went_to_alone(bench):
@@ -74,7 +84,9 @@ def test_an_answer_for_another_batch_than_the_leases_is_not_taken(bench):
 
 
 def test_of_guessed_leases_none_is_taken(ipc):
-    """`tests/bench/fuzz_wire.py forge` tries 100 000; here numbers that were the leases' once, random ones, and those of others."""
+    """`tests/bench/fuzz_wire.py forge` tries 100 000; here numbers that were the leases' once,
+    random ones, and those of others.
+    """
     server = ipc.serve(cb.train_schedule(), lease_ttl_s=0.5)
     leaked = []
 
@@ -101,7 +113,9 @@ def test_of_guessed_leases_none_is_taken(ipc):
 
 
 class Slandering(ArithmeticMaker):
-    """Says of clips that are not in the batch that they are bad: first of twelve that do not exist, then of another batch's."""
+    """Says of clips that are not in the batch that they are bad: first of twelve that do not exist,
+    then of another batch's.
+    """
 
     said: Counter = Counter()
 
@@ -109,8 +123,14 @@ class Slandering(ArithmeticMaker):
         made, key = super().make(planned, clips, decoded), (self.stage, planned.plan, planned.g)
         Slandering.said[key] += 1
         if planned.g == 2 and Slandering.said[key] <= 2:
-            others = sorted(set(range(30)) - set(planned.utterances.tolist()) - set(planned.prompts.tolist()))
-            made.bad = [(10**6 + i, "gone") for i in range(12)] if Slandering.said[key] == 1 else [(others[0], "gone")]
+            others = sorted(
+                set(range(30)) - set(planned.utterances.tolist()) - set(planned.prompts.tolist())
+            )
+            made.bad = (
+                [(10**6 + i, "gone") for i in range(12)]
+                if Slandering.said[key] == 1
+                else [(others[0], "gone")]
+            )
         return made
 
 

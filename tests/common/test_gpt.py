@@ -44,36 +44,67 @@ def grown(model, seed=2):
 
 def hidden(model, batch, seed=None, mask=None):
     latents = model.style_latents(tf.constant(batch["cond_mel"]))
-    return model.hidden(latents, tf.constant(batch["ids"]), tf.constant(batch["positions"]), seed, mask).numpy()
+    return model.hidden(
+        latents, tf.constant(batch["ids"]), tf.constant(batch["positions"]), seed, mask
+    ).numpy()
 
 
 def test_conditioning_path_equals_coquis(golden, golden_model):
     mel = golden.batch(0)["cond_mel"]
-    np.testing.assert_allclose(golden_model.conditioning_encoder(mel), golden.arrays["encoded"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(golden_model.style_latents(mel), golden.arrays["style"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        golden_model.conditioning_encoder(mel), golden.arrays["encoded"], rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        golden_model.style_latents(mel), golden.arrays["style"], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_logits_equal_coquis_at_every_target(golden, golden_model):
-    """Coqui's rows are [text padded | audio padded]; ours are contiguous. They agree wherever there is a target."""
+    """Coqui's rows are [text padded | audio padded]; ours are contiguous.
+
+    They agree wherever there is a target.
+    """
     batch, raw = golden.batch(0), golden.part("batch0")
     states = hidden(golden_model, batch)[:, golden.gpt.num_latents :]
-    text, audio = golden_model.text_logits(states).numpy(), golden_model.audio_logits(states).numpy()
-    for row, (text_length, wav_length) in enumerate(zip(raw["text_lengths"], raw["wav_lengths"], strict=True)):
+    text, audio = (
+        golden_model.text_logits(states).numpy(),
+        golden_model.audio_logits(states).numpy(),
+    )
+    for row, (text_length, wav_length) in enumerate(
+        zip(raw["text_lengths"], raw["wav_lengths"], strict=True)
+    ):
         num_text, num_audio = text_length + 1, -(-wav_length // 1024) + 4
-        np.testing.assert_allclose(text[row, :num_text], golden.arrays["text_logits"][row, :num_text], atol=2e-5)
-        np.testing.assert_allclose(audio[row, num_text : num_text + num_audio], golden.arrays["mel_logits"][row, :num_audio], atol=2e-5)
+        np.testing.assert_allclose(
+            text[row, :num_text], golden.arrays["text_logits"][row, :num_text], atol=2e-5
+        )
+        np.testing.assert_allclose(
+            audio[row, num_text : num_text + num_audio],
+            golden.arrays["mel_logits"][row, :num_audio],
+            atol=2e-5,
+        )
 
 
 def test_decoder_latents_equal_coquis(golden, golden_model):
-    """The second pass of inference: text STOP is an input, the states that predicted c1..cn come out."""
+    """The second pass of inference: text STOP is an input, the states that predicted c1..cn come
+    out.
+    """
     raw, g = golden.part("batch0"), golden.gpt
     text = raw["text"][0, : raw["text_lengths"][0]]
     codes = raw["codes"][0, : raw["wav_lengths"][0] // 1024]
-    ids = [g.start_text, *text, g.stop_text, *(g.num_text_tokens + np.array([g.start_audio, *codes]))]
+    ids = [
+        g.start_text,
+        *text,
+        g.stop_text,
+        *(g.num_text_tokens + np.array([g.start_audio, *codes])),
+    ]
     positions = [*range(len(text) + 2), *(g.num_text_positions + np.arange(len(codes) + 1))]
-    states = golden_model.hidden(golden.arrays["style"][:1], tf.constant([ids]), tf.constant([positions]))
+    states = golden_model.hidden(
+        golden.arrays["style"][:1], tf.constant([ids]), tf.constant([positions])
+    )
     begin = g.num_latents + len(text) + 2
-    np.testing.assert_allclose(states[:, begin : begin + len(codes)], golden.arrays["latents"], atol=2e-5)
+    np.testing.assert_allclose(
+        states[:, begin : begin + len(codes)], golden.arrays["latents"], atol=2e-5
+    )
 
 
 def test_a_position_sees_itself_and_what_came_before(model):
@@ -97,23 +128,32 @@ def test_content_of_padding_changes_nothing_before_it(model):
 
 
 def masked_form(gpt, texts, codes):
-    """The original's arrays: text padded to the longest, then audio padded to the longest, and a key mask."""
+    """The original's arrays: text padded to the longest, then audio padded to the longest, and a
+    key mask.
+    """
     text_len, audio_len = max(map(len, texts)) + 2, max(map(len, codes)) + 5
     rows, total = len(texts), text_len + audio_len
     ids = np.zeros((rows, total), np.int32)
-    targets, mask = np.full((rows, total), -1, np.int32), np.zeros((rows, gpt.num_latents + total), np.int32)
+    targets, mask = (
+        np.full((rows, total), -1, np.int32),
+        np.zeros((rows, gpt.num_latents + total), np.int32),
+    )
     mask[:, : gpt.num_latents] = 1
     for row, (text, code) in enumerate(zip(texts, codes, strict=True)):
         num_tokens, n = len(text), len(code)
         ids[row, :text_len] = gpt.stop_text
         ids[row, : num_tokens + 1] = [gpt.start_text, *text]
         ids[row, text_len:] = gpt.num_text_tokens + gpt.stop_audio
-        ids[row, text_len : text_len + n + 1] = gpt.num_text_tokens + np.array([gpt.start_audio, *code])
+        ids[row, text_len : text_len + n + 1] = gpt.num_text_tokens + np.array(
+            [gpt.start_audio, *code]
+        )
         targets[row, : num_tokens + 1] = [*text, gpt.stop_text]
         targets[row, text_len : text_len + n + 4] = [*code, *[gpt.stop_audio] * 4]
         mask[row, gpt.num_latents :][: num_tokens + 1] = 1
         mask[row, gpt.num_latents + text_len :][: n + 4] = 1
-    positions = np.tile([*range(text_len), *(gpt.num_text_positions + np.arange(audio_len))], (rows, 1)).astype(np.int32)
+    positions = np.tile(
+        [*range(text_len), *(gpt.num_text_positions + np.arange(audio_len))], (rows, 1)
+    ).astype(np.int32)
     return ids, positions, targets[:, :text_len], targets[:, text_len:], mask
 
 
@@ -124,7 +164,9 @@ def mean_ce(logits, targets):
 
 
 def test_contiguous_rows_are_the_masked_rows_of_the_original():
-    """Losses and every gradient agree in float64: no key mask is needed once the padding is at the end."""
+    """Losses and every gradient agree in float64: no key mask is needed once the padding is at the
+    end.
+    """
     model = grown(Gpt(MICRO, dtype="float64", seed=1))
     rng = np.random.default_rng(5)
     texts = [rng.integers(4, 20, n) for n in (6, 2, 4)]
@@ -177,18 +219,30 @@ def test_dropout_has_the_rate_that_is_asked_for():
 
 
 def test_dropped_codes_are_not_seen_and_all_else_is():
-    """With every code dropped, rows of other codes come to the same states; text, START, STOP and an evaluation are untouched."""
+    """With every code dropped, rows of other codes come to the same states; text, START, STOP and
+    an evaluation are untouched.
+    """
     model = grown(Gpt(MICRO, seed=1, options=GptOptions(dropout=0.0, code_dropout=0.9999999)))
     batch = make_batch(BUCKET)
     code = batch["ids"] - MICRO.num_text_tokens
     is_code = (code >= 0) & (code < MICRO.start_audio)
-    others = {**batch, "ids": np.where(is_code, MICRO.num_text_tokens + (code + 5) % MICRO.start_audio, batch["ids"])}
+    others = {
+        **batch,
+        "ids": np.where(
+            is_code, MICRO.num_text_tokens + (code + 5) % MICRO.start_audio, batch["ids"]
+        ),
+    }
     np.testing.assert_array_equal(hidden(model, batch, [1, 2]), hidden(model, others, [1, 2]))
     assert np.abs(hidden(model, batch) - hidden(model, others)).max() > 1e-2
     for changed in (1, batch["ids"][0].tolist().index(MICRO.num_text_tokens + MICRO.start_audio)):
         ids = batch["ids"].copy()
         ids[0, changed] = 4 + (ids[0, changed] - 3) % (MICRO.num_text_tokens - 4)
-        assert np.abs(hidden(model, batch, [1, 2]) - hidden(model, {**batch, "ids": ids}, [1, 2]))[0].max() > 1e-2
+        assert (
+            np.abs(hidden(model, batch, [1, 2]) - hidden(model, {**batch, "ids": ids}, [1, 2]))[
+                0
+            ].max()
+            > 1e-2
+        )
 
 
 def test_the_share_of_codes_that_is_asked_for_is_dropped():
@@ -199,7 +253,10 @@ def test_the_share_of_codes_that_is_asked_for_is_dropped():
     dropped = np.all(with_place == place, axis=-1)
     assert dropped.mean() == pytest.approx(0.3, abs=0.02)
     assert dropped.any(0).all(), "another mask in every row"
-    np.testing.assert_allclose(with_place[~dropped], np.broadcast_to(place + model.mel_embedding.weight.numpy()[7], (np.sum(~dropped), 16)))
+    np.testing.assert_allclose(
+        with_place[~dropped],
+        np.broadcast_to(place + model.mel_embedding.weight.numpy()[7], (np.sum(~dropped), 16)),
+    )
 
 
 def test_dropout_keeps_the_mean():
@@ -209,20 +266,28 @@ def test_dropout_keeps_the_mean():
 
 
 def test_decoding_step_by_step_equals_the_whole_row(model):
-    """Rows of different lengths in one batch: each continues at its own index, over what its padding left in the cache."""
+    """Rows of different lengths in one batch: each continues at its own index, over what its
+    padding left in the cache.
+    """
     batch = make_batch(BUCKET, lengths=([5, 3, 4], [8, 8, 8]))
     whole = hidden(model, batch)
     latents = model.style_latents(batch["cond_mel"])
     prefix = np.array([6, 4, 5])  # START and text of each row
-    states, cache = model.prefill(latents, batch["ids"][:, :6], batch["positions"][:, :6], cache_len=L + T)
+    states, cache = model.prefill(
+        latents, batch["ids"][:, :6], batch["positions"][:, :6], cache_len=L + T
+    )
     for row in range(3):
-        np.testing.assert_allclose(states[row, : L + prefix[row]], whole[row, : L + prefix[row]], atol=1e-5)
+        np.testing.assert_allclose(
+            states[row, : L + prefix[row]], whole[row, : L + prefix[row]], atol=1e-5
+        )
     step = tf.function(model.decode_step, autograph=False)
     rows = np.arange(3)
     for k in range(8):
         at = prefix + k
         ids, positions = batch["ids"][rows, at][:, None], batch["positions"][rows, at][:, None]
-        state, cache = step(tf.constant(ids), tf.constant(positions), cache, tf.constant(L + at, tf.int32))
+        state, cache = step(
+            tf.constant(ids), tf.constant(positions), cache, tf.constant(L + at, tf.int32)
+        )
         np.testing.assert_allclose(state[:, 0], whole[rows, L + at], atol=1e-5)
 
 
@@ -232,14 +297,20 @@ def test_decoding_runs_inside_a_while_loop(model):
 
     @tf.function(autograph=False)
     def decode():
-        _, cache = model.prefill(latents, batch["ids"][:, :6], batch["positions"][:, :6], cache_len=L + T)
+        _, cache = model.prefill(
+            latents, batch["ids"][:, :6], batch["positions"][:, :6], cache_len=L + T
+        )
 
         def body(k, cache, _):
-            ids, positions = (tf.gather(batch[name], [6 + k], axis=1) for name in ("ids", "positions"))
+            ids, positions = (
+                tf.gather(batch[name], [6 + k], axis=1) for name in ("ids", "positions")
+            )
             state, cache = model.decode_step(ids, positions, cache, L + 6 + k)
             return k + 1, cache, state
 
-        return tf.while_loop(lambda k, *_: k < 5, body, (0, cache, tf.zeros([3, 1, MICRO.width])))[2]
+        return tf.while_loop(lambda k, *_: k < 5, body, (0, cache, tf.zeros([3, 1, MICRO.width])))[
+            2
+        ]
 
     np.testing.assert_allclose(decode()[:, 0], hidden(model, batch)[:, L + 10], atol=1e-5)
 
@@ -264,13 +335,18 @@ def test_weights_at_birth():
     assert (born["conditioning_perceiver.norm.gamma"] == 1).all()
     again = {t.key: t.variable.numpy() for t in Gpt(gpt, seed=0).tensors()}
     assert all((again[key] == born[key]).all() for key in born)
-    original = {t.key: t.variable.numpy() for t in Gpt(gpt, seed=0, options=GptOptions(parity_init=True)).tensors()}
+    original = {
+        t.key: t.variable.numpy()
+        for t in Gpt(gpt, seed=0, options=GptOptions(parity_init=True)).tensors()
+    }
     assert abs(original["text_embedding.weight"].std() - 1) < 0.1
 
 
 def test_bfloat16_policy_keeps_float32_weights_and_nearly_the_same_states():
     batch = make_batch(BUCKET)
-    exact, coarse = (Gpt(without_dropout(), dtype=dtype, seed=1) for dtype in ("float32", "mixed_bfloat16"))
+    exact, coarse = (
+        Gpt(without_dropout(), dtype=dtype, seed=1) for dtype in ("float32", "mixed_bfloat16")
+    )
     assert {t.variable.dtype for t in coarse.tensors()} == {"float32"}
     states = [hidden(m, batch).astype(np.float32) for m in (exact, coarse)]
     assert np.abs(states[0] - states[1]).max() < 0.15

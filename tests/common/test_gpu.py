@@ -12,7 +12,11 @@ from common.system.errors import BadInput
 
 def cards(n: int, memory_mb: int = 24_000) -> Listing:
     return Listing(
-        tuple(Gpu(i, f"0000:{i + 1:02x}:00.0", f"GPU-{i:08x}-aaaa", "Card", memory_mb, memory_mb) for i in range(n)), driver="580.1"
+        tuple(
+            Gpu(i, f"0000:{i + 1:02x}:00.0", f"GPU-{i:08x}-aaaa", "Card", memory_mb, memory_mb)
+            for i in range(n)
+        ),
+        driver="580.1",
     )
 
 
@@ -28,7 +32,8 @@ def visible(devices):
     return [d.visible for d in devices.producers], devices.trainer.visible
 
 
-# -- choosing -------------------------------------------------------------------------------------------------------------------
+# -- choosing
+# --------------------------------------------------------------------------------------------------
 
 
 def test_two_gpus_are_used_by_default_and_handed_on_as_uuids():
@@ -39,8 +44,14 @@ def test_two_gpus_are_used_by_default_and_handed_on_as_uuids():
 
 
 def test_a_device_that_is_given_moves_the_default_of_the_other():
-    assert visible(choose.choose_gpus(settings(model_gpu="0"), cards(2), {})) == (["GPU-00000001-aaaa"], "GPU-00000000-aaaa")
-    assert visible(choose.choose_gpus(settings(data_gpu="0,1"), cards(3), {}))[1] == "GPU-00000002-aaaa"
+    assert visible(choose.choose_gpus(settings(model_gpu="0"), cards(2), {})) == (
+        ["GPU-00000001-aaaa"],
+        "GPU-00000000-aaaa",
+    )
+    assert (
+        visible(choose.choose_gpus(settings(data_gpu="0,1"), cards(3), {}))[1]
+        == "GPU-00000002-aaaa"
+    )
 
 
 def test_producers_go_round_robin_over_a_list():
@@ -69,7 +80,10 @@ def test_samples_are_made_where_the_trainer_is_not(cards_there, values, expected
     assert d.memory_mb is None
 
 
-@pytest.mark.parametrize(("device", "words"), [("9", "samples.device=9: no such GPU; valid: 0 to 1"), ("0,1", "name one device")])
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("9", "samples.device=9: no such GPU; valid: 0 to 1"), ("0,1", "name one device")],
+)
 def test_a_device_for_samples_that_cannot_be_is_refused(device, words):
     with pytest.raises(BadInput, match=words):
         choose.choose_gpus(settings(samples={"device": device}), cards(2), {})
@@ -86,7 +100,9 @@ def test_a_device_for_samples_that_cannot_be_is_refused(device, words):
     ],
 )
 def test_indices_count_within_the_parents_mask_and_entries_go_on_verbatim(masked, asked, expected):
-    d = choose.choose_gpus(settings(data_gpu="cpu", model_gpu=asked), cards(3), {"CUDA_VISIBLE_DEVICES": masked})
+    d = choose.choose_gpus(
+        settings(data_gpu="cpu", model_gpu=asked), cards(3), {"CUDA_VISIBLE_DEVICES": masked}
+    )
     assert d.trainer.visible == expected
     assert d.trainer.index == int(asked)
 
@@ -100,7 +116,9 @@ def test_mask_entries_end_at_the_first_that_names_nothing():
 
 
 def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card():
-    d = choose.visible_devices(cards(2), {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    d = choose.visible_devices(
+        cards(2), {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    )
     assert d[0].visible == "0"
     assert d[0].gpu is None
 
@@ -108,10 +126,30 @@ def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card()
 @pytest.mark.parametrize(
     ("values", "listing", "env", "words"),
     [
-        ({"data_gpu": "99"}, cards(2), {}, ["data_gpu=99: no such GPU", "valid: 0 to 1", "GPU-00000001-aaaa", "0000:01:00.0"]),
-        ({"data_gpu": "0", "model_gpu": "1"}, cards(1), {}, ["model_gpu=1: no such GPU", "valid: 0", "GPU-00000000-aaaa"]),
-        ({"model_gpu": "1"}, cards(2), {"CUDA_VISIBLE_DEVICES": "1"}, ["valid: 0", "CUDA_VISIBLE_DEVICES='1' is set"]),
-        ({}, NONE, {}, ["no GPU is visible", "Driver Not Loaded", "--data-gpu cpu --model-gpu cpu"]),
+        (
+            {"data_gpu": "99"},
+            cards(2),
+            {},
+            ["data_gpu=99: no such GPU", "valid: 0 to 1", "GPU-00000001-aaaa", "0000:01:00.0"],
+        ),
+        (
+            {"data_gpu": "0", "model_gpu": "1"},
+            cards(1),
+            {},
+            ["model_gpu=1: no such GPU", "valid: 0", "GPU-00000000-aaaa"],
+        ),
+        (
+            {"model_gpu": "1"},
+            cards(2),
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            ["valid: 0", "CUDA_VISIBLE_DEVICES='1' is set"],
+        ),
+        (
+            {},
+            NONE,
+            {},
+            ["no GPU is visible", "Driver Not Loaded", "--data-gpu cpu --model-gpu cpu"],
+        ),
         ({"data_gpu": "cpu"}, NONE, {}, ["model_gpu: no GPU is visible"]),
         ({}, cards(2), {"CUDA_VISIBLE_DEVICES": ""}, ["hides every GPU"]),
         ({"model_gpu": "first"}, cards(2), {}, ["expected an index"]),
@@ -146,7 +184,8 @@ def test_auto_with_the_cpu_build_leaves_gpus_alone_and_says_so(monkeypatch):
     assert not choose.choose_gpus(settings(devices="auto"), cards(2), {}).on_cpu
 
 
-# -- sharing one card -----------------------------------------------------------------------------------------------------------
+# -- sharing one card
+# --------------------------------------------------------------------------------------------------
 
 
 def test_one_gpu_is_shared_with_a_stated_split():
@@ -161,27 +200,38 @@ def test_the_split_counts_what_is_free_and_refuses_too_little():
     full = Listing((Gpu(0, "b", "GPU-a", "Card", 12_000, 3_000),))
     with pytest.raises(BadInput, match="3000 of 12000 MB free"):
         choose.choose_gpus(settings(), full, {})
-    assert choose.choose_gpus(settings(), choose.without_use(full), {}).trainer.memory_mb == 12_000 - 2000 - 2 * DRIVER_MB
+    assert (
+        choose.choose_gpus(settings(), choose.without_use(full), {}).trainer.memory_mb
+        == 12_000 - 2000 - 2 * DRIVER_MB
+    )
 
 
 def test_an_explicit_cap_holds_for_each_producer_shared_or_not():
     shared = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(1), {})
-    assert (shared.producers[0].memory_mb, shared.trainer.memory_mb) == (3000, 24_000 - 3000 - 2 * DRIVER_MB)
+    assert (shared.producers[0].memory_mb, shared.trainer.memory_mb) == (
+        3000,
+        24_000 - 3000 - 2 * DRIVER_MB,
+    )
     apart = choose.choose_gpus(settings(gpu_memory_mb=3000), cards(2), {})
     assert (apart.producers[0].memory_mb, apart.trainer.memory_mb) == (3000, None)
 
 
 def test_one_more_producer_takes_what_is_free_on_the_trainers_card():
-    busy = Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 2_000), Gpu(1, "c", "GPU-b", "Card", 24_000, 20_000)))
+    busy = Listing(
+        (Gpu(0, "b", "GPU-a", "Card", 24_000, 2_000), Gpu(1, "c", "GPU-b", "Card", 24_000, 20_000))
+    )
     asked = settings(data_gpu="1", model_gpu="0")
     assert choose.choose_one(asked, None, 0, busy, {}).visible == "GPU-b"
     assert choose.choose_one(asked, "0", 0, busy, {}).memory_mb == 800
     assert choose.choose_one(asked, "cpu", 0, busy, {}) == CPU
     with pytest.raises(BadInput, match="100 MB free"):
-        choose.choose_one(asked, "0", 0, Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 100), busy.gpus[1])), {})
+        choose.choose_one(
+            asked, "0", 0, Listing((Gpu(0, "b", "GPU-a", "Card", 24_000, 100), busy.gpus[1])), {}
+        )
 
 
-# -- the child's environment ----------------------------------------------------------------------------------------------------
+# -- the child's environment
+# --------------------------------------------------------------------------------------------------
 
 
 def test_environment_pins_one_card():
@@ -196,17 +246,23 @@ def test_environment_pins_one_card():
 
 
 @pytest.mark.parametrize(
-    ("given", "shared", "expected"), [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)]
+    ("given", "shared", "expected"),
+    [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)],
 )
 def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
     around = {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given}
     d = choose.choose_gpus(settings(), cards(1 if shared else 2), around)
     assert choose.child_env(d.trainer, around)["TF_FORCE_GPU_ALLOW_GROWTH"] == expected
-    said = [note for note in d.notes if note.startswith(f"TF_FORCE_GPU_ALLOW_GROWTH={given} does not hold")]
+    said = [
+        note
+        for note in d.notes
+        if note.startswith(f"TF_FORCE_GPU_ALLOW_GROWTH={given} does not hold")
+    ]
     assert len(said) == (given is not None and shared)
 
 
-# -- NVML -----------------------------------------------------------------------------------------------------------------------
+# -- NVML
+# --------------------------------------------------------------------------------------------------
 
 
 class FakeNvml:

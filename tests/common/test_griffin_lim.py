@@ -44,7 +44,9 @@ def test_a_tone_keeps_its_pitch():
     tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(22050) / 22050).astype(np.float32)
     sound = griffin_lim(log_mel_numpy(tone, 1024), np.ones(80))
     spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound))))
-    assert np.argmax(spectrum) * 22050 / len(sound) == pytest.approx(440, abs=25)  # one mel channel is 44 Hz wide there
+    assert np.argmax(spectrum) * 22050 / len(sound) == pytest.approx(
+        440, abs=25
+    )  # one mel channel is 44 Hz wide there
 
 
 def test_silence_and_absurd_mels_stay_in_range():
@@ -54,7 +56,9 @@ def test_silence_and_absurd_mels_stay_in_range():
     assert np.abs(absurd).max() <= 1.0
 
 
-@pytest.mark.parametrize("bad", [np.zeros((20, 79)), np.zeros((3, 80)), np.zeros(80), np.full((20, 80), np.nan)])
+@pytest.mark.parametrize(
+    "bad", [np.zeros((20, 79)), np.zeros((3, 80)), np.zeros(80), np.full((20, 80), np.nan)]
+)
 def test_unusable_mels_are_refused(bad):
     with pytest.raises(ValueError, match="griffin_lim"):
         griffin_lim(bad, np.ones(80))

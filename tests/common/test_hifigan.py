@@ -9,7 +9,13 @@ import pytest
 import tensorflow as tf
 
 from common.xtts import weights
-from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, interpolate, unfold_weight_norm
+from common.xtts.hifigan import (
+    Hifigan,
+    HifiganDims,
+    fold_weight_norm,
+    interpolate,
+    unfold_weight_norm,
+)
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "hifigan.npz"
 SMALL = HifiganDims(in_channels=24, speaker_dim=12, channels=32)
@@ -37,7 +43,9 @@ def test_golden_sound(coqui, golden):
 
 def test_golden_sound_with_a_length_known_only_when_run(coqui, golden):
     signature = [tf.TensorSpec([None, None, 24], tf.float32), tf.TensorSpec([None, 12], tf.float32)]
-    wav = tf.function(coqui, input_signature=signature, autograph=False)(golden["latents"], golden["speaker"])
+    wav = tf.function(coqui, input_signature=signature, autograph=False)(
+        golden["latents"], golden["speaker"]
+    )
     assert np.abs(wav.numpy() - golden["wav"]).max() < 1e-5
 
 
@@ -49,7 +57,9 @@ def test_golden_interpolation(golden, n):
     assert np.abs(got - want).max() < 1e-5
 
 
-@pytest.mark.parametrize(("num_codes", "steps"), [(1, 4), (20, 87), (53, 230), (100, 435), (608, 2647)])
+@pytest.mark.parametrize(
+    ("num_codes", "steps"), [(1, 4), (20, 87), (53, 230), (100, 435), (608, 2647)]
+)
 def test_lengths_of_the_specification(num_codes, steps):
     assert Hifigan(SMALL).num_samples(num_codes) == 256 * steps
 
@@ -74,8 +84,13 @@ def test_weight_norm_folds_by_the_first_axis_and_back():
     v = np.array([[[3.0, 4.0]], [[0.0, 2.0]]], np.float32)  # norms 5 and 2
     g = np.array([[[10.0]], [[1.0]]], np.float32)
     want = [[[6.0, 8.0]], [[0.0, 1.0]]]
-    for names in (("parametrizations.weight.original0", "parametrizations.weight.original1"), ("weight_g", "weight_v")):
-        folded = fold_weight_norm({f"ups.0.{names[0]}": g, f"ups.0.{names[1]}": v, "ups.0.bias": np.ones(1)})
+    for names in (
+        ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+        ("weight_g", "weight_v"),
+    ):
+        folded = fold_weight_norm(
+            {f"ups.0.{names[0]}": g, f"ups.0.{names[1]}": v, "ups.0.bias": np.ones(1)}
+        )
         assert set(folded) == {"ups.0.weight", "ups.0.bias"}
         assert folded["ups.0.weight"].tolist() == want
     again = fold_weight_norm(unfold_weight_norm(folded))

@@ -1,4 +1,6 @@
-"""The kernels made for GPUs compute what the plain ones do, values and gradients; their dropout is a pure function of its seed."""
+"""The kernels made for GPUs compute what the plain ones do, values and gradients; their dropout is
+a pure function of its seed.
+"""
 
 import dataclasses
 
@@ -55,7 +57,10 @@ def norm_case(make, shape):
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(lambda: layers.LayerNorm(24, name="n"), (3, 7, 24)), (lambda: layers.GroupNorm(4, 24, name="n"), (3, 7, 24))],
+    [
+        (lambda: layers.LayerNorm(24, name="n"), (3, 7, 24)),
+        (lambda: layers.GroupNorm(4, 24, name="n"), (3, 7, 24)),
+    ],
     ids=["layer", "group"],
 )
 def test_lean_norms(make, shape):
@@ -68,7 +73,10 @@ def test_lean_norms(make, shape):
             with kernels.use(chosen):
                 out = apply(given)
             loss = tf.reduce_sum(out * noise_of(shape))
-        return [y.numpy() for y in (out, *tape.gradient(loss, [given, layer.weight.value, layer.bias.value]))]
+        return [
+            y.numpy()
+            for y in (out, *tape.gradient(loss, [given, layer.weight.value, layer.bias.value]))
+        ]
 
     close(run(LEAN), run(PLAIN))
 
@@ -87,7 +95,9 @@ def test_lean_cross_entropy_with_classes_of_padding():
     padded = np.concatenate([logits, rng.normal(0, 9, (2, 5, 5)).astype(np.float32)], -1)
     want = with_gradients(lambda x: tf.stack(cross_entropy(x, targets, weights)), [logits], PLAIN)
     for chosen in (LEAN, PLAIN):
-        out, gradient = with_gradients(lambda x: tf.stack(cross_entropy(x, targets, weights, num_classes=11)), [padded], chosen)
+        out, gradient = with_gradients(
+            lambda x: tf.stack(cross_entropy(x, targets, weights, num_classes=11)), [padded], chosen
+        )
         close([out, gradient[..., :11]], want)
         assert not gradient[..., 11:].any()
     ignored = np.asarray(targets) == -1
@@ -97,7 +107,9 @@ def test_lean_cross_entropy_with_classes_of_padding():
 def test_scattered_embedding_gradient_counts_repeated_ids():
     table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), tf.constant([[1, 1, 3]])
     scatter = Kernels(embedding_grad="scatter")
-    plain, scattered = (with_gradients(lambda t: layers.lookup(t, ids), [table], k) for k in (PLAIN, scatter))
+    plain, scattered = (
+        with_gradients(lambda t: layers.lookup(t, ids), [table], k) for k in (PLAIN, scatter)
+    )
     close(scattered, plain, 1e-6)
     assert not scattered[1][0].any()
     assert not scattered[1][2].any()
@@ -105,19 +117,28 @@ def test_scattered_embedding_gradient_counts_repeated_ids():
 
 def test_products_apart_and_together():
     rng = np.random.default_rng(2)
-    x, weight, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 5, 8), (8, 12), (12,)))
+    x, weight, bias = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((2, 5, 8), (8, 12), (12,))
+    )
 
     def together(x, w, b):
         return tf.matmul(tf.reshape(x, [-1, 8]), w) + b
 
     def apart(x, w, b):
-        parts = kernels.affine_parts(x, w, b, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1))
+        parts = kernels.affine_parts(
+            x, w, b, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
+        )
         return tf.reshape(tf.concat(parts, -1), [-1, 12])
 
-    close(with_gradients(apart, [x, weight, bias], LEAN), with_gradients(together, [x, weight, bias], PLAIN))
+    close(
+        with_gradients(apart, [x, weight, bias], LEAN),
+        with_gradients(together, [x, weight, bias], PLAIN),
+    )
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(48, 1024), (5000, 3), (12, 4096), (37, 40000), (4099, 8)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(48, 1024), (5000, 3), (12, 4096), (37, 40000), (4099, 8)]
+)
 @pytest.mark.parametrize("jit", [False, True])
 def test_sums_over_rows_by_pieces(rows, columns, jit):
     """Of small integers: exact in any order, also in pieces of one row (4099 is prime)."""
@@ -127,7 +148,10 @@ def test_sums_over_rows_by_pieces(rows, columns, jit):
     np.testing.assert_array_equal(got, x.sum(0))
 
 
-@pytest.mark.parametrize(("rows", "columns", "pieces"), [(12960, 1024, 32), (12960, 3072, 10), (12960, 4096, 8), (12979, 1024, 1)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "pieces"),
+    [(12960, 1024, 32), (12960, 3072, 10), (12960, 4096, 8), (12979, 1024, 1)],
+)
 def test_as_many_pieces_as_a_gpu_runs_at_once(rows, columns, pieces):
     assert kernels._pieces(rows, columns) == pieces
 
@@ -158,18 +182,30 @@ def test_a_whole_step_of_lean_kernels(split, long_sums):
             loss = step.losses(batch, None)["loss"]
         return [loss.numpy(), *(g.numpy() for g in tape.gradient(loss, step.optimizer.parameters))]
 
-    close(gradients(Kernels(lean=True, split_qkv=split, long_sums=long_sums, embedding_grad="scatter")), gradients(PLAIN))
+    close(
+        gradients(
+            Kernels(lean=True, split_qkv=split, long_sums=long_sums, embedding_grad="scatter")
+        ),
+        gradients(PLAIN),
+    )
 
 
 @pytest.mark.slow
 def test_a_wide_residual_stream_takes_a_part_of_bfloat16s_error_away():
-    """Of all gradients together, against float32. Here a fifth; with 30 layers of size xtts on an H200 the worst went from 2.0 to 1.5 %."""
+    """Of all gradients together, against float32.
+
+    Here a fifth; with 30 layers of size xtts on an H200 the worst went from 2.0 to 1.5 %.
+    """
     dims = model_dims(dataclasses.replace(MICRO, layers=12, width=32, dropout=0.0))
     batch = {name: tf.constant(array) for name, array in make_batch(BUCKET, dims.gpt).items()}
     exact = GptStep(dims, StepOptions(init_seed=1), [])
 
     def gradients(dtype, chosen):
-        step = GptStep(dims, StepOptions(compute_dtype=dtype, kernels=chosen, jit=chosen.jit, init_seed=None), [])
+        step = GptStep(
+            dims,
+            StepOptions(compute_dtype=dtype, kernels=chosen, jit=chosen.jit, init_seed=None),
+            [],
+        )
         for to, of in zip(step.optimizer.parameters, exact.optimizer.parameters, strict=True):
             to.assign(of + 0.1 * tf.random.stateless_normal(of.shape, [1, 2]))
 
@@ -191,12 +227,17 @@ def test_a_wide_residual_stream_takes_a_part_of_bfloat16s_error_away():
 def test_recomputed_blocks_keep_their_inputs_narrow():
     chosen = Kernels(lean=True, wide_residual=True)
     assert GptStep(model_dims(MICRO), StepOptions(kernels=chosen), []).kernels.wide_residual
-    assert not GptStep(model_dims(MICRO), StepOptions(kernels=chosen, recompute=True), []).kernels.wide_residual
+    assert not GptStep(
+        model_dims(MICRO), StepOptions(kernels=chosen, recompute=True), []
+    ).kernels.wide_residual
 
 
 def test_norm_over_all_gradients_is_the_same_however_it_is_packed():
     rng = np.random.default_rng(3)
-    gradients = [tf.constant(rng.standard_normal(shape).astype(np.float32)) for shape in ((300, 256), (7,), (1, 33, 1000), (64,))]
+    gradients = [
+        tf.constant(rng.standard_normal(shape).astype(np.float32))
+        for shape in ((300, 256), (7,), (1, 33, 1000), (64,))
+    ]
     want = np.sqrt(sum(float((g.numpy().astype(np.float64) ** 2).sum()) for g in gradients))
     assert float(tf.sqrt(packed_squares(gradients))) == pytest.approx(want, rel=1e-5)
     assert float(global_norm(gradients)) == pytest.approx(want, rel=1e-5)
@@ -204,7 +245,8 @@ def test_norm_over_all_gradients_is_the_same_however_it_is_packed():
     assert not np.isfinite(packed_squares(bad).numpy())
 
 
-# -- dropout --------------------------------------------------------------------------------------------------------------------------
+# -- dropout
+# --------------------------------------------------------------------------------------------------
 
 
 def mixed(shape, rate, seed):
@@ -244,7 +286,9 @@ def test_masks_drop_the_rate_and_do_not_resemble_each_other():
 
 def test_dropout_scales_and_drops_the_gradient_alike():
     x, seed = np.ones((4, 50), np.float32), tf.constant([3, 4])
-    out, gradient = with_gradients(lambda x: layers.dropout(x, 0.25, seed), [x], Kernels(dropout="hash"))
+    out, gradient = with_gradients(
+        lambda x: layers.dropout(x, 0.25, seed), [x], Kernels(dropout="hash")
+    )
     mask = mixed(x.shape, 0.25, (3, 4))
     np.testing.assert_allclose(out, mask / 0.75, rtol=1e-6)
     np.testing.assert_allclose(gradient, noise_of(x.shape) * mask / 0.75, rtol=1e-5)

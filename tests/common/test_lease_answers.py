@@ -1,4 +1,6 @@
-"""What becomes of answers to leases: copies, wrong digests, refusals, rejections, new generations."""
+"""What becomes of answers to leases: copies, wrong digests, refusals, rejections, new
+generations.
+"""
 
 import pytest
 
@@ -18,11 +20,15 @@ def test_ready_again_voids_the_leases_before(bench):
     bench.join("a", capacity=2)
     old = bench.leases()
     bench.join("a", capacity=2)
-    assert bench.leases() == []  # a strike: else one that says nothing but READY would hold the same batches for ever
+    assert (
+        bench.leases() == []
+    )  # a strike: else one that says nothing but READY would hold the same batches for ever
     bench.now += 1
     new = bench.leases()
     assert gs(new) == gs(old) == [("a", 0), ("a", 1)]
-    assert bench.answer("a", old[0][1]) == "accepted"  # the first copy wins, whichever lease it is for
+    assert (
+        bench.answer("a", old[0][1]) == "accepted"
+    )  # the first copy wins, whichever lease it is for
     assert bench.answer("a", new[0][1]) == "duplicate"
 
 
@@ -87,7 +93,9 @@ def test_a_rejected_delivery_is_made_and_delivered_again(bench):
     assert bench.book.reject(item.position, "row set aside", strike=False)
     assert not bench.book.reject(item.position, "twice", strike=False)
     assert bench.book.take() is None
-    assert bench.answer("a", old[1]) == "duplicate"  # a copy of what was rejected is not the new one
+    assert (
+        bench.answer("a", old[1]) == "duplicate"
+    )  # a copy of what was rejected is not the new one
     [(_, lease)] = bench.leases()
     assert lease.g == 1
     assert bench.answer("a", lease, value=7) == "accepted"

@@ -108,7 +108,9 @@ def test_strikes_back_off_twice_as_long_each_time_and_good_work_takes_one_off(be
 
 
 def test_a_live_but_idle_peer_does_not_hold_up_the_others(bench):
-    """Without strikes, and leases for READY peers only, the idle peer was leased the same batch for ever."""
+    """Without strikes, and leases for READY peers only, the idle peer was leased the same batch for
+    ever.
+    """
     bench.join("idle", capacity=2)
     bench.join("good", capacity=2)
     start, trained = bench.now, 0
@@ -146,11 +148,16 @@ def test_a_batch_that_every_peer_refuses_fails(bench):
         for name, lease in bench.leases():
             if lease.g == 0:
                 nacked.append(name)
-                bench.book.on_nack(bench.book.heard(name.encode()), Nack(1, "train", 0, lease.lease, "file is gone"))
+                bench.book.on_nack(
+                    bench.book.heard(name.encode()),
+                    Nack(1, "train", 0, lease.lease, "file is gone"),
+                )
         bench.pass_time(1, "a", "b")
     assert nacked == ["a", "b", "a"]
     assert bench.book.head().state == "failed"
-    assert [(e["plan"], e["g"], e["why"]) for e in bench.kinds("batch_failed")] == [("train", 0, "file is gone")]
+    assert [(e["plan"], e["g"], e["why"]) for e in bench.kinds("batch_failed")] == [
+        ("train", 0, "file is gone")
+    ]
 
 
 def test_a_silent_peer_is_counted_dead_and_must_say_ready_again(bench):
@@ -246,7 +253,9 @@ def test_a_lost_peers_batches_are_leased_again_at_once(bench):
 
 
 def test_a_producer_that_compiles_something_new_for_ever_runs_out_of_time(bench):
-    """Each text had two minutes of its own: with ever new ones a producer kept its leases for ever."""
+    """Each text had two minutes of its own: with ever new ones a producer kept its
+    leases for ever.
+    """
     peer = bench.join("a", capacity=1)
     bench.leases()
     start = bench.now

@@ -40,16 +40,35 @@ def fill(path, root, n=5, change=None):
 
 def test_round_trip(tmp_path):
     with Manifest.open(fill(tmp_path / "m.sqlite", tmp_path)) as m:
-        assert (len(m), m.languages, m.speakers, m.meta["warnings"]) == (5, ["en", "fa"], ["x", "y", "z"], ["über"])
+        assert (len(m), m.languages, m.speakers, m.meta["warnings"]) == (
+            5,
+            ["en", "fa"],
+            ["x", "y", "z"],
+            ["über"],
+        )
         a, b, c = m.utterances([3, 0, 3])
         assert (a.id, b.id, c.id) == (3, 0, 3)
         assert a.path == tmp_path / "wavs/3.wav"
-        assert (a.name, a.text, a.clean, a.language, a.speaker, a.size) == ("3", "Text 3", "text 3", "fa", "x", 1003)
-        assert (a.num_samples, a.source_rate, a.source_frames, a.split) == (22053, 48000, 48006, TRAIN)
+        assert (a.name, a.text, a.clean, a.language, a.speaker, a.size) == (
+            "3",
+            "Text 3",
+            "text 3",
+            "fa",
+            "x",
+            1003,
+        )
+        assert (a.num_samples, a.source_rate, a.source_frames, a.split) == (
+            22053,
+            48000,
+            48006,
+            TRAIN,
+        )
         np.testing.assert_array_equal(a.tokens, [10, 300, 2, 9, 9, 9])
         assert a.tokens.dtype == np.int32
         assert [u.id for u in m] == [0, 1, 2, 3, 4]
-        assert m.rejects() == [Reject("/c/metadata.csv", 9, "bad", "0.40 s < 0.50 s", "audio <11025 samples")]
+        assert m.rejects() == [
+            Reject("/c/metadata.csv", 9, "bad", "0.40 s < 0.50 s", "audio <11025 samples")
+        ]
         assert m.roots == [tmp_path]
 
 
@@ -103,7 +122,9 @@ def test_the_digest_is_of_the_content(tmp_path):
     first = digest(tmp_path / "a")
     assert len(first) == 32
     assert digest(tmp_path / "b") == first  # elsewhere
-    assert digest(tmp_path / "c", lambda i: {"speaker": "abc"[i % 3], "name": f"/abs/{i}"}) == first  # groups count, names do not
+    assert (
+        digest(tmp_path / "c", lambda i: {"speaker": "abc"[i % 3], "name": f"/abs/{i}"}) == first
+    )  # groups count, names do not
     for change in (
         lambda i: {"text": "Other"} if i == 2 else {},
         lambda i: {"tokens": [1]} if i == 2 else {},
@@ -136,28 +157,49 @@ def test_several_sources_below_one_data_root(tmp_path):
     )
     with Manifest.create(tmp_path / "m.sqlite") as w:
         for name in ("a", "b"):
-            w.add_utterance(source=w.add_source(f"/far/{name}"), path=f"/far/{name}/1.wav", tokens=[1], **row)
+            w.add_utterance(
+                source=w.add_source(f"/far/{name}"), path=f"/far/{name}/1.wav", tokens=[1], **row
+            )
         w.add_utterance(source=1, path="/else/2.wav", tokens=[1], **row)
     for name in ("a", "b"):
         (tmp_path / "here" / name).mkdir(parents=True)
     with Manifest.open(tmp_path / "m.sqlite", data_roots=tmp_path / "here") as m:
-        assert [str(u.path) for u in m] == [f"{tmp_path}/here/a/1.wav", f"{tmp_path}/here/b/1.wav", "/else/2.wav"]
+        assert [str(u.path) for u in m] == [
+            f"{tmp_path}/here/a/1.wav",
+            f"{tmp_path}/here/b/1.wav",
+            "/else/2.wav",
+        ]
 
 
 def test_a_folder_scanned_twice_is_one_data_root_and_two_of_one_name_are_two(tmp_path):
-    row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(("num_samples", "source_rate"), 1)
+    row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(
+        ("num_samples", "source_rate"), 1
+    )
     for name, roots in (("twice", ("/far/a", "/far/a")), ("names", ("/far/a/wavs", "/far/b/wavs"))):
         with Manifest.create(tmp_path / name) as w:
             for i, root in enumerate(roots):
                 at = f"{root}/{i}.wav"
-                w.add_utterance(source=w.add_source(root), path=at, tokens=[1], source_frames=1, size=10 + i, **row)
+                w.add_utterance(
+                    source=w.add_source(root),
+                    path=at,
+                    tokens=[1],
+                    source_frames=1,
+                    size=10 + i,
+                    **row,
+                )
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
     with Manifest.open(tmp_path / "twice", data_roots=tmp_path / "x") as m:
         assert list(m.files()) == [(tmp_path / "x/0.wav", 10), (tmp_path / "x/1.wav", 11)]
         assert list(m.files(every=2)) == [(tmp_path / "x/0.wav", 10)]
         assert m.roots == [tmp_path / "x"] * 2
-    with pytest.raises(BadInput, match=r"one data root for folders of the same name \(/far/a/wavs, /far/b/wavs\); give one each"):
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"one data root for folders of the same name \(/far/a/wavs, /far/b/wavs\); give one"
+            r" each"
+        ),
+    ):
         Manifest.open(tmp_path / "names", data_roots=tmp_path / "x")
     with Manifest.open(tmp_path / "names", data_roots=[tmp_path / "x", tmp_path / "y"]) as m:
         assert [p for p, _ in m.files()] == [tmp_path / "x/0.wav", tmp_path / "y/1.wav"]

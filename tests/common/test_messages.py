@@ -1,4 +1,6 @@
-"""What messages declare is what is used: each field of each message is read by somebody, besides what carries it."""
+"""What messages declare is what is used: each field of each message is read by somebody, besides
+what carries it.
+"""
 
 import dataclasses
 import sys
@@ -20,14 +22,21 @@ from tests.support.hostile import until
 from tests.support.loop_runs import train
 
 DECLARED = [*FROM_PRODUCER.values(), *FROM_TRAINER.values(), Offer, Notes]
-CARRIERS = ("common.transport.messages", "common.transport.wire", "common.transport.links", "common.transport.local")
+CARRIERS = (
+    "common.transport.messages",
+    "common.transport.wire",
+    "common.transport.links",
+    "common.transport.local",
+)
 # Of every message, and the first thing that is looked at, whatever it is.
 ENVELOPE = "gen"
 
 
 @contextmanager
 def watched():
-    """The (class, field) pairs that our code reads meanwhile, without what only carries messages, and without the tests."""
+    """The (class, field) pairs that our code reads meanwhile, without what only carries messages,
+    and without the tests.
+    """
     seen = set()
     for cls in DECLARED:
         names = {f.name for f in dataclasses.fields(cls)}
@@ -53,10 +62,17 @@ def serve(run, hub, name: str) -> tuple[Service, LeaseClient]:
 
 
 def exchange(run) -> None:
-    """What a run without trouble does not say: leases that are put off, refused and revoked, a refusal, a stop."""
+    """What a run without trouble does not say: leases that are put off, refused and revoked, a
+    refusal, a stop.
+    """
     hub, schedule = LocalHub(), [("train", g) for g in range(3)]
     server = LeaseServer("", run.run_id, 2, link=hub, rules=Rules(lease_ttl_s=0.2))
-    server.open(1, Offer("gpt", run.feature_hash("gpt")), schedule, lambda r: "too new" if r.name == "new" else None)
+    server.open(
+        1,
+        Offer("gpt", run.feature_hash("gpt")),
+        schedule,
+        lambda r: "too new" if r.name == "new" else None,
+    )
     idle = LeaseClient(hub.endpoint, run.run_id, "idle", 1, link=hub.link(), heartbeat_s=0.05)
     leases = []
 
@@ -90,11 +106,24 @@ def exchange(run) -> None:
 
 def test_every_field_is_read_by_somebody(tmp_path):
     # Long enough without a pause for the watch to look at what producers say of their batches.
-    steps = {"train__max_steps": 30, "train__log_every": 1, "train__save_every": 100, "dvae__max_steps": 1}
+    steps = {
+        "train__max_steps": 30,
+        "train__log_every": 1,
+        "train__save_every": 100,
+        "dvae__max_steps": 1,
+    }
     run = arithmetic_run(tmp_path, 20, **steps, train__eval_every=0, train__eval_at_epoch_end=False)
     with watched() as seen:
         train(run)
         exchange(run)
-    declared = {(cls.__name__, f.name) for cls in DECLARED for f in dataclasses.fields(cls) if f.name != ENVELOPE}
+    declared = {
+        (cls.__name__, f.name)
+        for cls in DECLARED
+        for f in dataclasses.fields(cls)
+        if f.name != ENVELOPE
+    }
     assert declared - seen == set(), "fields that nobody reads"
-    assert all(dataclasses.fields(cls)[0].name == ENVELOPE for cls in (*FROM_PRODUCER.values(), *FROM_TRAINER.values()))
+    assert all(
+        dataclasses.fields(cls)[0].name == ENVELOPE
+        for cls in (*FROM_PRODUCER.values(), *FROM_TRAINER.values())
+    )

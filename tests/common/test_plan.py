@@ -1,4 +1,6 @@
-"""The plan against what arithmetic says of it: once per epoch, no history, the source's marginal distribution."""
+"""The plan against what arithmetic says of it: once per epoch, no history, the source's marginal
+distribution.
+"""
 
 import itertools
 import subprocess
@@ -13,7 +15,9 @@ from common.data.plan import Plan, PlanRows, write_plan
 
 
 def lj_like(n=13100, seed=0):
-    """Lengths like LJSpeech's: 1.1–10.1 s, mean 6.6 s, about 2.1 text tokens per code second of speech."""
+    """Lengths like LJSpeech's: 1.1–10.1 s, mean 6.6 s, about 2.1 text tokens per code second of
+    speech.
+    """
     rng = np.random.default_rng(seed)
     seconds = np.clip(rng.normal(6.9, 2.3, n), 1.1, 10.1)
     codes = np.ceil(seconds * 22050 / 1024).astype(np.int64)
@@ -23,9 +27,22 @@ def lj_like(n=13100, seed=0):
 
 def make_plan(tmp_path, n=1000, batch=8, k=4, sampling="epoch", languages=1, name="train", seed=7):
     tokens, codes = lj_like(n, 3)
-    table, of = buckets.make_buckets(tokens, codes, num_buckets=k, batch_size=batch, positions_per_batch=None, num_latents=32)
-    language = (np.arange(n) ** 2 % 10 < languages).astype(np.int16) if languages > 1 else np.zeros(n, np.int16)
-    write_plan(tmp_path, name, PlanRows(ids=np.arange(n), bucket_of=of, language=language), seed=seed, sampling=sampling, buckets=table)
+    table, of = buckets.make_buckets(
+        tokens, codes, num_buckets=k, batch_size=batch, positions_per_batch=None, num_latents=32
+    )
+    language = (
+        (np.arange(n) ** 2 % 10 < languages).astype(np.int16)
+        if languages > 1
+        else np.zeros(n, np.int16)
+    )
+    write_plan(
+        tmp_path,
+        name,
+        PlanRows(ids=np.arange(n), bucket_of=of, language=language),
+        seed=seed,
+        sampling=sampling,
+        buckets=table,
+    )
     return Plan.open(tmp_path, name), of, language
 
 
@@ -37,14 +54,19 @@ def test_permute_is_a_permutation_and_depends_on_its_key(n):
         b = stateless_random.permute(n, stateless_random.key(1, 3), np.arange(n))
         assert (a != b).any()
         assert (a != np.arange(n)).any()
-    assert [int(stateless_random.permute(n, stateless_random.key(1, 2), i)) for i in range(n)] == a.tolist(), "one by one"
+    assert [
+        int(stateless_random.permute(n, stateless_random.key(1, 2), i)) for i in range(n)
+    ] == a.tolist(), "one by one"
 
 
 def test_splitmix_known_answers():
     # First outputs of SplitMix64 seeded with 1234567 (reference implementation by Vigna).
     state = 1234567
     want = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    got = [int(stateless_random.splitmix64(np.uint64((state + i * 0x9E3779B97F4A7C15) % 2**64))) for i in range(3)]
+    got = [
+        int(stateless_random.splitmix64(np.uint64((state + i * 0x9E3779B97F4A7C15) % 2**64)))
+        for i in range(3)
+    ]
     assert got == want
 
 
@@ -72,7 +94,9 @@ def test_every_utterance_once_per_epoch_and_reshuffled(tmp_path):
             assert b.weights.sum() == b.num_rows == plan.num_rows(b.g)
             assert plan.bucket_of(b.g) == b.bucket
         # One short batch per bucket at most.
-        assert sum(b.num_rows < plan.buckets[b.bucket].batch_size for b in batches) <= len(plan.buckets)
+        assert sum(b.num_rows < plan.buckets[b.bucket].batch_size for b in batches) <= len(
+            plan.buckets
+        )
         epochs.append(seen)
     assert (epochs[0] != epochs[1]).mean() > 0.9
 
@@ -87,7 +111,9 @@ def test_batches_do_not_depend_on_history_or_process(tmp_path):
         f"from common.data.plan import Plan; b = Plan.open({str(tmp_path)!r}, 'train').batch(731); "
         "print(b.utterances.tolist(), b.seed, b.row_seeds.tolist())"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert out == f"{later.utterances.tolist()} {later.seed} {later.row_seeds.tolist()}"
 
 
@@ -105,7 +131,9 @@ def test_steps_group_batches_and_never_cross_an_epoch(tmp_path):
     plan, _, _ = make_plan(tmp_path, n=107, batch=4)
     m, a = plan.batches_per_epoch, 5
     steps = [plan.step(s, a) for s in range(1, 3 * plan.steps_per_epoch(a) + 1)]
-    covered = list(itertools.chain.from_iterable(range(s.first_g, s.first_g + s.count) for s in steps))
+    covered = list(
+        itertools.chain.from_iterable(range(s.first_g, s.first_g + s.count) for s in steps)
+    )
     assert covered == list(range(3 * m))
     for s in steps:
         assert s.first_g // m == (s.first_g + s.count - 1) // m == s.epoch
@@ -152,7 +180,8 @@ def test_cut_is_optimal():
     values = np.unique(lengths)
     for k in (1, 2, 3, 4):
         best = min(
-            np.asarray(e)[np.searchsorted(e, lengths)].sum() for e in (sorted((*c, 40)) for c in itertools.combinations(values[:-1], k - 1))
+            np.asarray(e)[np.searchsorted(e, lengths)].sum()
+            for e in (sorted((*c, 40)) for c in itertools.combinations(values[:-1], k - 1))
         )
         edges = buckets.cut(lengths, k)
         assert len(edges) == k
@@ -161,9 +190,13 @@ def test_cut_is_optimal():
 
 def test_few_data_means_few_buckets_and_a_token_budget_sets_rows():
     tokens, codes = lj_like(40)
-    table, _ = buckets.make_buckets(tokens, codes, num_buckets=8, batch_size=4, positions_per_batch=None, num_latents=32)
+    table, _ = buckets.make_buckets(
+        tokens, codes, num_buckets=8, batch_size=4, positions_per_batch=None, num_latents=32
+    )
     assert len(table) == 2
-    table, of = buckets.make_buckets(*lj_like(5000), num_buckets=6, batch_size=1, positions_per_batch=4096, num_latents=32)
+    table, of = buckets.make_buckets(
+        *lj_like(5000), num_buckets=6, batch_size=1, positions_per_batch=4096, num_latents=32
+    )
     assert len(table) == 6
     for b in table:
         assert b.batch_size * (b.row_len + 32) <= 4096 < (b.batch_size + 1) * (b.row_len + 32)
@@ -176,7 +209,14 @@ def test_two_million_utterances_open_fast_and_answer(tmp_path):
     ids = np.arange(n)
     table = [Bucket(32, 100, 50, 50), Bucket(32, 200, 100, 100)]
     of, language = (ids % 2).astype(np.int16), np.zeros(n, np.int16)
-    write_plan(tmp_path, "train", PlanRows(ids=ids, bucket_of=of, language=language), seed=1, sampling="epoch", buckets=table)
+    write_plan(
+        tmp_path,
+        "train",
+        PlanRows(ids=ids, bucket_of=of, language=language),
+        seed=1,
+        sampling="epoch",
+        buckets=table,
+    )
     plan = Plan.open(tmp_path, "train")
     assert isinstance(plan.order, np.memmap)
     b = plan.batch(plan.batches_per_epoch * 3 + 12345)

@@ -1,4 +1,6 @@
-"""The reader of PyTorch's files without PyTorch: what torch wrote is read to the bit, what is broken is named, and nothing is run."""
+"""The reader of PyTorch's files without PyTorch: what torch wrote is read to the bit, what is
+broken is named, and nothing is run.
+"""
 
 import contextlib
 import io
@@ -19,11 +21,14 @@ from common.xtts.checkpoints.pth import Opaque, PthError, PthFile, StoredTensor
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# -- what torch wrote ------------------------------------------------------------------------------------------------------------------
+# -- what torch wrote
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tensors_as_torch_saved_them():
-    """Views, transposes, shared storages, scalars, empty ones, every dtype (tests/golden/make_pth.py)."""
+    """Views, transposes, shared storages, scalars, empty ones, every dtype
+    (tests/golden/make_pth.py).
+    """
     with np.load(GOLDEN / "torch.npz") as expected, PthFile(GOLDEN / "torch.pth") as file:
         model = file.value["model"]
         assert list(model) == list(expected)
@@ -48,11 +53,14 @@ def test_coquis_configuration_is_kept_and_inert():
 
 
 def test_the_old_format_is_refused_with_the_way_out():
-    with pytest.raises(PthError, match=r"old format .* torch\.save\(torch\.load\(old, weights_only=True\), new\)"):
+    with pytest.raises(
+        PthError, match=r"old format .* torch\.save\(torch\.load\(old, weights_only=True\), new\)"
+    ):
         PthFile(GOLDEN / "torch_legacy.pth")
 
 
-# -- what is written here --------------------------------------------------------------------------------------------------------------
+# -- what is written here
+# --------------------------------------------------------------------------------------------------
 
 
 TREE = {
@@ -86,18 +94,30 @@ def test_round_trip(tmp_path):
 
 
 def test_the_file_is_laid_out_as_torch_does(tmp_path):
-    """Uncompressed records in one folder, storages at multiples of 64 bytes, a version, the pickle of protocol 2."""
+    """Uncompressed records in one folder, storages at multiples of 64 bytes, a version, the pickle
+    of protocol 2.
+    """
     pth.save(tmp_path / "a.pth", TREE)
     with zipfile.ZipFile(tmp_path / "a.pth") as archive:
         names = {i.filename: i for i in archive.infolist()}
-        assert {"archive/data.pkl", "archive/version", "archive/byteorder", "archive/data/0"} <= set(names)
-        assert all(i.compress_type == zipfile.ZIP_STORED and i.date_time == (1980, 1, 1, 0, 0, 0) for i in names.values())
+        assert {
+            "archive/data.pkl",
+            "archive/version",
+            "archive/byteorder",
+            "archive/data/0",
+        } <= set(names)
+        assert all(
+            i.compress_type == zipfile.ZIP_STORED and i.date_time == (1980, 1, 1, 0, 0, 0)
+            for i in names.values()
+        )
         assert archive.read("archive/version") == b"3\n"
         assert archive.read("archive/data.pkl")[:2] == b"\x80\x02"
         assert archive.testzip() is None
     data = (tmp_path / "a.pth").read_bytes()
     for i in names.values():
-        name_len, extra_len = struct.unpack("<HH", data[i.header_offset + 26 : i.header_offset + 30])
+        name_len, extra_len = struct.unpack(
+            "<HH", data[i.header_offset + 26 : i.header_offset + 30]
+        )
         assert (i.header_offset + 30 + name_len + extra_len) % 64 == 0
 
 
@@ -113,7 +133,8 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.pth"]
 
 
-# -- what would run code ---------------------------------------------------------------------------------------------------------------
+# -- what would run code
+# --------------------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -141,13 +162,22 @@ def stack_global(module: str, name: str, argument: str) -> bytes:
 def attacks(target: Path):
     command = f"touch {target}"
     yield "posix.system", pickle.dumps(Evil(os.system, command), 2)
-    yield "posix.system", pickle.dumps({"config": [{"x": Evil(os.system, command)}], "model": {}}, 2)
+    yield (
+        "posix.system",
+        pickle.dumps({"config": [{"x": Evil(os.system, command)}], "model": {}}, 2),
+    )
     yield "builtins.eval", pickle.dumps(Evil(eval, f"open({str(target)!r}, 'w')"), 4)
     yield "subprocess.Popen", pickle.dumps(Evil(subprocess.Popen, ["touch", str(target)]), 4)
     yield "builtins.getattr", pickle.dumps(Evil(getattr, "x", "upper"), 4)
     yield "os.system", stack_global("os", "system", command)
-    yield "torch._utils._rebuild_tensor_v2.__globals__", stack_global("torch._utils", "_rebuild_tensor_v2.__globals__", "x")
-    yield "collections.OrderedDict.__init__", stack_global("collections", "OrderedDict.__init__", "x")
+    yield (
+        "torch._utils._rebuild_tensor_v2.__globals__",
+        stack_global("torch._utils", "_rebuild_tensor_v2.__globals__", "x"),
+    )
+    yield (
+        "collections.OrderedDict.__init__",
+        stack_global("collections", "OrderedDict.__init__", "x"),
+    )
     yield "torch.load", stack_global("torch", "load", str(target))
     yield "numpy.load", stack_global("numpy", "load", str(target))
     # By the oldest opcode, which makes an instance of a class named in the text.
@@ -158,13 +188,20 @@ def test_a_file_that_would_run_code_is_refused_by_name(tmp_path):
     target = tmp_path / "ran"
     for i, (name, data) in enumerate(attacks(target)):
         path = write_pickle(tmp_path / f"{i}.pth", data)
-        with pytest.raises(PthError, match=rf"refused: its pickle asks for {name.replace('.', '[.]')}, .*Nothing of it was run"):
+        with pytest.raises(
+            PthError,
+            match=(
+                rf"refused: its pickle asks for {name.replace('.', '[.]')}, .*Nothing of it was run"
+            ),
+        ):
             PthFile(path)
         assert not target.exists(), name
 
 
 def test_names_of_coquis_packages_are_not_a_way_in(tmp_path):
-    """A class of TTS.* swallows what it would be built from, and nothing of the package (or of another one inside) is imported."""
+    """A class of TTS.* swallows what it would be built from, and nothing of the package (or of
+    another one inside) is imported.
+    """
     data = stack_global("TTS.os", "system", "touch /nowhere")
     with PthFile(write_pickle(tmp_path / "a.pth", data)) as file:
         assert isinstance(file.value, Opaque)
@@ -173,8 +210,15 @@ def test_names_of_coquis_packages_are_not_a_way_in(tmp_path):
 
 
 def test_state_set_on_what_a_pickle_may_name_changes_nothing(tmp_path):
-    """BUILD with a state on a function and on a class: either an error, or without effect on the next file."""
-    for name in (b"ctorch._utils\n_rebuild_tensor_v2\n", b"ccollections\nOrderedDict\n", b"cTTS.x\nY\n", b"ctorch\nFloatStorage\n"):
+    """BUILD with a state on a function and on a class: either an error, or without effect on the
+    next file.
+    """
+    for name in (
+        b"ctorch._utils\n_rebuild_tensor_v2\n",
+        b"ccollections\nOrderedDict\n",
+        b"cTTS.x\nY\n",
+        b"ctorch\nFloatStorage\n",
+    ):
         for state in ({"__call__": 1, "name": "x"}, ({}, {"__code__": 1, "__defaults__": (1,)})):
             data = b"\x80\x02" + name + pickle.dumps(state, 2)[2:-1] + b"b."
             path = write_pickle(tmp_path / "a.pth", data)
@@ -184,7 +228,8 @@ def test_state_set_on_what_a_pickle_may_name_changes_nothing(tmp_path):
     test_coquis_configuration_is_kept_and_inert()
 
 
-# -- what is broken --------------------------------------------------------------------------------------------------------------------
+# -- what is broken
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -199,7 +244,10 @@ def test_cut_off_anywhere(saved):
     data = saved.read_bytes()
     for size in (0, 1, 3, 100, len(data) // 2, len(data) - 30, len(data) - 1):
         saved.write_bytes(data[:size])
-        with pytest.raises(PthError, match=r"model\.pth (is empty|is cut off or damaged|is not a PyTorch checkpoint).*") as e:
+        with pytest.raises(
+            PthError,
+            match=r"model\.pth (is empty|is cut off or damaged|is not a PyTorch checkpoint).*",
+        ) as e:
             PthFile(saved)
         assert "get the file again" in str(e.value) or size < 4
 
@@ -213,7 +261,9 @@ def test_one_flipped_bit_is_found(saved):
     saved.write_bytes(data)
     with PthFile(saved) as file:
         file.verify([file.value["model"]["a"]])
-        with pytest.raises(PthError, match=r"model\.pth is damaged .* checksum of data/1 .* get the file again"):
+        with pytest.raises(
+            PthError, match=r"model\.pth is damaged .* checksum of data/1 .* get the file again"
+        ):
             file.verify(list(file.value["model"].values()))
 
 
@@ -231,7 +281,9 @@ def tensor_of(storage: bytes, offset: int, shape: tuple, strides: tuple) -> byte
     return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"Q" + numbers + b"\x89NtR."
 
 
-FLOATS = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x08t"
+FLOATS = (
+    b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x08t"
+)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +297,11 @@ FLOATS = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x0
         (FLOATS, (0, (3,), (1, 1)), "has offset 0"),
         (FLOATS, (0, (True, 2.5), (1, 1)), "has offset 0"),
         (FLOATS.replace(b"0X\x03", b"7X\x03"), (0, (3,), (1,)), "no record data/7"),
-        (FLOATS.replace(b"FloatStorage", b"QuantStorage"), (0, (3,), (1,)), r"refused: its pickle asks for torch\.QuantStorage"),
+        (
+            FLOATS.replace(b"FloatStorage", b"QuantStorage"),
+            (0, (3,), (1,)),
+            r"refused: its pickle asks for torch\.QuantStorage",
+        ),
         (b"X\x04\x00\x00\x00file", (0, (3,), (1,)), "unknown kind of storage"),
     ],
 )
@@ -257,7 +313,9 @@ def test_tensors_outside_of_their_storage(tmp_path, storage, numbers, message):
 
 def test_a_tensor_by_hand(tmp_path):
     data = np.arange(8, dtype="<f4").tobytes()
-    with PthFile(write_pickle(tmp_path / "a.pth", tensor_of(FLOATS, 1, (2, 3), (1, 2)), {"data/0": data})) as file:
+    with PthFile(
+        write_pickle(tmp_path / "a.pth", tensor_of(FLOATS, 1, (2, 3), (1, 2)), {"data/0": data})
+    ) as file:
         assert isinstance(file.value, StoredTensor)
         np.testing.assert_array_equal(file.value.read(), [[1, 3, 5], [2, 4, 6]])
 
@@ -265,7 +323,10 @@ def test_a_tensor_by_hand(tmp_path):
 def test_other_files_are_named(tmp_path):
     path = tmp_path / "a.pth"
     for content, message in (
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer.*git lfs pull"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "Git LFS pointer.*git lfs pull",
+        ),
         (b"<!DOCTYPE html><html>404</html>", "not a PyTorch checkpoint .*DOCTYPE"),
     ):
         path.write_bytes(content)

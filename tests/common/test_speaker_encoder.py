@@ -31,7 +31,9 @@ def coqui(golden):
 def test_golden_front_end(coqui, golden):
     mel = coqui.log_mel(golden["wav"]).numpy()
     assert mel.shape == golden["mel"].shape == (2, 64, 1 + 19333 // 160)
-    assert np.abs(mel - golden["mel"]).max() < 1e-3  # unit variance; the log of near-silence magnifies rounding
+    assert (
+        np.abs(mel - golden["mel"]).max() < 1e-3
+    )  # unit variance; the log of near-silence magnifies rounding
     assert np.abs(mel - golden["mel"]).mean() < 1e-5
 
 
@@ -43,13 +45,19 @@ def test_golden_embedding(coqui, golden):
 
 
 def test_golden_embedding_with_a_length_known_only_when_run(coqui, golden):
-    traced = tf.function(coqui, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False)
+    traced = tf.function(
+        coqui, input_signature=[tf.TensorSpec([None, None], tf.float32)], autograph=False
+    )
     assert np.abs(traced(golden["wav"]).numpy() - golden["embedding"]).max() < 1e-5
 
 
 def test_constants_at_birth_are_those_of_the_checkpoint(golden):
     own = weights.state_dict(SpeakerEncoder(SMALL))
-    for key in ("torch_spec.0.filter", "torch_spec.1.spectrogram.window", "torch_spec.1.mel_scale.fb"):
+    for key in (
+        "torch_spec.0.filter",
+        "torch_spec.1.spectrogram.window",
+        "torch_spec.1.mel_scale.fb",
+    ):
         assert own[key] == pytest.approx(golden[f"state/{key}"], abs=2e-5), key
 
 

@@ -1,4 +1,7 @@
-"""Connections that prove no key: few, brief, never in the way of a producer, and little memory. All over tcp with CURVE."""
+"""Connections that prove no key: few, brief, never in the way of a producer, and little memory.
+
+All over tcp with CURVE.
+"""
 
 import errno
 import os
@@ -23,7 +26,9 @@ from common.transport.server import LeaseServer
 from tests.support import channels as cb
 
 FRAME = 8 << 20  # of the largest array
-GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + b"\0" * 31  # ZMTP 3.1, as a client
+GREETING = (
+    b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + b"\0" * 31
+)  # ZMTP 3.1, as a client
 
 
 @pytest.fixture
@@ -114,7 +119,9 @@ def test_idle_strangers_are_few_and_a_producer_comes_in_among_them(curve):
     door.max_unproved = 8
     strangers = [stranger(port) for _ in range(60)]
     cb.wait_until(lambda: closed(strangers) >= 52)
-    producer = cb.Producer(LeaseClient(lambda: Endpoint(server.endpoint, server.public_key), cb.RUN, "p", 2, keys=keys))
+    producer = cb.Producer(
+        LeaseClient(lambda: Endpoint(server.endpoint, server.public_key), cb.RUN, "p", 2, keys=keys)
+    )
     assert cb.train(server, 20) == [("train", g) for g in range(20)]
     strangers += [stranger(port) for _ in range(60)]
     assert cb.train(server, 20) == [("train", g) for g in range(20, 40)]
@@ -133,7 +140,9 @@ def test_who_does_not_prove_a_key_has_seconds_for_it(tmp_path, monkeypatch):
     keys, _ = run_keys(tmp_path)
     link = RouterLink("tcp://127.0.0.1:*", window=2, keys=keys)
     port = int(link.address.rsplit(":", 1)[1])
-    strangers = [stranger(port, says) for says in (b"", GREETING[:10], GREETING, b"GET / HTTP/1.1\r\n\r\n")]
+    strangers = [
+        stranger(port, says) for says in (b"", GREETING[:10], GREETING, b"GET / HTTP/1.1\r\n\r\n")
+    ]
     deadline = time.monotonic() + 30
     while closed(strangers) < 4:
         assert time.monotonic() < deadline
@@ -153,7 +162,11 @@ def test_a_door_keeps_the_oldest_out_and_leaves_what_is_not_its_own():
     door.heard(901)
     door.heard(77)
     door.keep_order()
-    assert (door.connections, door.unproved, door.turned_away) == (3, 2, 1)  # `read`, the oldest, has gone
+    assert (door.connections, door.unproved, door.turned_away) == (
+        3,
+        2,
+        1,
+    )  # `read`, the oldest, has gone
     door.accepted(903)
     door.keep_order()
     assert door.turned_away == 2
@@ -169,10 +182,10 @@ def test_a_door_keeps_the_oldest_out_and_leaves_what_is_not_its_own():
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_goes():
     code = (
-        "import resource, sys\n"
-        "from common.transport.doorkeeper import raise_file_limit\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))\n"
-        "sys.exit(raise_file_limit(512) - int(sys.argv[2]) or resource.getrlimit(resource.RLIMIT_NOFILE)[0] - int(sys.argv[2]))\n"
+        "import resource, sys\nfrom common.transport.doorkeeper import"
+        " raise_file_limit\nresource.setrlimit(resource.RLIMIT_NOFILE, (64,"
+        " int(sys.argv[1])))\nsys.exit(raise_file_limit(512) - int(sys.argv[2]) or"
+        " resource.getrlimit(resource.RLIMIT_NOFILE)[0] - int(sys.argv[2]))\n"
     )
     for hard, expected in (("4096", "512"), ("128", "128"), ("64", "64")):
         assert subprocess.run([sys.executable, "-c", code, hard, expected]).returncode == 0
@@ -181,7 +194,9 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_goes():
 
 
 def test_the_sockets_descriptor_tells_whose_message_it_is(tmp_path):
-    """What the door relies on of libzmq: the monitor's descriptor of a connection is that of its messages."""
+    """What the door relies on of libzmq: the monitor's descriptor of a connection is that of its
+    messages.
+    """
     keys, pair = run_keys(tmp_path)
     link = RouterLink("tcp://127.0.0.1:*", window=2, keys=keys)
     context = zmq.Context()

@@ -1,4 +1,6 @@
-"""Synthesis: references, splitting, the way from text to sound with and without a vocoder, and streaming."""
+"""Synthesis: references, splitting, the way from text to sound with and without a vocoder, and
+streaming.
+"""
 
 import dataclasses
 
@@ -29,13 +31,22 @@ GPT = dataclasses.replace(MICRO, max_audio_tokens=43, max_text_tokens=30)
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.train([("the small red house by the river", "en"), ("das kleine rote haus am fluss", "de")], 48, ["en", "de"])
+    return Tokenizer.train(
+        [("the small red house by the river", "en"), ("das kleine rote haus am fluss", "de")],
+        48,
+        ["en", "de"],
+    )
 
 
 @pytest.fixture(scope="module")
 def parts(tokenizer):
     """dims, GPT, DVAE: random weights that draw many codes and never STOP."""
-    base = ModelDims("test", AudioDims(cond_max_samples=RATE), DvaeDims(num_codes=16, codebook_dim=8, hidden=8, num_resblocks=1), GPT)
+    base = ModelDims(
+        "test",
+        AudioDims(cond_max_samples=RATE),
+        DvaeDims(num_codes=16, codebook_dim=8, hidden=8, num_resblocks=1),
+        GPT,
+    )
     dims = base.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     gpt, dvae = Gpt(dims.gpt, seed=1), Dvae(dims.dvae)
     rng = np.random.default_rng(2)
@@ -51,7 +62,9 @@ def parts(tokenizer):
 @pytest.fixture(scope="module")
 def synthesizer(parts, tokenizer):
     dims, gpt, dvae = parts
-    return Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions.as_trained(dims.audio))
+    return Synthesizer(
+        dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions.as_trained(dims.audio)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +72,19 @@ def with_vocoder(parts, tokenizer):
     dims, gpt, _ = parts
     hifigan = Hifigan(HifiganDims(in_channels=GPT.width, speaker_dim=6, channels=32))
     hifigan.initialise(4)
-    encoder = SpeakerEncoder(SpeakerEncoderDims(layers=(1, 1, 1, 1), filters=(4, 4, 8, 8), bottleneck=4, embedding=6, reduction=2))
+    encoder = SpeakerEncoder(
+        SpeakerEncoderDims(
+            layers=(1, 1, 1, 1), filters=(4, 4, 8, 8), bottleneck=4, embedding=6, reduction=2
+        )
+    )
     encoder.initialise(5)
     return Synthesizer(dims, gpt, None, STATS, tokenizer, Vocoder(hifigan, encoder))
 
 
 def clip(seconds, seed=0):
-    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE))).astype(np.float32)
+    return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE))).astype(
+        np.float32
+    )
 
 
 def style(parts, *clips):
@@ -74,19 +93,28 @@ def style(parts, *clips):
     return [gpt.style_latents(mel(tf.constant(c[np.newaxis]))).numpy() for c in clips]
 
 
-# -- references ------------------------------------------------------------------------------------------------------------------------
+# -- references
+# --------------------------------------------------------------------------------------------------
 
 
 def test_latents_are_the_mean_over_chunks_of_all_clips(parts, tokenizer):
-    """Two clips end to end: chunks of 1 s, the first across the seam, the last 0.4 s one kept, as 0.33 s is the least."""
+    """Two clips end to end: chunks of 1 s, the first across the seam, the last 0.4 s one kept, as
+    0.33 s is the least.
+    """
     dims, gpt, dvae = parts
-    synthesizer = Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions(chunk_s=1.0))
+    synthesizer = Synthesizer(
+        dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions(chunk_s=1.0)
+    )
     a, b = clip(0.9), clip(1.5, seed=1)
     whole = np.concatenate([a, b])
-    expected = np.mean(style(parts, whole[:RATE], whole[RATE : 2 * RATE], whole[2 * RATE :]), axis=0)
+    expected = np.mean(
+        style(parts, whole[:RATE], whole[RATE : 2 * RATE], whole[2 * RATE :]), axis=0
+    )
     np.testing.assert_allclose(synthesizer.voice([a, b]).latents, expected, atol=1e-5)
     short = synthesizer.voice([whole[: round(2.3 * RATE)]]).latents  # 0.3 s left over: passed over
-    np.testing.assert_allclose(short, np.mean(style(parts, whole[:RATE], whole[RATE : 2 * RATE]), axis=0), atol=1e-5)
+    np.testing.assert_allclose(
+        short, np.mean(style(parts, whole[:RATE], whole[RATE : 2 * RATE]), axis=0), atol=1e-5
+    )
 
 
 def test_references_of_runs_trained_here_are_padded_like_conditioning_clips(parts, synthesizer):
@@ -98,7 +126,14 @@ def test_references_of_runs_trained_here_are_padded_like_conditioning_clips(part
 
 def test_no_more_than_so_many_seconds_are_used(parts, tokenizer):
     dims, gpt, dvae = parts
-    synthesizer = Synthesizer(dims, gpt, dvae, STATS, tokenizer, reference=ReferenceOptions(clip_s=1.0, total_s=1.5, chunk_s=1.0))
+    synthesizer = Synthesizer(
+        dims,
+        gpt,
+        dvae,
+        STATS,
+        tokenizer,
+        reference=ReferenceOptions(clip_s=1.0, total_s=1.5, chunk_s=1.0),
+    )
     a, b = clip(3.0), clip(3.0, seed=1)
     expected = np.mean(style(parts, a[:RATE], b[: RATE // 2]), axis=0)
     np.testing.assert_allclose(synthesizer.voice([a, b]).latents, expected, atol=1e-5)
@@ -112,7 +147,10 @@ def test_a_reference_that_is_too_short(synthesizer):
 
 
 def test_speaker_embedding_is_the_mean_of_the_clips(with_vocoder):
-    a, b, both = (with_vocoder.voice(c).speaker for c in ([clip(1.0)], [clip(1.2, 1)], [clip(1.0), clip(1.2, 1)]))
+    a, b, both = (
+        with_vocoder.voice(c).speaker
+        for c in ([clip(1.0)], [clip(1.2, 1)], [clip(1.0), clip(1.2, 1)])
+    )
     assert both.shape == (1, 6)
     np.testing.assert_allclose(both, (a + b) / 2, atol=1e-6)
 
@@ -145,7 +183,8 @@ def test_unusable_reference_files(tmp_path, samples, message):
         load_clip(path)
 
 
-# -- text ------------------------------------------------------------------------------------------------------------------------------
+# -- text
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,7 +231,11 @@ def test_pieces_fit_the_models_text_positions(synthesizer):
 @pytest.mark.parametrize("text", ["😀", "…", "?! 😀 --", '"'])
 def test_a_text_without_words_is_not_spoken(synthesizer, text):
     voice = synthesizer.voice([clip(1.0)])
-    for say in (synthesizer.pieces, lambda *a: synthesizer.speak(*a, voice), lambda *a: synthesizer.stream(*a, voice)):
+    for say in (
+        synthesizer.pieces,
+        lambda *a: synthesizer.speak(*a, voice),
+        lambda *a: synthesizer.stream(*a, voice),
+    ):
         with pytest.raises(ValueError, match="no words in the text .*: nothing to say"):
             say(text, "en")
 
@@ -209,13 +252,18 @@ def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
     assert caplog.text.count("the vocabulary has no 'ж'") == 1
     caplog.clear()
     spoken = synthesizer.speak("red ж house", "en", voice, options, pieces=pieces)
-    streamed = np.concatenate(list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces)))
+    streamed = np.concatenate(
+        list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces))
+    )
     assert "the vocabulary has no" not in caplog.text
     np.testing.assert_array_equal(streamed, spoken.wav)
-    np.testing.assert_array_equal(synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav)
+    np.testing.assert_array_equal(
+        synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav
+    )
 
 
-# -- sound -----------------------------------------------------------------------------------------------------------------------------
+# -- sound
+# --------------------------------------------------------------------------------------------------
 
 
 def test_speech_without_a_vocoder(synthesizer):
@@ -227,7 +275,9 @@ def test_speech_without_a_vocoder(synthesizer):
     assert (speech.sample_rate, len(speech.wav), speech.wav.dtype) == (RATE, 39 * 256, np.float32)
     assert np.isfinite(speech.wav).all()
     assert 0 < np.abs(speech.wav).max() <= 1
-    assert speech.real_time_factor == pytest.approx((speech.sampling_s + speech.vocoding_s) / (39 * 256 / RATE))
+    assert speech.real_time_factor == pytest.approx(
+        (speech.sampling_s + speech.vocoding_s) / (39 * 256 / RATE)
+    )
     again = synthesizer.speak("red house", "en", voice, options, seed=3)
     np.testing.assert_array_equal(again.wav, speech.wav)
     other = synthesizer.speak("red house", "en", voice, options, seed=4)
@@ -241,7 +291,10 @@ def test_a_model_that_prefers_start_speaks_all_the_same(parts, synthesizer, cand
     bias = gpt.mel_head.bias.numpy()
     gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == GPT.start_audio))
     try:
-        voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=2.0, top_k=0, top_p=1.0)
+        voice, options = (
+            synthesizer.voice([clip(1.0)]),
+            SamplingOptions(max_codes=10, temperature=2.0, top_k=0, top_p=1.0),
+        )
         speech = synthesizer.speak("red house", "en", voice, options, candidates=candidates)
     finally:
         gpt.mel_head.bias.assign(bias)
@@ -251,7 +304,9 @@ def test_a_model_that_prefers_start_speaks_all_the_same(parts, synthesizer, cand
 
 def test_ids_outside_the_codebook_are_left_out_of_the_sound(synthesizer, caplog):
     def spoken(*codes):
-        generated = Generated(np.array(codes, np.int32), False, np.zeros((len(codes), GPT.width), np.float32))
+        generated = Generated(
+            np.array(codes, np.int32), False, np.zeros((len(codes), GPT.width), np.float32)
+        )
         return synthesizer.sound(generated, synthesizer.voice([clip(1.0)]))
 
     wav, mel = spoken(3, 16, 5, -1, 999, 15)
@@ -265,7 +320,10 @@ def test_ids_outside_the_codebook_are_left_out_of_the_sound(synthesizer, caplog)
 
 
 def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
-    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10, temperature=1.5, top_k=0, top_p=1.0)
+    voice, options = (
+        synthesizer.voice([clip(1.0)]),
+        SamplingOptions(max_codes=10, temperature=1.5, top_k=0, top_p=1.0),
+    )
     first = synthesizer.speak("red house", "en", voice, options, seed=3).generated[0]
     chosen = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
     assert log_likelihood(synthesizer.gpt, chosen) > log_likelihood(synthesizer.gpt, first)
@@ -275,7 +333,9 @@ def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
 
 def test_pieces_are_joined_without_gaps(synthesizer):
     voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
-    speech = synthesizer.speak("the small red house by the river and a small river by the red house", "en", voice, options)
+    speech = synthesizer.speak(
+        "the small red house by the river and a small river by the red house", "en", voice, options
+    )
     num_pieces = len(speech.pieces)
     assert num_pieces > 1
     assert len(speech.wav) == num_pieces * 19 * 256
@@ -287,7 +347,9 @@ def test_speed_shortens(synthesizer, with_vocoder):
     voice = synthesizer.voice([clip(1.0)])
     assert len(synthesizer.speak("red", "en", voice, options, speed=2.0).wav) == 19 * 256
     voice = with_vocoder.voice([clip(1.0)])
-    lengths = [len(with_vocoder.speak("red", "en", voice, options, speed=s).wav) for s in (1.0, 2.0)]
+    lengths = [
+        len(with_vocoder.speak("red", "en", voice, options, speed=s).wav) for s in (1.0, 2.0)
+    ]
     assert lengths == [with_vocoder.vocoder.hifigan.num_samples(n) for n in (10, 5)]
 
 
@@ -296,7 +358,9 @@ def test_speech_with_a_vocoder(with_vocoder):
     voice = with_vocoder.voice([clip(1.0)])
     speech = with_vocoder.speak("red house", "en", voice, SamplingOptions(max_codes=8), seed=3)
     assert (speech.sample_rate, speech.mel) == (24000, None)
-    expected = with_vocoder.vocoder.sound(tf.constant(speech.generated[0].states[np.newaxis]), voice.speaker)
+    expected = with_vocoder.vocoder.sound(
+        tf.constant(speech.generated[0].states[np.newaxis]), voice.speaker
+    )
     np.testing.assert_allclose(speech.wav, expected, atol=1e-6)
     assert len(speech.wav) == with_vocoder.vocoder.hifigan.num_samples(8)
 
@@ -309,7 +373,11 @@ def test_a_model_that_stops_at_once_says_nothing(parts, synthesizer):
         speech = synthesizer.speak("red house", "en", synthesizer.voice([clip(1.0)]))
     finally:
         gpt.mel_head.bias.assign(bias)
-    assert (len(speech.wav), speech.mel.shape, speech.real_time_factor) == (0, (0, 80), float("inf"))
+    assert (len(speech.wav), speech.mel.shape, speech.real_time_factor) == (
+        0,
+        (0, 80),
+        float("inf"),
+    )
     assert speech.generated[0].stopped
 
 
@@ -323,7 +391,8 @@ def test_parts_that_do_not_belong_together(parts, tokenizer):
         Synthesizer(dims.with_vocabulary(99, 3, 0), gpt, dvae, STATS, tokenizer)
 
 
-# -- streaming -------------------------------------------------------------------------------------------------------------------------
+# -- streaming
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):
@@ -331,11 +400,19 @@ def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):
     whole = with_vocoder.speak("red house", "en", voice, options, seed=3)
     parts = list(with_vocoder.stream("red house", "en", voice, options, seed=3, every=10))
     samples_of = with_vocoder.vocoder.hifigan.num_samples
-    assert [len(p) for p in parts] == [samples_of(10) - 1024, samples_of(20) - samples_of(10), samples_of(25) - samples_of(20), 1024]
+    assert [len(p) for p in parts] == [
+        samples_of(10) - 1024,
+        samples_of(20) - samples_of(10),
+        samples_of(25) - samples_of(20),
+        1024,
+    ]
     joined = np.concatenate(parts)
     assert len(joined) == len(whole.wav)
-    # A vocoder looks a few codes ahead: the middle of each part is the whole's, its seams differ a little.
-    np.testing.assert_allclose(joined[: samples_of(10) - 8000], whole.wav[: samples_of(10) - 8000], atol=1e-5)
+    # A vocoder looks a few codes ahead: the middle of each part is the whole's, its seams differ a
+    # little.
+    np.testing.assert_allclose(
+        joined[: samples_of(10) - 8000], whole.wav[: samples_of(10) - 8000], atol=1e-5
+    )
 
 
 def test_stream_names_faults_before_the_first_part(synthesizer):
@@ -364,4 +441,7 @@ def test_parts_are_faded_into_each_other():
 
 
 def test_pcm():
-    assert pcm16(np.array([0.0, 1.0, -1.0, 2.0])) == np.array([0, 32767, -32767, 32767], "<i2").tobytes()
+    assert (
+        pcm16(np.array([0.0, 1.0, -1.0, 2.0]))
+        == np.array([0, 32767, -32767, 32767], "<i2").tobytes()
+    )

@@ -24,11 +24,18 @@ from tests.golden.text_sentences import PERSIAN  # noqa: E402
 
 ROWS = json.loads((GOLDEN / "text.json").read_text(encoding="utf-8"))
 
-# Golden sentences that we clean otherwise than Coqui, unless parity is asked for: beginning of the sentence -> ours, and why.
+# Golden sentences that we clean otherwise than Coqui, unless parity is asked for: beginning of the
+# sentence -> ours, and why.
 EXPLAINED = {
-    "Version 2.0.1": ("version two point zero.one of the manual has one point five errors per page.", "Coqui drops the zero of 2.0"),
+    "Version 2.0.1": (
+        "version two point zero.one of the manual has one point five errors per page.",
+        "Coqui drops the zero of 2.0",
+    ),
     "Fr. Keller": (
-        "frau keller und doktor voss zahlten eintausendzweihundertfünfzig euro und fünfzig cent für das klavier.",
+        (
+            "frau keller und doktor voss zahlten eintausendzweihundertfünfzig euro und fünfzig cent"
+            " für das klavier."
+        ),
         "capitals out of num2words are in no vocabulary",
     ),
     "Nur 0,75": ("nur null komma sieben fünf sekunden fehlten zum sieg.", "capitals"),
@@ -37,22 +44,46 @@ EXPLAINED = {
     "Das Gerät": ("das gerät wiegt zwölf komma fünf kilogramm, größer ist keines.", "capitals"),
     "Bilet kosztuje": (
         "bilet kosztuje dwadzieścia dolarów amerykańskich albo osiemnaście funtów.",
-        "no pounds in num2words: Coqui then leaves the dollars too, and reads the sign before the number",
+        (
+            "no pounds in num2words: Coqui then leaves the dollars too, and reads the sign before"
+            " the number"
+        ),
     ),
     "Bilet $20": ("bilet yirmi dolar ya da onsekiz sterlin tutuyor.", "as in Polish"),
     "Билет": ("билет стоит двадцать долларов или восемнадцать фунтов.", "as in Polish"),
-    "Ölçü": ("ölçü oniki virgül beş kilo, üç gün sonra işik geldi.", "Coqui reads no Turkish decimals"),
-    "Lístek": ("lístek stojí dvacet dolarů nebo osmnáct liber.", "Coqui raises NotImplementedError"),
+    "Ölçü": (
+        "ölçü oniki virgül beş kilo, üç gün sonra işik geldi.",
+        "Coqui reads no Turkish decimals",
+    ),
+    "Lístek": (
+        "lístek stojí dvacet dolarů nebo osmnáct liber.",
+        "Coqui raises NotImplementedError",
+    ),
     "Vrátil": ("vrátil se třetí května.", "Coqui raises NotImplementedError"),
-    "تأخر": ("تأخر عن الفوز صفر فاصلة خمسة و سبعون ثانية.", "Coqui loses the zero and says a comma for the point"),
-    "ثمن التذكرة": ("ثمن التذكرة عشرون دولارا أو ثمانية عشر جنيها.", "num2words makes riyals of dollars and pounds"),
+    "تأخر": (
+        "تأخر عن الفوز صفر فاصلة خمسة و سبعون ثانية.",
+        "Coqui loses the zero and says a comma for the point",
+    ),
+    "ثمن التذكرة": (
+        "ثمن التذكرة عشرون دولارا أو ثمانية عشر جنيها.",
+        "num2words makes riyals of dollars and pounds",
+    ),
     "你好": ("ni3hao3 world,jia4ge2shi2ba1ying1bang4,", "the unit is read after the amount"),
     "電車": ("densha wa go ji sanjuu fun ni demasu.", "Coqui leaves Japanese digits as they are"),
     "A jegy": ("a jegy tizennyolc font volt.", "num2words has English names"),
-    "피아노": ("pi-ano gabs-eun il jeom i o yeong dalleo-yeossda.", "Korean groups with commas; 1.250 is a decimal"),
+    "피아노": (
+        "pi-ano gabs-eun il jeom i o yeong dalleo-yeossda.",
+        "Korean groups with commas; 1.250 is a decimal",
+    ),
     "표는": ("pyoneun isib dalleo ibnida.", "Coqui adds zero cents"),
-    "कमरे": ("कमरे में बारह कुर्सियाँ हैं।", "num2words has no Hindi: Coqui raises NotImplementedError"),
-    "It was -5°": ("it was minus five degree outside, and one million stars were shining.", "Coqui does not read the minus sign"),
+    "कमरे": (
+        "कमरे में बारह कुर्सियाँ हैं।",
+        "num2words has no Hindi: Coqui raises NotImplementedError",
+    ),
+    "It was -5°": (
+        "it was minus five degree outside, and one million stars were shining.",
+        "Coqui does not read the minus sign",
+    ),
     "Sgt. Bell": (
         "sergeant bell, colonel ames and lieutenant fox met at ten thirty.",
         "Coqui leaves the colon of a time",
@@ -121,7 +152,12 @@ def test_numbers(language, text, expected):
 
 
 @pytest.mark.parametrize(
-    ("language", "words"), [("fa", "صد و بیست و سه"), ("ar", "مائة و ثلاثة و عشرون"), ("en", "one hundred and twenty-three")]
+    ("language", "words"),
+    [
+        ("fa", "صد و بیست و سه"),
+        ("ar", "مائة و ثلاثة و عشرون"),
+        ("en", "one hundred and twenty-three"),
+    ],
 )
 def test_digits_of_any_script_give_the_same_words(language, words):
     for digits in ("123", "۱۲۳", "١٢٣", "１２３", "१२३"):
@@ -172,7 +208,10 @@ def test_persian_numbers_and_fragments():
     assert clean("۵متر", "fa") == "پنج متر"
     assert clean("Windows 10 را", "fa") == "windows ده را"
     assert clean("می\u200cخواهم", "fa") != clean("میخواهم", "fa")
-    assert all("\u200c" not in clean(s, "fa") and not any(c.isdigit() for c in clean(s, "fa")) for s in PERSIAN)
+    assert all(
+        "\u200c" not in clean(s, "fa") and not any(c.isdigit() for c in clean(s, "fa"))
+        for s in PERSIAN
+    )
 
 
 def test_arabic_keeps_its_letters_and_diacritics_by_option():
@@ -184,7 +223,16 @@ def test_arabic_keeps_its_letters_and_diacritics_by_option():
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("zh", "zh"), ("zh-cn", "zh"), ("ZH-CN", "zh"), ("cmn", "zh"), ("fa-IR", "fa"), ("per", "fa"), (" EN_us", "en"), ("sv", "sv")],
+    [
+        ("zh", "zh"),
+        ("zh-cn", "zh"),
+        ("ZH-CN", "zh"),
+        ("cmn", "zh"),
+        ("fa-IR", "fa"),
+        ("per", "fa"),
+        (" EN_us", "en"),
+        ("sv", "sv"),
+    ],
 )
 def test_language_codes(code, expected):
     assert normalize_language(code) == expected
@@ -202,7 +250,9 @@ def test_missing_package_is_named(monkeypatch):
         ("hangul_romanize", "ko", "hangul-romanize"),
     ):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(LanguageUnavailable, match=f"language {language} needs the package {package}"):
+        with pytest.raises(
+            LanguageUnavailable, match=f"language {language} needs the package {package}"
+        ):
             require_backend(language)
     require_backend("fa")
     with pytest.raises(LanguageUnavailable):
@@ -219,7 +269,12 @@ def test_script_share():
 
 
 def test_char_limits():
-    assert (char_limit("en"), char_limit("zh-cn"), char_limit("ja"), char_limit("fa")) == (250, 82, 71, 250)
+    assert (char_limit("en"), char_limit("zh-cn"), char_limit("ja"), char_limit("fa")) == (
+        250,
+        82,
+        71,
+        250,
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,14 @@ ORDER = [*SIGNS.values(), "SGD", "CHF"]
 # How the name of each currency (and of its hundredth part) begins, in the order above; of the last
 # two any part of the name.
 NOUNS = {
-    "en": "dollar euro pound yen rupee won roubl lira|liras shekel baht hryvnia rial singapore franc",
+    "en": (
+        "dollar euro pound yen rupee won roubl lira|liras shekel baht hryvnia rial singapore franc"
+    ),
     "de": "dollar euro pfund yen rupie won rubel lira schekel baht hrywnja rial singapur frank",
-    "fr": "dollar euro livre yen roupie won rouble livre.?.turque shekel baht hryvnia rial singapour franc",
+    "fr": (
+        "dollar euro livre yen roupie won rouble livre.?.turque shekel baht hryvnia rial singapour"
+        " franc"
+    ),
     "es": "dólar euro libra yen rupia won rublo lira séquel bat grivna rial singapur franco",
     "pt": "dólar euro libra iene rupia won rublo lira shekel baht grívnia ria singapur franco",
     "it": "dollar euro sterlin yen rupi won rubl lir shekel baht grivni rial singapor franc",
@@ -42,7 +47,10 @@ NOUNS = {
     "hi": "डॉलर यूरो पाउंड येन रुप वॉन रूबल लीरा शेकेल बाट रिव्निया रियाल सिंगापुर फ़्रैंक",
     "fa": "دلار یورو پوند ین روپیه وون روبل لیر شقل بات هریونا ریال سنگاپور فرانک",
     "zh": "美元 欧元 英镑 元 卢比 韩元 卢布 里拉 谢克尔 泰铢 格里夫纳 里亚尔 新加坡 法郎",
-    "ja": "ドル ユーロ ポンド 円 ルピー ウォン ルーブル リラ シェケル バーツ フリヴニャ リアル シンガポール フラン",
+    "ja": (
+        "ドル ユーロ ポンド 円 ルピー ウォン ルーブル リラ シェケル バーツ フリヴニャ リアル"
+        " シンガポール フラン"
+    ),
     "ko": "달러 유로 파운드 엔 루피 원 루블 리라 셰켈 바트 흐리브냐 리알 싱가포르 프랑",
 }
 CENTS = {
@@ -55,8 +63,8 @@ CENTS = {
 KILOMETRES = dict(
     zip(
         LANGUAGES,
-        "kilomet kilometer kilomètre kilómetro quilômetro chilometr kilometr километр kilometre kilometer kilometr kilométer كيلومتر"
-        " किलोमीटर کیلومتر 公里 キロメートル 킬로미터".split(),
+        "kilomet kilometer kilomètre kilómetro quilômetro chilometr kilometr километр kilometre"
+        " kilometer kilometr kilométer كيلومتر किलोमीटर کیلومتر 公里 キロメートル 킬로미터".split(),
         strict=True,
     )
 )
@@ -85,14 +93,18 @@ def amount_read(words, language, code):
     number.
     """
     noun = KILOMETRES[language] if code == "km" else NOUNS[language].split()[ORDER.index(code)]
-    cents = dict(zip(("USD", "GBP"), CENTS.get(language, "(?!) (?!)").split(), strict=True)).get("USD" if code == "EUR" else code, "(?!)")
+    cents = dict(zip(("USD", "GBP"), CENTS.get(language, "(?!) (?!)").split(), strict=True)).get(
+        "USD" if code == "EUR" else code, "(?!)"
+    )
     found = _noun(noun, words, language)
     small = _noun(cents, words[found.end() :] if found else words, language)
     if not found and not small:
         raise Unreadable(f"neither {noun} nor {cents} in {words!r}")
     value = Decimal(0)
     if found:
-        value += _count(_longest(words[: found.start()], language, first=True), found.group(), language)
+        value += _count(
+            _longest(words[: found.start()], language, first=True), found.group(), language
+        )
     if small:
         between = words[found.end() :][: small.start()] if found else words[: small.start()]
         between = between.removeprefix(" واحد")  # the one before it
@@ -101,7 +113,9 @@ def amount_read(words, language, code):
 
 
 def _noun(stem, words, language):
-    """Where a name that begins so stands, with its ending; an adjective may come before the stem."""
+    """Where a name that begins so stands, with its ending; an adjective may come before
+    the stem.
+    """
     if language in ("zh", "ja", "ko"):
         return re.search(stem, words)
     return re.search(rf"(?<![^\W_])(?:d')?(?:{stem})\w*", words)
@@ -133,20 +147,44 @@ def _count(value, noun, language):
 def _samples(language, number=200):
     rng = random.Random(f"amounts {language}")
     for i in range(number):
-        kind = ("whole", "decimal", "before", "after", "cents", "code", "thousands", "millions", "negative", "unit")[i % 10]
-        value = rng.choice((rng.randrange(30), rng.randrange(130), rng.randrange(2500), rng.randrange(10 ** rng.randint(4, 12))))
+        kind = (
+            "whole",
+            "decimal",
+            "before",
+            "after",
+            "cents",
+            "code",
+            "thousands",
+            "millions",
+            "negative",
+            "unit",
+        )[i % 10]
+        value = rng.choice(
+            (
+                rng.randrange(30),
+                rng.randrange(130),
+                rng.randrange(2500),
+                rng.randrange(10 ** rng.randint(4, 12)),
+            )
+        )
         sign = rng.choice(list(SIGNS))
         if language == "zh" and sign == "¥":
             sign = "$"
         if kind == "whole":
             yield written(value, language), Decimal(value), None
         elif kind == "decimal":
-            value = Decimal(value % 10**6) + Decimal(rng.randrange(1, 1000)) / 10 ** rng.choice((3, 4))
+            value = Decimal(value % 10**6) + Decimal(rng.randrange(1, 1000)) / 10 ** rng.choice(
+                (3, 4)
+            )
             yield written(value, language), value, None
         elif kind == "before":
             yield sign + written(value, language), Decimal(value), SIGNS[sign]
         elif kind == "after":
-            yield written(value, language) + rng.choice(("", " ")) + sign, Decimal(value), SIGNS[sign]
+            yield (
+                written(value, language) + rng.choice(("", " ")) + sign,
+                Decimal(value),
+                SIGNS[sign],
+            )
         elif kind == "cents":
             sign, value = rng.choice("$€£"), Decimal(value) + Decimal(rng.randrange(1, 100)) / 100
             yield sign + written(value, language), value, SIGNS[sign]
@@ -171,7 +209,11 @@ def _samples(language, number=200):
 @pytest.mark.parametrize(
     ("language", "text", "expected"),
     [
-        ("ja", "￥500、気温−5度、5㎏、3:30pm", "五百円、気温マイナス五度、五キログラム、三時三十分 pm"),
+        (
+            "ja",
+            "￥500、気温−5度、5㎏、3:30pm",
+            "五百円、気温マイナス五度、五キログラム、三時三十分 pm",
+        ),
         ("zh", "500￥，气温-5℃，010-87654321", "五百元,气温负五摄氏度,零一零八七六五四三二一"),
         ("ko", "₩5,000를 오전 8:30에", "오천 원를 오전 여덟시 삼십분에"),
     ],
@@ -186,7 +228,9 @@ def test_every_sign_and_code_has_a_name(language):
         if not (language == "zh" and sign == "¥"):
             assert amount_read(spoken(f"{sign}7", language), language, code) == 7, sign
             assert amount_read(spoken(f"1000 {sign}", language), language, code) == 1000, sign
-    for code in currencies.CODES | currencies.LATE_CODES - {"ALL", "MAD"} | set(currencies.SIGNS.values()):
+    for code in (
+        currencies.CODES | currencies.LATE_CODES - {"ALL", "MAD"} | set(currencies.SIGNS.values())
+    ):
         for count in (1, 2, 5):
             name, _ = currencies.name(language, code, Decimal(count))
             assert name == name.lower(), name
@@ -224,4 +268,6 @@ def test_the_table_in_the_documentation_is_what_is_read():
     assert {row[0] for row in rows} == set(LANGUAGES)
     for language, _, _, *expected in rows:
         amount = "$5.50" if language in COMMAS else "$5,50"
-        assert [spoken(text, language) for text in (amount, "8:30", "½", "-5")] == expected, language
+        assert [spoken(text, language) for text in (amount, "8:30", "½", "-5")] == expected, (
+            language
+        )

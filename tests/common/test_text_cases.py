@@ -9,8 +9,20 @@ import pytest
 from num2words import CONVERTER_CLASSES
 
 from common.xtts.text import currencies, rules
-from common.xtts.text.clean import UnknownLanguage, clean, foreign_script, has_words, normalize_language, require_backend
-from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, LanguageUnavailable, TextError
+from common.xtts.text.clean import (
+    UnknownLanguage,
+    clean,
+    foreign_script,
+    has_words,
+    normalize_language,
+    require_backend,
+)
+from common.xtts.text.errors import (
+    DamagedText,
+    LanguageNotInVocabulary,
+    LanguageUnavailable,
+    TextError,
+)
 from common.xtts.text.tokenizer import Tokenizer
 
 MONEY = [
@@ -159,7 +171,11 @@ def test_numbers_are_read_out(language, text, expected):
 @pytest.mark.parametrize(
     ("language", "text", "expected"),
     [
-        ("zh", "价格20€，走了5km，早上8:30", "jia4ge2er4shi2ou1yuan2,zou3le5wu3gong1li3,zao3shang4ba1dian3san1shi2fen1"),
+        (
+            "zh",
+            "价格20€，走了5km，早上8:30",
+            "jia4ge2er4shi2ou1yuan2,zou3le5wu3gong1li3,zao3shang4ba1dian3san1shi2fen1",
+        ),
         ("ja", "$20です。8:30に", "nijuu dollar desu. hachi ji sanjuu fun ni"),
         ("ko", "$20이다. 3/5", "isib dalleo-ida. obun-ui sam"),
     ],
@@ -181,7 +197,9 @@ def test_particles_follow_an_amount_without_a_space(language, text, expected):
         ("en", "it was $1.2.3", r"'\$1.2.3' is no amount"),
     ],
 )
-def test_t2_an_amount_without_words_is_refused_and_never_read_as_the_number(language, text, message):
+def test_t2_an_amount_without_words_is_refused_and_never_read_as_the_number(
+    language, text, message
+):
     with pytest.raises(TextError, match=message):
         clean(text, language)
 
@@ -227,7 +245,19 @@ SILENT = [
     ("en", "so\u00adft w\u200bord", "soft word"),
     ("en", "½ of it\0", "one half of it"),
 ]
-WORDLESS = ["\u3164", "\u115f\u1160", "ـ", "ــ ـ", "\ufe0f", "\U000e0041", "😀", "\u200d", "\0", "\uffa0", "\u2800"]
+WORDLESS = [
+    "\u3164",
+    "\u115f\u1160",
+    "ـ",
+    "ــ ـ",
+    "\ufe0f",
+    "\U000e0041",
+    "😀",
+    "\u200d",
+    "\0",
+    "\uffa0",
+    "\u2800",
+]
 
 
 @pytest.mark.parametrize(("language", "text", "expected"), SILENT)
@@ -244,8 +274,12 @@ def test_fillers_are_no_words(text):
 
 @pytest.mark.parametrize("parity", [False, True])
 def test_a_learnt_vocabulary_has_no_tokens_without_a_sound(parity):
-    pairs = [(text, language) for language, text, _ in SILENT if language != "fa"] + [(text, "en") for text in WORDLESS]
-    learnt = Tokenizer.train([*pairs, ("say [STOP] now", "en")], 300, ["en", "de", "ru"], parity=parity)
+    pairs = [(text, language) for language, text, _ in SILENT if language != "fa"] + [
+        (text, "en") for text in WORDLESS
+    ]
+    learnt = Tokenizer.train(
+        [*pairs, ("say [STOP] now", "en")], 300, ["en", "de", "ru"], parity=parity
+    )
     characters = {c for i in range(learnt.vocab_size) for c in learnt.token(i) or ""}
     assert not [c for c in characters if unicodedata.category(c) in ("Cc", "Cf", "Co", "So", "Mn")]
     assert not characters & set("\u3164\u115f\u1160\uffa0\u2800ـ")
@@ -261,8 +295,25 @@ def test_a_given_vocabulary_says_the_text_without_them():
 
 # -- D15: damage ---------------------------------------------------------------------------------
 
-WHOLE = ["Spaß“ sagte er", "CAFÉ… fermé", "»MENÜ« und »Ü«", "naïve œuf", "« À bientôt… »", "“it’s”…", "30°C – 5 €", "SEÑOR — ¡OLÉ!", "ÂGE",
-         "Đorđe Ž. Š.", "ĞÜŞİ ÖÇ", "привет, как дела?", "سگ و گربه", "عکس طغرا", "XÃ HỘI CHỦ NGHĨA", "日本語です。"]  # fmt: skip
+WHOLE = [
+    "Spaß“ sagte er",
+    "CAFÉ… fermé",
+    "»MENÜ« und »Ü«",
+    "naïve œuf",
+    "« À bientôt… »",
+    "“it’s”…",
+    "30°C – 5 €",
+    "SEÑOR — ¡OLÉ!",
+    "ÂGE",
+    # fmt: skip
+    "Đorđe Ž. Š.",
+    "ĞÜŞİ ÖÇ",
+    "привет, как дела?",
+    "سگ و گربه",
+    "عکس طغرا",
+    "XÃ HỘI CHỦ NGHĨA",
+    "日本語です。",
+]
 DAMAGED = [
     ("en", "it\ufffds"), ("en", "itâ€™s"), ("fr", "cafÃ© au lait"), ("de", "fÃ¼r"), ("ru", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚ Ð¼Ð¸Ñ€"), ("ru", "РїСЂРёРІРµС‚"),
     ("fa", "Ø³Ù„Ø§Ù… Ø¯Ù†ÛŒØ§"), ("fa", "ط³ظ„ط§ظ…"), ("en", "5 â‚¬ each"), ("tr", "Ä°stanbul"), ("cs", "ÄŒeskÃ½"), ("en", "a \ud83d b"),
@@ -300,7 +351,12 @@ def test_a_language_by_name_is_answered_with_its_code(name, code):
 
 
 def test_other_spellings_of_a_code_are_taken():
-    assert [normalize_language(code) for code in ("de-DE", "per", "zh-Hant", "en_US.UTF-8")] == ["de", "fa", "zh", "en"]
+    assert [normalize_language(code) for code in ("de-DE", "per", "zh-Hant", "en_US.UTF-8")] == [
+        "de",
+        "fa",
+        "zh",
+        "en",
+    ]
     with pytest.raises(UnknownLanguage, match="'klingon' is not known; have: ar, "):
         normalize_language("klingon")
 
@@ -331,7 +387,11 @@ def _anything(rng):
             parts.append(rng.choice(piece.split(" ")))
         elif rng.random() < 0.3:
             end = rng.choice(("", ".5", ",50", "/3", ":30", " km", "k", "%", ".", "th", "-й"))
-            parts.append(rng.choice(("", "$", "-", "€ ")) + str(rng.randrange(10 ** rng.randint(1, 17))) + end)
+            parts.append(
+                rng.choice(("", "$", "-", "€ "))
+                + str(rng.randrange(10 ** rng.randint(1, 17)))
+                + end
+            )
         else:
             parts.append("".join(rng.choice(piece) for _ in range(rng.randint(1, 6))))
         parts.append(" " * (rng.random() < 0.5))
@@ -349,7 +409,10 @@ def test_any_text_in_any_language_is_cleaned_or_refused():
             continue
         cleaned += 1
         assert unicodedata.normalize("NFC", found) == found, (language, text)
-        assert not {unicodedata.category(c) for c in found} & {"Cc", "Cf", "Co", "Cs"}, (language, text)
+        assert not {unicodedata.category(c) for c in found} & {"Cc", "Cf", "Co", "Cs"}, (
+            language,
+            text,
+        )
         assert found == " ".join(found.split()), (language, text)
         if language not in ("zh", "ja", "ko"):  # romanised: pinyin's tones are digits
             assert not any(c.isdecimal() for c in found), (language, text)

@@ -40,8 +40,12 @@ def v1():
 
 @needs_v1
 def test_published_ids(v1):
-    ids = "259 147 2 1972 18 2 54 2 198 18 48 9 2 60 4 32 2 123 2 636 91 1185 142 2 53 2 115 54 33 9"
-    assert v1.encode("This cake is great. It's so delicious and moist.", "en") == [int(i) for i in ids.split()]
+    ids = (
+        "259 147 2 1972 18 2 54 2 198 18 48 9 2 60 4 32 2 123 2 636 91 1185 142 2 53 2 115 54 33 9"
+    )
+    assert v1.encode("This cake is great. It's so delicious and moist.", "en") == [
+        int(i) for i in ids.split()
+    ]
     assert (v1.vocab_size, v1.stop, v1.unk, v1.space, v1.start) == (5413, 0, 1, 2, 261)
 
 
@@ -97,7 +101,11 @@ def test_last_of_repeated_merges_sets_the_rank(tmp_path):
 
 
 def test_what_is_wrong_with_a_vocabulary_is_said(tmp_path):
-    for content, message in (("{", "JSONDecodeError"), ('{"model": {"type": "WordPiece"}}', "WordPiece"), ("[]", "not a vocabulary")):
+    for content, message in (
+        ("{", "JSONDecodeError"),
+        ('{"model": {"type": "WordPiece"}}', "WordPiece"),
+        ("[]", "not a vocabulary"),
+    ):
         (tmp_path / "v.json").write_text(content)
         with pytest.raises(VocabularyError, match=message) as caught:
             Tokenizer.load(tmp_path / "v.json")
@@ -110,7 +118,9 @@ def test_what_is_wrong_with_a_vocabulary_is_said(tmp_path):
         Tokenizer.load(tmp_path / "absent.json")
 
 
-@pytest.mark.parametrize("special", ["[STOP]", "[SPACE]", "[START]", "[UNK]", "[en]", "[de]", "[ru]", "[zh-cn]"])
+@pytest.mark.parametrize(
+    "special", ["[STOP]", "[SPACE]", "[START]", "[UNK]", "[en]", "[de]", "[ru]", "[zh-cn]"]
+)
 def test_special_tokens_in_a_text_are_just_characters(learnt, special):
     ids = learnt.encode(f"say {special} now", "en")
     inner = ids[1:]
@@ -135,7 +145,10 @@ def test_unknown_characters_are_named(learnt):
 
 def test_language_without_tag(learnt):
     for code in ("fa", "fa-IR", "xx"):
-        with pytest.raises(LanguageNotInVocabulary, match=r"language (fa|xx) not in vocabulary; have: ar, cs, de, en"):
+        with pytest.raises(
+            LanguageNotInVocabulary,
+            match=r"language (fa|xx) not in vocabulary; have: ar, cs, de, en",
+        ):
             learnt.encode("a", code)
 
 
@@ -165,7 +178,13 @@ def test_training_is_the_same_in_every_process(learnt, tmp_path):
     )
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert out == learnt.digest
 
 
@@ -234,7 +253,9 @@ def test_extending_refuses_what_it_cannot_do(learnt):
 def test_extending_the_published_vocabulary(v1):
     extended = v1.extend([(s, "fa") for s in PERSIAN], ["fa"], 300)
     _check_extended(v1, extended, 300)
-    assert all(v1.unknown_in_clean(extended.clean(s, "fa")) != [] for s in ["گچپژ"])  # letters that it lacked
+    assert all(
+        v1.unknown_in_clean(extended.clean(s, "fa")) != [] for s in ["گچپژ"]
+    )  # letters that it lacked
 
 
 def test_merges_by_count_then_by_order():
@@ -244,7 +265,10 @@ def test_merges_by_count_then_by_order():
     assert learn_merges({tuple("cd"): 2, tuple("ab"): 2}, 1) == [("a", "b")]
     assert learn_merges({tuple("aaaa"): 2}, 5) == [("a", "a"), ("aa", "aa")]
     # A merge into a token that exists costs no id.
-    assert learn_merges({tuple("ab"): 5, tuple("cd"): 3}, 1, frozenset({"ab"})) == [("a", "b"), ("c", "d")]
+    assert learn_merges({tuple("ab"): 5, tuple("cd"): 3}, 1, frozenset({"ab"})) == [
+        ("a", "b"),
+        ("c", "d"),
+    ]
 
 
 def _merges_by_counting_anew(words, num_merges):
@@ -268,5 +292,8 @@ def _merges_by_counting_anew(words, num_merges):
 def test_merges_are_those_of_counting_anew():
     draw = random.Random(7)
     for letters in ("ab", "abc", "abcdef"):
-        words = {tuple(draw.choices(letters, k=draw.randint(1, 9))): draw.randint(1, 5) for _ in range(80)}
+        words = {
+            tuple(draw.choices(letters, k=draw.randint(1, 9))): draw.randint(1, 5)
+            for _ in range(80)
+        }
         assert learn_merges(words, 40) == _merges_by_counting_anew(words, 40)

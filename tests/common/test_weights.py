@@ -29,7 +29,9 @@ def test_full_size_has_the_published_numbers(full_size):
 
 def test_decay_groups_at_full_size(full_size):
     def group(*decays):
-        return [np.prod(t.torch_shape, dtype=np.int64) for t in full_size.tensors() if t.decay in decays]
+        return [
+            np.prod(t.torch_shape, dtype=np.int64) for t in full_size.tensors() if t.decay in decays
+        ]
 
     parity, never = group("yes", "parity"), group("no")
     assert (len(parity), sum(parity)) == (147, 431_628_288)
@@ -95,7 +97,10 @@ def test_layouts_are_torchs():
     """A convolution and a linear layer computed from torch-layout weights by their definitions."""
     rng = np.random.default_rng(0)
     model = Small()
-    state = {key: rng.standard_normal(t.torch_shape).astype(np.float32) for key, t in weights.tensors(model).items()}
+    state = {
+        key: rng.standard_normal(t.torch_shape).astype(np.float32)
+        for key, t in weights.tensors(model).items()
+    }
     assert set(state) == {"encoder.0.0.weight", "encoder.0.0.bias", "head.weight", "head.bias"}
     weights.load_state_dict(model, state)
     for length in (6, 7):
@@ -104,7 +109,10 @@ def test_layouts_are_torchs():
         out = []
         for start in range(0, length, 2):
             window = padded[start : start + 3]  # [k, in]
-            conv = np.einsum("oik,ki->o", state["encoder.0.0.weight"], window) + state["encoder.0.0.bias"]
+            conv = (
+                np.einsum("oik,ki->o", state["encoder.0.0.weight"], window)
+                + state["encoder.0.0.bias"]
+            )
             out.append(state["head.weight"] @ conv + state["head.bias"])
         np.testing.assert_allclose(model(x)[0], out, rtol=1e-4, atol=1e-5)
 
@@ -143,7 +151,12 @@ def test_at_most_twenty_names():
 def test_leftovers_of_other_versions_are_passed_over():
     model = Gpt(MICRO)
     state = weights.state_dict(model)
-    leftovers = ("gpt.wte.weight", "gpt.h.0.attn.bias", "gpt.h.1.attn.masked_bias", "gpt_inference.transformer.ln_f.weight")
+    leftovers = (
+        "gpt.wte.weight",
+        "gpt.h.0.attn.bias",
+        "gpt.h.1.attn.masked_bias",
+        "gpt_inference.transformer.ln_f.weight",
+    )
     weights.load_state_dict(model, {**state, **{key: np.zeros(1) for key in leftovers}})
     with pytest.raises(weights.WeightsError, match="1 extra: gpt.wpe.weight"):
         weights.load_state_dict(model, {**state, "gpt.wpe.weight": np.zeros(1)})

@@ -102,7 +102,9 @@ def test_arrays_that_are_not_contiguous_travel_by_value():
 
 def test_digest_is_xxh3_128_of_names_dtypes_shapes_and_bytes_in_order():
     a, b = np.array([1, 2], np.int32), np.array([[3]], np.uint8)
-    expected = xxhash.xxh3_128_hexdigest(b"a:int32:2;" + a.tobytes() + b"b:uint8:1,1;" + b.tobytes())
+    expected = xxhash.xxh3_128_hexdigest(
+        b"a:int32:2;" + a.tobytes() + b"b:uint8:1,1;" + b.tobytes()
+    )
     assert wire.digest({"a": a, "b": b}) == expected
     different = [
         {"b": b, "a": a},
@@ -114,7 +116,9 @@ def test_digest_is_xxh3_128_of_names_dtypes_shapes_and_bytes_in_order():
     assert len({expected, *(wire.digest(d) for d in different)}) == 6
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bool", "complex64", "object", "<U3", ">i4", "datetime64[s]"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "bool", "complex64", "object", "<U3", ">i4", "datetime64[s]"]
+)
 def test_other_dtypes_do_not_travel(dtype):
     with pytest.raises(wire.WireError, match="'a': dtype"):
         wire.encode(RUN, data({"a": np.zeros(2, dtype)}))
@@ -145,8 +149,23 @@ def test_other_dtypes_do_not_travel(dtype):
         (header(run="ab"), "run id"),
         (header(run=RUN.upper()), "run id"),
         (header(status="x" * 5000), "status"),
-        (header(status={"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}), "status: Input should be a valid string"),
-        (msgpack.packb({"run": RUN, "v": wire.VERSION, "type": "HB", "gen": 1, "status": "", "ready": False}), "damaged"),
+        (
+            header(status={"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}),
+            "status: Input should be a valid string",
+        ),
+        (
+            msgpack.packb(
+                {
+                    "run": RUN,
+                    "v": wire.VERSION,
+                    "type": "HB",
+                    "gen": 1,
+                    "status": "",
+                    "ready": False,
+                }
+            ),
+            "damaged",
+        ),
         (header(seal="0" * 16), "damaged|seal"),
         (b"\x81\xa3run" + b"\x91" * 1000 + b"\x01", "run id"),
         (b"\x82\xa1v\x01\xa1v\x01", "twice"),
@@ -167,15 +186,23 @@ def test_other_versions_are_named_and_refusals_readable_in_all():
     assert (caught.value.version, caught.value.run) == (wire.VERSION + 1, RUN)
     refusal = msgpack.packb({"v": 9, "type": "REFUSE", "run": RUN, "gen": 1, "reason": "too old"})
     assert wire.decode([refusal])[1] == Refuse(1, "too old")
-    assert wire.decode([msgpack.packb({"v": 9, "type": "REFUSE", "run": RUN, "gen": 1, "reason": "a\nb", "more": 1})])[1] == Refuse(
-        1, "a?b"
-    )
+    assert wire.decode(
+        [
+            msgpack.packb(
+                {"v": 9, "type": "REFUSE", "run": RUN, "gen": 1, "reason": "a\nb", "more": 1}
+            )
+        ]
+    )[1] == Refuse(1, "a?b")
 
 
 def test_peers_of_the_protocol_before_are_named_and_read_our_refusal():
-    """Messages as version 2 sent them, and what its decoder asked of a refusal: one frame, and these keys."""
+    """Messages as version 2 sent them, and what its decoder asked of a refusal: one frame, and
+    these keys.
+    """
     before = {"v": 2, "type": "HB", "run": RUN, "gen": 0, "status": "starting", "ready": False}
-    with pytest.raises(wire.WireError, match=f"version 2, this side speaks {wire.VERSION}") as caught:
+    with pytest.raises(
+        wire.WireError, match=f"version 2, this side speaks {wire.VERSION}"
+    ) as caught:
         wire.decode([msgpack.packb(before)])
     assert (caught.value.version, caught.value.run) == (2, RUN)
     [frame] = wire.encode(RUN, Refuse(1, "protocol version 2"))
@@ -226,8 +253,14 @@ def test_frame_counts_are_checked():
 
 def test_headers_over_the_limit_are_not_sent_and_long_reasons_are_cut():
     with pytest.raises(wire.WireError, match="header of"):
-        wire.encode(RUN, Data(1, "train", 0, 1, "0" * 32, Notes(bad=tuple((g, "x" * 500) for g in range(200)))))
-    assert len(wire.decode(wire.encode(RUN, messages.Nack(1, "train", 0, 1, "y" * 9999)))[1].why) == messages.MAX_TEXT
+        wire.encode(
+            RUN,
+            Data(1, "train", 0, 1, "0" * 32, Notes(bad=tuple((g, "x" * 500) for g in range(200)))),
+        )
+    assert (
+        len(wire.decode(wire.encode(RUN, messages.Nack(1, "train", 0, 1, "y" * 9999)))[1].why)
+        == messages.MAX_TEXT
+    )
     sent = messages.Nack(1, "train", 0, 1, "no such file: a\udcff\n.wav")
     assert wire.decode(wire.encode(RUN, sent))[1].why == "no such file: a??.wav"
 
@@ -249,7 +282,9 @@ def test_headers_over_the_limit_are_not_sent_and_long_reasons_are_cut():
         Data(1, "train", 1, 1, "0" * 32, Notes(spent_ms={"read": float("inf")})),
         Data(1, "train", 1, 1, "0" * 32, Notes(sent="now")),
         Data(1, "train", 1, 1, "0" * 32, Notes(), {"a b": np.zeros(1, np.int32)}),
-        Data(1, "train", 1, 1, "0" * 32, Notes(), {f"a{i}": np.zeros(1, np.int32) for i in range(33)}),
+        Data(
+            1, "train", 1, 1, "0" * 32, Notes(), {f"a{i}": np.zeros(1, np.int32) for i in range(33)}
+        ),
     ],
 )
 def test_a_message_is_held_to_its_fields_before_it_is_sent(message):
@@ -270,8 +305,22 @@ def test_a_message_is_held_to_its_fields_before_it_is_sent(message):
             {"bad": [[3, "gone", 1]]},
             {"bad": [[-1, ""]]},
         ),
-        *({"spent_ms": [1]}, {"spent_ms": {"read": "fast"}}, {"spent_ms": {"read": -1.0}}, {"spent_ms": {"a b": 1.0}}, {"spent_ms": None}),
-        *({"sent": "now"}, {"sent": float("nan")}, {"cpu_ms": []}, {"threads": 1.5}, {"clips": None}, {"cached": -1}, {"without": [3]}),
+        *(
+            {"spent_ms": [1]},
+            {"spent_ms": {"read": "fast"}},
+            {"spent_ms": {"read": -1.0}},
+            {"spent_ms": {"a b": 1.0}},
+            {"spent_ms": None},
+        ),
+        *(
+            {"sent": "now"},
+            {"sent": float("nan")},
+            {"cpu_ms": []},
+            {"threads": 1.5},
+            {"clips": None},
+            {"cached": -1},
+            {"without": [3]},
+        ),
     ],
 )
 def test_notes_of_any_other_form_are_refused(notes):
@@ -286,7 +335,9 @@ def test_notes_of_any_other_form_are_refused(notes):
 
 
 def test_a_shape_that_numpy_cannot_make_is_refused():
-    """It ended the trainer's thread: `np.empty` raises ValueError for it, although it holds nothing."""
+    """It ended the trainer's thread: `np.empty` raises ValueError for it, although it holds
+    nothing.
+    """
     frames = wire.encode(RUN, data({"a": np.zeros((0, 3), np.int64)}))
     fields = msgpack.unpackb(frames[0])
     del fields["seal"]
@@ -308,7 +359,10 @@ def test_a_header_that_was_damaged_on_its_way_is_not_believed():
 
 
 def test_each_side_hears_only_what_the_other_may_say():
-    for kinds, others in ((messages.FROM_PRODUCER, messages.FROM_TRAINER), (messages.FROM_TRAINER, messages.FROM_PRODUCER)):
+    for kinds, others in (
+        (messages.FROM_PRODUCER, messages.FROM_TRAINER),
+        (messages.FROM_TRAINER, messages.FROM_PRODUCER),
+    ):
         assert not kinds.keys() & others.keys()
         frame = msgpack.packb({"v": wire.VERSION, "type": next(iter(others)), "run": RUN})
         with pytest.raises(wire.WireError, match="unknown message type"):

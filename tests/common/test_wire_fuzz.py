@@ -1,4 +1,6 @@
-"""A part of `tests/bench/fuzz_wire.py`: hostile messages through the real ends of the channel, with nothing around them that catches."""
+"""A part of `tests/bench/fuzz_wire.py`: hostile messages through the real ends of the channel, with
+nothing around them that catches.
+"""
 
 import threading
 
@@ -17,9 +19,21 @@ COUNT = 12_000
 def test_the_trainers_end_goes_on_and_takes_no_batch_of_a_stranger(seed):
     hub = FrameHub(Hostile(seed, run=cb.RUN, features="ab"), COUNT)
     log = cb.EventLog()
-    server = LeaseServer("", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=log)
-    server.open(1, cb.OFFER, cb.train_schedule(), lambda ready: None if ready.feature_hash == "ab" else "other features")
-    producers = [cb.Producer(LeaseClient(hub.endpoint, cb.RUN, f"p{i}", cb.CAPACITY, link=hub.link()), features="ab") for i in range(2)]
+    server = LeaseServer(
+        "", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=log
+    )
+    server.open(
+        1,
+        cb.OFFER,
+        cb.train_schedule(),
+        lambda ready: None if ready.feature_hash == "ab" else "other features",
+    )
+    producers = [
+        cb.Producer(
+            LeaseClient(hub.endpoint, cb.RUN, f"p{i}", cb.CAPACITY, link=hub.link()), features="ab"
+        )
+        for i in range(2)
+    ]
     try:
         seen = []
         while hub.left or len(seen) < 60:
@@ -41,7 +55,9 @@ def test_the_trainers_end_goes_on_and_takes_no_batch_of_a_stranger(seed):
 
 def test_the_producers_end_goes_on_and_keeps_nothing():
     link = FrameLink(None, b"", Hostile(2, to_trainer=False, run=cb.RUN), COUNT)
-    client = LeaseClient(lambda: FrameHub(Hostile(0), 0).endpoint(), cb.RUN, "p", cb.CAPACITY, link=link)
+    client = LeaseClient(
+        lambda: FrameHub(Hostile(0), 0).endpoint(), cb.RUN, "p", cb.CAPACITY, link=link
+    )
     taken, stop = [], threading.Event()
 
     def producer():

@@ -1,4 +1,6 @@
-"""Data that are away for a while: nothing is set aside for it, and the run goes on when they are back. Bad clips are, up to a limit."""
+"""Data that are away for a while: nothing is set aside for it, and the run goes on when they are
+back. Bad clips are, up to a limit.
+"""
 
 import builtins
 import errno
@@ -55,19 +57,33 @@ def test_a_file_that_opens_and_does_not_decode_is_bad(wavs):
 def test_a_pipe_in_the_place_of_a_file_is_bad_and_holds_nobody(wavs):
     (wavs / "a.wav").unlink()
     os.mkfifo(wavs / "a.wav")
-    assert why_away([DecodeError(wavs / "a.wav", "not a file: a named pipe lies there", "not a file")], [str(wavs.parent)]) is None
+    assert (
+        why_away(
+            [DecodeError(wavs / "a.wav", "not a file: a named pipe lies there", "not a file")],
+            [str(wavs.parent)],
+        )
+        is None
+    )
 
 
 def test_a_machine_without_ffmpeg_condemns_no_clip(wavs):
-    error = DecodeError(wavs / "a.wav", "M4A is read through ffmpeg, which is not installed here", NO_FFMPEG)
-    assert why_away([error], [str(wavs.parent)]) == f"{wavs}/a.wav: M4A is read through ffmpeg, which is not installed here"
+    error = DecodeError(
+        wavs / "a.wav", "M4A is read through ffmpeg, which is not installed here", NO_FFMPEG
+    )
+    assert (
+        why_away([error], [str(wavs.parent)])
+        == f"{wavs}/a.wav: M4A is read through ffmpeg, which is not installed here"
+    )
 
 
 def test_a_folder_without_a_file_that_reads_is_away(wavs):
     """Renamed; an empty mount point; files of which none can be opened."""
     error, root = closed(wavs / "a.wav"), str(wavs.parent)
     wavs.rename(wavs.with_name("elsewhere"))
-    assert re.search(r"nothing in the folder .*/wavs can be read \(.*a\.wav: No such file", why_away([error], [root]))
+    assert re.search(
+        r"nothing in the folder .*/wavs can be read \(.*a\.wav: No such file",
+        why_away([error], [root]),
+    )
     wavs.mkdir()
     assert "/wavs can be read" in why_away([error], [root])
     for i in range(3):
@@ -78,7 +94,9 @@ def test_a_folder_without_a_file_that_reads_is_away(wavs):
 
 
 def test_a_folder_that_was_deleted_from_among_others_is_no_reason_to_wait(wavs):
-    """One speaker's of many, or one that held this recording alone; the others are known by what was read from them."""
+    """One speaker's of many, or one that held this recording alone; the others are known by what
+    was read from them.
+    """
     root, other = str(wavs.parent), wavs.parent / "p2"
     other.mkdir()
     (other / "good.wav").write_bytes(b"RIFF")
@@ -98,7 +116,9 @@ def test_a_process_out_of_file_handles_blames_no_file(wavs, monkeypatch):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(builtins, "open", full)
-    assert "Too many open files" in why_away([DecodeError(wavs / "a.wav", f"{CLOSED} (Too many open files)", CLOSED)])
+    assert "Too many open files" in why_away(
+        [DecodeError(wavs / "a.wav", f"{CLOSED} (Too many open files)", CLOSED)]
+    )
 
 
 def test_a_file_that_is_back_is_tried_again(wavs):
@@ -122,16 +142,25 @@ MANY = 6  # two batches asked for three times each
 
 
 def test_a_folder_that_is_away_for_a_while_costs_no_clip(tmp_path, channel, monkeypatch):
-    """wavs/ below the corpus' root, as where it is a link or a mount of its own: away from step 10 of 40, until it was asked for again and
+    """wavs/ below the corpus' root, as where it is a link or a mount of its own: away from step 10
+    of 40, until it was asked for again and
     again."""
-    once = {"train__accumulate": 1, "train__eval_every": 15, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    once = {
+        "train__accumulate": 1,
+        "train__eval_every": 15,
+        "train__eval_at_epoch_end": False,
+        "dvae__max_steps": 1,
+    }
     run = arithmetic_run(tmp_path, train__max_steps=40, **once)
     gate = Gate(tmp_path / "gate")
     gate.limit(2, 10 + LAG)
     monkeypatch.setenv(GATE, gate.env[GATE])
     monkeypatch.setattr(leases, "LATER_S", 0.1)
     c, wavs = channel(run), tmp_path / "corpus" / "wavs"
-    postponed = lambda: c.server.stats()["lease_ends"].get("postponed", 0)  # noqa: E731
+
+    def postponed():
+        return c.server.stats()["lease_ends"].get("postponed", 0)
+
     c.produce("p0")
 
     def away():
@@ -159,12 +188,22 @@ def test_one_that_stays_away_is_named_when_the_wait_is_over(tmp_path, channel, m
     (tmp_path / "corpus" / "wavs").rename(tmp_path / "corpus" / "gone")
     c.open([("train", 0)])
     c.produce("p0")
-    cb.wait_until(lambda: c.server.stats()["lease_ends"].get("postponed", 0) > 3)  # three refusals do not end it
-    with pytest.raises(NoData, match=r"waiting for batch train 0 .* postponed by p0: nothing in the folder .*/corpus/wavs can be read"):
+    cb.wait_until(
+        lambda: c.server.stats()["lease_ends"].get("postponed", 0) > 3
+    )  # three refusals do not end it
+    with pytest.raises(
+        NoData,
+        match=(
+            r"waiting for batch train 0 .* postponed by p0: nothing in the folder .*/corpus/wavs"
+            r" can be read"
+        ),
+    ):
         c.server.next(0.3)
 
 
-def test_another_producer_that_has_the_data_makes_the_batches_at_once(tmp_path, channel, monkeypatch):
+def test_another_producer_that_has_the_data_makes_the_batches_at_once(
+    tmp_path, channel, monkeypatch
+):
     monkeypatch.setattr(leases, "LATER_S", 10 * cb.LATER_S)  # who has not is asked again too late
     run = arithmetic_run(tmp_path)
     c = channel(run)
@@ -182,7 +221,12 @@ class NoFile(FromFiles):
     """On a host where no file is."""
 
     def clips(self, planned):
-        return [Clip(c.row, c.utterance.__class__(**{**vars(c.utterance), "path": "/not/mounted/x.wav"})) for c in super().clips(planned)]
+        return [
+            Clip(
+                c.row, c.utterance.__class__(**{**vars(c.utterance), "path": "/not/mounted/x.wav"})
+            )
+            for c in super().clips(planned)
+        ]
 
 
 class AllBad(ArithmeticMaker):
@@ -203,9 +247,17 @@ def test_a_clip_in_many_rows_counts_once():
         quarantine.check_room([(2, "gone"), (3, "gone"), (4, "gone")])
 
 
-def test_more_bad_clips_than_may_be_set_aside_end_the_run_and_the_last_batch_condemns_none(tmp_path):
+def test_more_bad_clips_than_may_be_set_aside_end_the_run_and_the_last_batch_condemns_none(
+    tmp_path,
+):
     run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, dvae__max_steps=1)
-    with pytest.raises(Hopeless, match=r"1[1-4] clips .*; at most 10 may be set aside \(train.max_set_aside\).*damaged audio data"):
+    with pytest.raises(
+        Hopeless,
+        match=(
+            r"1[1-4] clips .*; at most 10 may be set aside \(train.max_set_aside\).*damaged audio"
+            r" data"
+        ),
+    ):
         train(run, make=AllBad)
     entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
     assert 6 < len(entries) <= 10

@@ -1,4 +1,6 @@
-"""The store of codes: what comes back is what was put, whoever writes and whoever dies; batches do not depend on it to the bit."""
+"""The store of codes: what comes back is what was put, whoever writes and whoever dies; batches do
+not depend on it to the bit.
+"""
 
 import logging
 import os
@@ -28,7 +30,9 @@ AUDIO = {"cond_min_samples": 11008, "cond_max_samples": 22016, "cond_eval_sample
 
 
 def codes_of(utterance: int) -> np.ndarray:
-    """The answer known beforehand: 1 + u mod 250 codes, each a product of u + 3 and its place, mod 1021."""
+    """The answer known beforehand: 1 + u mod 250 codes, each a product of u + 3 and its place, mod
+    1021.
+    """
     return (np.arange(1, 2 + utterance % 250) * (utterance + 3)) % 1021
 
 
@@ -37,7 +41,11 @@ def test_what_comes_back_is_what_was_put(tmp_path):
     for u in (7, 0, 249, 12345, 3):
         assert a.get(u, len(codes_of(u))) is None
         a.put(u, codes_of(u))
-    for cache in (a, b, CodesCache(tmp_path / "c", 250, KEY)):  # also those opened before, also the next start
+    for cache in (
+        a,
+        b,
+        CodesCache(tmp_path / "c", 250, KEY),
+    ):  # also those opened before, also the next start
         for u in (7, 0, 249, 12345, 3):
             got = cache.get(u, len(codes_of(u)))
             assert got.dtype == np.int32
@@ -61,7 +69,10 @@ def test_other_features_other_lengths_and_damage_find_nothing(tmp_path):
     slot = 8 + 2 * 250
     data[5 * slot + 20] ^= 1  # a bit of a code
     data[6 * slot] ^= 1  # a bit of a sum
-    data[7 * slot : 8 * slot], data[8 * slot : 9 * slot] = data[8 * slot : 9 * slot], data[7 * slot : 8 * slot]
+    data[7 * slot : 8 * slot], data[8 * slot : 9 * slot] = (
+        data[8 * slot : 9 * slot],
+        data[7 * slot : 8 * slot],
+    )
     path.write_bytes(data[: 15 * slot + 40])  # cut off within 15
     found = {u for u in range(20) if cache.get(u, 30) is not None}
     assert found == set(range(15)) - {5, 6, 7, 8}
@@ -82,12 +93,19 @@ while True:
 
 
 def test_three_writers_and_sigkill_at_any_time(tmp_path):
-    """Three producers write the same slots and are killed at once, again and again: a slot is right or absent, never wrong."""
+    """Three producers write the same slots and are killed at once, again and again: a slot is right
+    or absent, never wrong.
+    """
     reader = CodesCache(tmp_path, 250, KEY)
     seen = 0
     for wanted in (0, 500, 1500):  # slots seen before the kill
         argv = [sys.executable, "-c", _WRITER, str(tmp_path), KEY]
-        writers = [subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) for _ in range(3)]
+        writers = [
+            subprocess.Popen(
+                argv, cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )
+            for _ in range(3)
+        ]
         for w in writers:
             assert w.stdout.readline() == b"writes\n"
         end, found = time.monotonic() + 280, 0
@@ -121,7 +139,9 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_still_read(tmp_path, c
     with caplog.at_level(logging.WARNING):
         cache.put(4, codes_of(4))
         cache.put(5, codes_of(5))
-    assert [r.message for r in caplog.records if "No space left" in r.message] == [r.message for r in caplog.records]
+    assert [r.message for r in caplog.records if "No space left" in r.message] == [
+        r.message for r in caplog.records
+    ]
     assert len(caplog.records) == 1
     np.testing.assert_array_equal(cache.get(3, len(codes_of(3))), codes_of(3))
     (tmp_path / "file").write_text("")
@@ -130,7 +150,8 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_still_read(tmp_path, c
     assert nowhere.get(3, len(codes_of(3))) is None
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------------------
+# -- batches
+# --------------------------------------------------------------------------------------------------
 
 
 def decode_all(clips):
@@ -155,10 +176,26 @@ def mixed_rates(folder):
         m.add_source(folder / "clips")
         for u, rate in zip(run.manifest.utterances(range(9)), rates, strict=True):
             frames = u.num_samples * rate // 22050
-            samples = np.interp(np.arange(frames) * 22050 / rate, np.arange(u.num_samples), tone(u.id, u.num_samples / 22050))
+            samples = np.interp(
+                np.arange(frames) * 22050 / rate,
+                np.arange(u.num_samples),
+                tone(u.id, u.num_samples / 22050),
+            )
             path = write_wav(folder / "clips" / f"r{u.id}.flac", samples.astype(np.float32), rate)
-            facts = {"num_samples": -(-frames * 22050 // rate), "source_rate": rate, "source_frames": frames, "size": path.stat().st_size}
-            words = {"name": f"c{u.id}", "text": "x", "clean": "x", "tokens": u.tokens, "language": "en", "speaker": "a"}
+            facts = {
+                "num_samples": -(-frames * 22050 // rate),
+                "source_rate": rate,
+                "source_frames": frames,
+                "size": path.stat().st_size,
+            }
+            words = {
+                "name": f"c{u.id}",
+                "text": "x",
+                "clean": "x",
+                "tokens": u.tokens,
+                "language": "en",
+                "speaker": "a",
+            }
             m.add_utterance(source=0, path=path, **words, **facts, split=TRAIN if u.id < 8 else 1)
     run.manifest = Manifest.open(folder / "manifest.sqlite")
     return run
@@ -180,7 +217,9 @@ def test_batches_are_the_same_to_the_bit_with_and_without_the_cache(tmp_path):
     assert [d for d, _ in first] == expected
     second_epoch = [c for _, clips in first[epoch : 2 * epoch] for c in clips]
     assert second_epoch
-    assert all(c.codes is not None and c.num_samples is not None for c in second_epoch), "only the conditioning clips are decoded"
+    assert all(c.codes is not None and c.num_samples is not None for c in second_epoch), (
+        "only the conditioning clips are decoded"
+    )
     assert any(c.num_samples < c.utterance.num_samples for c in second_epoch)
 
     full = GptMaker(run)
@@ -193,7 +232,9 @@ def test_batches_are_the_same_to_the_bit_with_and_without_the_cache(tmp_path):
     for u in (0, 3, 4):
         damaged[u * slot + 9] ^= 4
     _file(run).write_bytes(damaged)
-    assert [d for d, _ in batches(GptMaker(run), numbers)] == expected, "a part of a batch known, the rest not"
+    assert [d for d, _ in batches(GptMaker(run), numbers)] == expected, (
+        "a part of a batch known, the rest not"
+    )
     assert _file(run).read_bytes() == (tmp_path / "copy").read_bytes()
 
 

@@ -44,7 +44,10 @@ def test_damage_is_told_as_it_is(tmp_path, tokenizer, damage):
         assert damage.error in str(e.value)
         return
     s = Scanned(tmp_path, tokenizer, root)
-    assert (s.report.kept, tuple(r.kind for r in s.rejects)) == (damage.kept, damage.kinds), s.report.lines()
+    assert (s.report.kept, tuple(r.kind for r in s.rejects)) == (
+        damage.kept,
+        damage.kinds,
+    ), s.report.lines()
     if damage.reason:
         assert damage.reason in s.rejects[0].reason
     if damage.warning:
@@ -55,7 +58,9 @@ def test_damage_is_told_as_it_is(tmp_path, tokenizer, damage):
 
 @pytest.mark.parametrize("damage", [d for d in DAMAGES if d.blob is not None], ids=lambda d: d.name)
 def test_a_recording_that_one_refuses_all_refuse(tmp_path, damage):
-    """The scan, and the reader of reference clips; and training, of what its samples are: its end was looked at by the scan."""
+    """The scan, and the reader of reference clips; and training, of what its samples are: its end
+    was looked at by the scan.
+    """
     path = tmp_path / "a.wav"
     path.write_bytes(damage.blob)
     facts = probe(FixedPlace(str(path)), deep=True)

@@ -52,13 +52,19 @@ def test_a_part_is_that_part_of_the_whole(tmp_path):
     rng = np.random.default_rng(0)
     for rate in (22050, 44100, 48000, 16000):
         for suffix in (".wav", ".flac", ".ogg", ".mp3"):
-            path = write_wav(tmp_path / f"a{rate}{suffix}", 0.3 * rng.standard_normal(rate * 3).clip(-3, 3).astype(np.float32), rate)
+            path = write_wav(
+                tmp_path / f"a{rate}{suffix}",
+                0.3 * rng.standard_normal(rate * 3).clip(-3, 3).astype(np.float32),
+                rate,
+            )
             whole = decode(path)
             assert len(whole) == 66150 or suffix == ".mp3"
             for start, n in ((0, 22050), (30000, 11025), (66150 - 8000, 8000), (1, 66149)):
                 part = decode(path, start, n)
                 assert part.shape == (n,)
-                np.testing.assert_allclose(part, whole[start : start + n], atol=0 if rate == 22050 else 2e-5)
+                np.testing.assert_allclose(
+                    part, whole[start : start + n], atol=0 if rate == 22050 else 2e-5
+                )
 
 
 def test_a_part_outside_the_file_is_an_error(tmp_path):
@@ -88,10 +94,14 @@ def test_c13_non_finite_and_absurd_samples(tmp_path):
         x = tone.copy()
         x[1000] = value
         fails(write_wav(tmp_path / f"{name}.wav", x, subtype="FLOAT"), text)
-    fails(write_wav(tmp_path / "all.wav", tone * 1e30, subtype="FLOAT"), "absurd level: peak 5e\\+29")
+    fails(
+        write_wav(tmp_path / "all.wav", tone * 1e30, subtype="FLOAT"), "absurd level: peak 5e\\+29"
+    )
     spike = np.zeros(44100, np.float32)
     spike[7] = 1e6
-    fails(write_wav(tmp_path / "spike.wav", spike + 0.1 * tone, subtype="FLOAT"), "over a signal of")
+    fails(
+        write_wav(tmp_path / "spike.wav", spike + 0.1 * tone, subtype="FLOAT"), "over a signal of"
+    )
     fails(write_wav(tmp_path / "zero.wav", 0 * tone), "silent")
 
 
@@ -113,7 +123,9 @@ def test_two_channels_become_their_mean_to_the_bit():
 def test_a_whole_file_is_read_without_seeking(tmp_path, monkeypatch):
     """In FLAC, seeking decodes; and a part is sought once."""
     sought, seek = [], soundfile.SoundFile.seek
-    monkeypatch.setattr(soundfile.SoundFile, "seek", lambda self, *args: sought.append(args) or seek(self, *args))
+    monkeypatch.setattr(
+        soundfile.SoundFile, "seek", lambda self, *args: sought.append(args) or seek(self, *args)
+    )
     path = write_wav(tmp_path / "a.flac", sine(44100))
     whole = decode(path)
     assert sought == []
@@ -129,7 +141,9 @@ def test_c13_loud_floats_are_scaled_with_a_warning_once(tmp_path, caplog):
     assert np.abs(y).max() == pytest.approx(1, abs=1e-4)
     np.testing.assert_array_equal(part, y[10000:15000])  # by the whole file's peak, not the part's
     assert [r.getMessage() for r in caplog.records] == [f"{path}: peak 4, scaled to 1"]
-    shorts = write_wav(tmp_path / "shorts.wav", np.round(20000 * sine(44100, amplitude=1)), subtype="FLOAT")
+    shorts = write_wav(
+        tmp_path / "shorts.wav", np.round(20000 * sine(44100, amplitude=1)), subtype="FLOAT"
+    )
     np.testing.assert_allclose(decode(shorts), sine(44100, amplitude=1), atol=1e-4)
 
 
@@ -146,7 +160,11 @@ def test_c10_files_that_are_no_audio_say_what_they_are(tmp_path):
     for name, data, text in (
         ("b.mp3", b"", "empty file"),
         ("d.wav", b"<html>404", "not audio"),
-        ("e.wav", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS pointer"),
+        (
+            "e.wav",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "Git LFS pointer",
+        ),
         ("f.wav", bytes(range(256)) * 20, "not audio"),
     ):
         (tmp_path / name).write_bytes(data)
@@ -175,12 +193,18 @@ def test_damaged_and_cut_files(tmp_path):
 def test_a_file_that_changed_since_the_scan_is_an_error(tmp_path):
     path = write_wav(tmp_path / "a.wav", sine(22050))
     assert len(decode(path, source_rate=22050, source_frames=22050)) == 22050
-    with pytest.raises(DecodeError, match="changed since the scan: 22051 samples at 22050 Hz then, 22050 at 22050 now"):
+    with pytest.raises(
+        DecodeError,
+        match="changed since the scan: 22051 samples at 22050 Hz then, 22050 at 22050 now",
+    ):
         decode(path, source_rate=22050, source_frames=22051)
 
 
 def test_c40_open_descriptors_stay_flat(tmp_path):
-    good, bad = write_wav(tmp_path / "a.wav", sine(4000)), write_wav(tmp_path / "b.wav", sine(4000), 1)
+    good, bad = (
+        write_wav(tmp_path / "a.wav", sine(4000)),
+        write_wav(tmp_path / "b.wav", sine(4000), 1),
+    )
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(500):
         decode(good)
@@ -197,7 +221,9 @@ def test_the_pool_gives_arrays_and_errors_in_futures(tmp_path):
         assert [len(f.result(90)) for f in futures] == [22050 + i for i in range(20)]
         with pytest.raises(DecodeError, match="No such file"):
             bad.result(90)
-        np.testing.assert_array_equal(pool.submit(paths[0], 100, 50).result(90), decode(paths[0], 100, 50))
+        np.testing.assert_array_equal(
+            pool.submit(paths[0], 100, 50).result(90), decode(paths[0], 100, 50)
+        )
 
 
 def test_a_full_pool_waits_stops_and_times_out(tmp_path, monkeypatch):

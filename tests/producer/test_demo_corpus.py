@@ -1,4 +1,6 @@
-"""The demo corpus: what it promises, by its own reader and scan; the speech itself by level, length, pitch and spectrum."""
+"""The demo corpus: what it promises, by its own reader and scan; the speech itself by level,
+length, pitch and spectrum.
+"""
 
 import hashlib
 import os
@@ -25,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def contents(folder):
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +39,16 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "corpus"
     start = os.times()
     make_demo_corpus(folder)
-    assert sum(os.times()[:4]) - sum(start[:4]) < 60  # seconds of work, the children's included; 3 s on two idle cores
+    assert (
+        sum(os.times()[:4]) - sum(start[:4]) < 60
+    )  # seconds of work, the children's included; 3 s on two idle cores
     return folder
 
 
 def pitch_hz(x):
-    """Median over voiced stretches of 46 ms of the autocorrelation's first strong peak, 60 to 400 Hz."""
+    """Median over voiced stretches of 46 ms of the autocorrelation's first strong peak, 60 to 400
+    Hz.
+    """
     found = []
     for i in range(0, len(x) - 1024, 1024):
         s = x[i : i + 1024] - x[i : i + 1024].mean()
@@ -64,12 +74,17 @@ def test_it_is_an_ordinary_folder_and_all_of_it_is_usable(corpus, tmp_path):
     with Manifest.open(tmp_path / "m.sqlite") as m:
         seconds = m.columns()["num_samples"] / 22050
     assert np.mean((seconds > 1.3) & (seconds < 5)) > 0.85
-    assert not any("clipped" in w or "exceed" in w or "per second" in w or "script" in w for w in report.warnings)
+    assert not any(
+        "clipped" in w or "exceed" in w or "per second" in w or "script" in w
+        for w in report.warnings
+    )
 
 
 def test_the_files_are_what_the_readme_says(corpus):
     assert (corpus / "README.txt").read_text().startswith("This folder was made by")
-    assert (corpus / "metadata.csv").read_text().splitlines()[0] == "audio_file|text|speaker_name|language"
+    assert (corpus / "metadata.csv").read_text().splitlines()[
+        0
+    ] == "audio_file|text|speaker_name|language"
     for path in corpus.glob("wavs/*.wav"):
         info = soundfile.info(path)
         assert (info.samplerate, info.channels, info.subtype) == (22050, 1, "PCM_16")
@@ -98,7 +113,9 @@ def test_the_speakers_of_a_language_differ_in_pitch(corpus):
         pitch = {}
         for speaker in (woman, man):
             files = [x.file for x in script(language) if x.speaker is speaker][:4]
-            pitch[speaker.name] = np.median([pitch_hz(soundfile.read(corpus / f)[0]) for f in files])
+            pitch[speaker.name] = np.median(
+                [pitch_hz(soundfile.read(corpus / f)[0]) for f in files]
+            )
         assert pitch[woman.name] > 1.3 * pitch[man.name], pitch
 
 
@@ -123,7 +140,12 @@ def test_every_speaker_says_as_much_as_the_others():
 
 def test_a_language_is_the_same_bytes_again(corpus, tmp_path):
     (tmp_path / "wavs").mkdir()
-    subprocess.run([sys.executable, "-m", "producer.corpus.demo", "--speak", "fa", str(tmp_path)], cwd=ROOT, check=True, timeout=280)
+    subprocess.run(
+        [sys.executable, "-m", "producer.corpus.demo", "--speak", "fa", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        timeout=280,
+    )
     again = contents(tmp_path)
     assert len(again) == 64
     assert again.items() <= contents(corpus).items()

@@ -1,4 +1,6 @@
-"""Batches of both stages against references that share no code with them: NumPy mels, whole clips, packing by hand."""
+"""Batches of both stages against references that share no code with them: NumPy mels, whole clips,
+packing by hand.
+"""
 
 import os
 import shutil
@@ -55,7 +57,9 @@ def make(maker, plan, g, skip=()):
 
 
 def every_batch(maker, run, plan="train", epochs=1):
-    return [make(maker, plan, g) for g in range(epochs * run.plan(maker.stage, plan).batches_per_epoch)]
+    return [
+        make(maker, plan, g) for g in range(epochs * run.plan(maker.stage, plan).batches_per_epoch)
+    ]
 
 
 def wav_of(run, utterance):
@@ -63,23 +67,30 @@ def wav_of(run, utterance):
 
 
 def reference_codes(gpt, wav):
-    """Codes of one clip alone, from its NumPy mel with 8 s of silence behind it: nothing of the edge is left."""
+    """Codes of one clip alone, from its NumPy mel with 8 s of silence behind it: nothing of the
+    edge is left.
+    """
     n = -(-len(wav) // 1024)
     padded = np.concatenate([wav, np.zeros(n * 1024 - len(wav) + 8 * 22050, np.float32)])
     mel = log_mel_numpy(padded, 1024) / STATS
     return gpt._dvae.codes(mel[None].astype(np.float32)).numpy()[0, :n]
 
 
-# -- stage 2 -----------------------------------------------------------------------------------------------------------------------
+# -- stage 2
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", ["train", "eval"])
 def test_a_gpt_batch_row_by_row(run, gpt, plan):
-    """Everything in a row, re-derived: tokens, codes of the NumPy mel, prompt, positions, conditioning mel."""
+    """Everything in a row, re-derived: tokens, codes of the NumPy mel, prompt, positions,
+    conditioning mel.
+    """
     dims, training = run.dims.gpt, plan == "train"
     for planned, made in every_batch(gpt, run, plan):
         a = made.arrays
-        check_batch(a, batch_spec("gpt", run.plan("gpt", plan).buckets[planned.bucket], run.dims, "float16"))
+        check_batch(
+            a, batch_spec("gpt", run.plan("gpt", plan).buckets[planned.bucket], run.dims, "float16")
+        )
         assert made.bad == []
         np.testing.assert_array_equal(a["weights"], planned.weights)
         for row in np.flatnonzero(planned.utterances >= 0):
@@ -87,11 +98,16 @@ def test_a_gpt_batch_row_by_row(run, gpt, plan):
             tokens, wav = tokens_of(u), wav_of(run, u)
             codes = reference_codes(gpt, wav)
             n, m = len(codes), len(tokens) + 1
-            start, length = prompt_slice(len(wav), int(planned.row_seeds[row]), run.dims.audio, training)
+            start, length = prompt_slice(
+                len(wav), int(planned.row_seeds[row]), run.dims.audio, training
+            )
             ids = [dims.start_text, *tokens, 256 + 128, *(256 + codes), *[256 + 129] * 3]
             np.testing.assert_array_equal(a["ids"][row, : len(ids)], ids)
             assert not a["ids"][row, len(ids) :].any()
-            np.testing.assert_array_equal(a["positions"][row, : len(ids)], [*range(m), *(dims.num_text_positions + np.arange(n + 4))])
+            np.testing.assert_array_equal(
+                a["positions"][row, : len(ids)],
+                [*range(m), *(dims.num_text_positions + np.arange(n + 4))],
+            )
             targets = np.array([*codes, *[129] * 4])
             if training:
                 first, end = prompt_codes(start, length, n)
@@ -100,7 +116,9 @@ def test_a_gpt_batch_row_by_row(run, gpt, plan):
             np.testing.assert_array_equal(a["text_targets"][row, :m], [*tokens, dims.stop_text])
             clip = np.zeros(AUDIO["cond_max_samples"], np.float32)
             clip[:length] = wav[start : start + length]
-            np.testing.assert_allclose(a["cond_mel"][row], log_mel_numpy(clip, 2048) / STATS, **FLOAT16)
+            np.testing.assert_allclose(
+                a["cond_mel"][row], log_mel_numpy(clip, 2048) / STATS, **FLOAT16
+            )
 
 
 def test_codes_vary_and_mean_something(run, gpt):
@@ -120,8 +138,12 @@ def test_codes_do_not_depend_on_the_bucket(run, gpt):
         n = -(-len(wav) // 1024)
         found = []
         for bucket, others in ((short, 0.0), (long, 0.0), (long, 0.7)):
-            batch = np.zeros((bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32)
-            batch[:, : bucket.num_samples] = others * tone(9, bucket.num_samples / 22050)[: bucket.num_samples]
+            batch = np.zeros(
+                (bucket.batch_size, bucket.num_samples + audio.pad_samples), np.float32
+            )
+            batch[:, : bucket.num_samples] = (
+                others * tone(9, bucket.num_samples / 22050)[: bucket.num_samples]
+            )
             batch[1] = 0
             batch[1, : len(wav)] = wav
             found.append(gpt._codes(batch).numpy()[1, :n])
@@ -141,7 +163,9 @@ def test_one_trace_per_bucket_over_two_epochs(run):
         make(maker, "train", g)
     make(maker, "eval", 0)
     assert len(used) == 2
-    assert maker.num_traces == 3  # the codes of each bucket, and the conditioning mel, whose shape is that of the batch
+    assert (
+        maker.num_traces == 3
+    )  # the codes of each bucket, and the conditioning mel, whose shape is that of the batch
 
 
 def test_the_same_batch_is_the_same_bytes_in_another_maker(run, gpt, dvae):
@@ -157,7 +181,11 @@ def test_crops_change_from_epoch_to_epoch_in_training_and_never_in_evaluation(ru
     n = plan.batches_per_epoch
 
     def crops(epoch):
-        return {c.utterance.id: (c.start, c.num_samples) for g in range(n) for c in dvae.clips(dvae.plan("train", epoch * n + g))}
+        return {
+            c.utterance.id: (c.start, c.num_samples)
+            for g in range(n)
+            for c in dvae.clips(dvae.plan("train", epoch * n + g))
+        }
 
     first, second = crops(0), crops(1)
     assert first.keys() == second.keys()
@@ -213,14 +241,19 @@ def test_an_unknown_utterance_fails_the_batch(gpt):
 
 
 def test_without_masking_every_code_is_a_target(tmp_path):
-    run = make_run(tmp_path, [1.0, 1.5, 2.0, 2.5], audio=AUDIO, batching={"mask_prompt": False, "buckets": 1})
+    run = make_run(
+        tmp_path, [1.0, 1.5, 2.0, 2.5], audio=AUDIO, batching={"mask_prompt": False, "buckets": 1}
+    )
     write_dvae(run)
     planned, made = make(GptMaker(run), "train", 0)
     samples = np.array([round(s * 22050) for s in (1.0, 1.5, 2.0, 2.5)])[planned.utterances]
-    np.testing.assert_array_equal((made.arrays["audio_targets"] >= 0).sum(1), -(-samples // 1024) + 4)
+    np.testing.assert_array_equal(
+        (made.arrays["audio_targets"] >= 0).sum(1), -(-samples // 1024) + 4
+    )
 
 
-# -- stage 1 -----------------------------------------------------------------------------------------------------------------------
+# -- stage 1
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", ["train", "eval"])
@@ -233,7 +266,9 @@ def test_a_dvae_crop_is_that_part_of_the_whole_clips_mel(run, dvae, plan):
         for row in np.flatnonzero(planned.utterances >= 0):
             wav = wav_of(run, int(planned.utterances[row]))
             whole = log_mel_numpy(wav, 1024) / STATS
-            first, n = crop_frames(len(wav), int(planned.row_seeds[row]), 64, run.dims.audio, plan == "train")
+            first, n = crop_frames(
+                len(wav), int(planned.row_seeds[row]), 64, run.dims.audio, plan == "train"
+            )
             assert a["num_frames"][row] == n == min(64, len(whole))
             np.testing.assert_allclose(a["mel"][row, :n], whole[first : first + n], **FLOAT16)
             assert not a["mel"][row, n:].any()
@@ -257,6 +292,9 @@ def test_crops_at_both_ends_are_reflected_as_the_whole_clip_is(run):
 
 def test_training_crops_reach_from_the_first_to_the_last_frame(run):
     audio = run.dims.audio
-    firsts = {crop_frames(22050, seed * 0x9E3779B97F4A7C15 % 2**64, 80, audio, True)[0] for seed in range(500)}
+    firsts = {
+        crop_frames(22050, seed * 0x9E3779B97F4A7C15 % 2**64, 80, audio, True)[0]
+        for seed in range(500)
+    }
     assert firsts == set(range(87 - 80 + 1))
     assert crop_frames(22050, 5, 80, audio, False) == (3, 80)

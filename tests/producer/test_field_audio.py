@@ -1,4 +1,6 @@
-"""Recordings as people have them, each with what is right: cases D1, D2, D8 to D11 and D13, and for each two more of its kind."""
+"""Recordings as people have them, each with what is right: cases D1, D2, D8 to D11 and D13, and for
+each two more of its kind.
+"""
 
 import os
 import struct
@@ -36,7 +38,8 @@ def decodable(path):
         return e.reason
 
 
-# -- D1: channels that cancel ----------------------------------------------------------------------------------------------------------
+# -- D1: channels that cancel
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3"])
@@ -52,7 +55,8 @@ def test_d1_of_channels_that_cancel_one_is_taken(tmp_path, scanned, suffix, shar
         np.testing.assert_array_equal(decode(path, 3000, 5000), wave[3000:8000])
     warnings = scanned(root).report.warnings
     assert [w for w in warnings if "cancel" in w] == [
-        f"1 clips have channels that cancel each other when they are added; the louder one is taken alone ({path})"
+        "1 clips have channels that cancel each other when they are added; the louder one is taken"
+        f" alone ({path})"
     ]
 
 
@@ -64,11 +68,14 @@ def test_d1_the_mean_stays_where_nothing_cancels(tmp_path, scanned):
     assert np.abs(decode(dead)).max() == pytest.approx(0.25, abs=1e-3)
     assert np.abs(decode(alike)).max() == pytest.approx(0.375, abs=1e-3)
     said = "\n".join(scanned(root).report.warnings)
-    assert f"1 stereo clips have an empty channel, so that their mean is 6 dB softer ({dead})" in said
+    assert (
+        f"1 stereo clips have an empty channel, so that their mean is 6 dB softer ({dead})" in said
+    )
     assert "cancel" not in said
 
 
-# -- D2: next to silence -----------------------------------------------------------------------------------------------------------------
+# -- D2: next to silence
+# --------------------------------------------------------------------------------------------------
 
 
 def _silences():
@@ -87,7 +94,10 @@ def _silences():
         "click": (one_click, "almost silent: 0.02 s of sound in 2.00 s"),
         "short": (short, "almost silent: 0.10 s of sound in 2.00 s"),
         "clicks": (clicks, "almost silent: 0.06 s of sound in 2.00 s"),
-        "noise on an offset": (noise - np.float32(0.1), "silent: -90.0 dBFS, a constant offset of 0.1"),
+        "noise on an offset": (
+            noise - np.float32(0.1),
+            "silent: -90.0 dBFS, a constant offset of 0.1",
+        ),
     }
 
 
@@ -144,7 +154,8 @@ def test_d2_silent_clips_never_move_the_statistics(tmp_path, tokenizer):
     np.testing.assert_allclose(found["mixed"], found["good"], rtol=1e-6)
 
 
-# -- D8: what libsndfile cannot read -------------------------------------------------------------------------------------------------------
+# -- D8: what libsndfile cannot read
+# --------------------------------------------------------------------------------------------------
 
 
 def converted(path, *options, source=None):
@@ -153,7 +164,11 @@ def converted(path, *options, source=None):
         pytest.skip("there is no ffmpeg")
     wav = source or clip(path.with_suffix(".made.wav"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([ffmpeg.find(), "-nostdin", "-v", "error", "-y", "-i", wav, *options, path], check=True, timeout=60)
+    subprocess.run(
+        [ffmpeg.find(), "-nostdin", "-v", "error", "-y", "-i", wav, *options, path],
+        check=True,
+        timeout=60,
+    )
     if source is None:
         wav.unlink()
     return path
@@ -173,7 +188,10 @@ def test_d8_other_formats_are_read_through_ffmpeg(tmp_path, scanned, suffix):
     assert len(load_clip(path)) == len(wave)
 
 
-@pytest.mark.parametrize(("suffix", "kind"), [(".m4a", "ends early"), (".webm", "ends early"), (".wma", "ends early"), (".aac", "damaged")])
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [(".m4a", "ends early"), (".webm", "ends early"), (".wma", "ends early"), (".aac", "damaged")],
+)
 def test_d8_ends_that_are_missing(tmp_path, suffix, kind):
     data = converted(tmp_path / f"x{suffix}").read_bytes()
     for share in (0.75, 0.4):
@@ -190,7 +208,9 @@ def test_d8_without_ffmpeg_it_is_said(tmp_path, scanned, monkeypatch):
     write_metadata(root, ["c0001|one", "c0002|two", "x.m4a|three"])
     monkeypatch.setattr(ffmpeg, "find", lambda: None)
     s = scanned(root)
-    assert s.reasons["x.m4a"].startswith("M4A is read through ffmpeg, which is not installed here; install ffmpeg")
+    assert s.reasons["x.m4a"].startswith(
+        "M4A is read through ffmpeg, which is not installed here; install ffmpeg"
+    )
     assert s.rejects[0].kind == "needs ffmpeg"
 
 
@@ -209,14 +229,27 @@ def test_d8_ffmpeg_is_bounded(tmp_path, monkeypatch):
         ffmpeg.convert(tmp_path / "x.m4a", "M4A")
 
 
-# -- D9, D10: ends -----------------------------------------------------------------------------------------------------------------------
+# -- D9, D10: ends
+# --------------------------------------------------------------------------------------------------
 
 
 def container(path, suffix):
     """44 100 samples of a tone and a little noise in a container."""
-    x = (sine(2 * RATE) + 0.02 * np.random.default_rng(0).standard_normal(2 * RATE)).astype(np.float32)
-    kinds = {".ogg": ("OGG", "VORBIS"), ".opus": ("OGG", "OPUS"), ".mp3": ("MP3", None), ".w64": ("W64", "PCM_16")}
-    kinds |= {".aiff": ("AIFF", "PCM_16"), ".au": ("AU", "PCM_16"), ".caf": ("CAF", "PCM_16"), ".sph": ("NIST", "PCM_16")}
+    x = (sine(2 * RATE) + 0.02 * np.random.default_rng(0).standard_normal(2 * RATE)).astype(
+        np.float32
+    )
+    kinds = {
+        ".ogg": ("OGG", "VORBIS"),
+        ".opus": ("OGG", "OPUS"),
+        ".mp3": ("MP3", None),
+        ".w64": ("W64", "PCM_16"),
+    }
+    kinds |= {
+        ".aiff": ("AIFF", "PCM_16"),
+        ".au": ("AU", "PCM_16"),
+        ".caf": ("CAF", "PCM_16"),
+        ".sph": ("NIST", "PCM_16"),
+    }
     kinds |= {".flac": ("FLAC", "PCM_16"), ".wav": ("WAV", "PCM_16"), ".rf64": ("RF64", "PCM_24")}
     name, subtype = kinds[suffix]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,7 +257,19 @@ def container(path, suffix):
     return path
 
 
-CONTAINERS = [".ogg", ".opus", ".mp3", ".w64", ".aiff", ".au", ".caf", ".sph", ".flac", ".wav", ".rf64"]
+CONTAINERS = [
+    ".ogg",
+    ".opus",
+    ".mp3",
+    ".w64",
+    ".aiff",
+    ".au",
+    ".caf",
+    ".sph",
+    ".flac",
+    ".wav",
+    ".rf64",
+]
 
 
 @pytest.mark.parametrize("suffix", CONTAINERS)
@@ -238,7 +283,9 @@ def test_d9_ends_that_are_missing_and_files_that_are_joined(tmp_path, tokenizer,
         "joined": whole + whole,
     }.items():
         (root / f"wavs/{name}{suffix}").write_bytes(data)
-    write_metadata(root, [f"{n}{suffix}|some words to say" for n in ("whole", "cut", "half", "joined")])
+    write_metadata(
+        root, [f"{n}{suffix}|some words to say" for n in ("whole", "cut", "half", "joined")]
+    )
     for deep in (True, False):
         s = scan_cases.Scanned(tmp_path, tokenizer, root, options={"deep": deep})
         kinds = {r.id.split(".")[0]: r.kind for r in s.rejects}
@@ -246,14 +293,19 @@ def test_d9_ends_that_are_missing_and_files_that_are_joined(tmp_path, tokenizer,
         if suffix == ".flac" and not deep:
             joined = {}  # it takes reading all of it to see that
         assert kinds == {"cut": "ends early", "half": "ends early"} | joined
-    assert len(decode(root / f"wavs/whole{suffix}")) == -(-2 * RATE * RATE // (24000 if kind == ".opus" else RATE))
+    assert len(decode(root / f"wavs/whole{suffix}")) == -(
+        -2 * RATE * RATE // (24000 if kind == ".opus" else RATE)
+    )
 
 
 @pytest.mark.parametrize("rate", ["-q:a 4", "-q:a 9", "-b:a 64k"])
 def test_d9_mp3_without_a_length_header_is_read_whole(tmp_path, rate):
     x = sine(4 * RATE)
     x[: 2 * RATE] *= 0.01  # so that the first frame's bit rate says little of the rest
-    source = write_wav(tmp_path / "a.wav", x + 0.001 * np.random.default_rng(0).standard_normal(4 * RATE).astype(np.float32))
+    source = write_wav(
+        tmp_path / "a.wav",
+        x + 0.001 * np.random.default_rng(0).standard_normal(4 * RATE).astype(np.float32),
+    )
     path = converted(tmp_path / "vbr.mp3", *rate.split(), "-write_xing", "0", source=source)
     wave = decode(path)
     assert len(wave) == pytest.approx(4 * RATE, abs=3000)
@@ -309,7 +361,8 @@ def test_d10_a_length_that_is_a_lie_costs_nothing(tmp_path):
     assert scan_reason(path).startswith("ends early: the header announces 68719476735 samples")
 
 
-# -- D11: above the limit of a deep scan ---------------------------------------------------------------------------------------------------
+# -- D11: above the limit of a deep scan
+# --------------------------------------------------------------------------------------------------
 
 
 def _broken(kind):
@@ -333,16 +386,23 @@ def test_d11_a_large_corpus_of_broken_samples_is_bad_input(tmp_path, tokenizer, 
         os.link(root / "wavs/c0.wav", root / f"wavs/c{i}.wav")
     write_metadata(root, [f"c{i}|{sentence(i)}" for i in range(50)])
     word = {"nan": "non-finite", "silent": "silent", "absurd": "absurd level"}[kind]
-    with pytest.raises(BadInput, match=rf"10 of the 10 recordings that were decoded \(of 50\) are unusable: {word}"):
+    with pytest.raises(
+        BadInput, match=rf"10 of the 10 recordings that were decoded \(of 50\) are unusable: {word}"
+    ):
         scan_cases.Scanned(tmp_path, tokenizer, root)
     for i in range(0, 50, 5):
         os.remove(root / f"wavs/c{i}.wav")
         write_wav(root / f"wavs/c{i}.wav", TONE)
     s = scan_cases.Scanned(tmp_path, tokenizer, root, eval_fraction=0)
-    assert "10 of 50 recordings were decoded; of the others the headers alone are known (corpora above 40 rows)" in s.report.lines()
+    assert (
+        "10 of 50 recordings were decoded; of the others the headers alone are known (corpora above"
+        " 40 rows)" in s.report.lines()
+    )
     settings = scan_cases.settings(root)
     with scan_cases.Manifest.open(tmp_path / "run.manifest") as m:
-        assert (_mel_stats(settings, m, None, settings.dims, None) > 0).all()  # of those that can be used
+        assert (
+            _mel_stats(settings, m, None, settings.dims, None) > 0
+        ).all()  # of those that can be used
 
 
 def test_d11_one_good_clip_of_a_small_corpus_is_kept(tmp_path, scanned):
@@ -361,11 +421,15 @@ def test_d11_statistics_of_no_usable_clip_are_bad_input(tmp_path, tokenizer):
     write_metadata(root, ["a|one"])
     scan(scan_cases.settings(root, eval_fraction=0), tmp_path / "m", tokenizer, deep=False)
     settings = scan_cases.settings(root)
-    with scan_cases.Manifest.open(tmp_path / "m") as m, pytest.raises(BadInput, match=r"none of the 1 clips (?s:.*)a.wav: non-finite: 1"):
+    with (
+        scan_cases.Manifest.open(tmp_path / "m") as m,
+        pytest.raises(BadInput, match=r"none of the 1 clips (?s:.*)a.wav: non-finite: 1"),
+    ):
         _mel_stats(settings, m, None, settings.dims, None)
 
 
-# -- D13: what does not belong together ----------------------------------------------------------------------------------------------------
+# -- D13: what does not belong together
+# --------------------------------------------------------------------------------------------------
 
 
 def test_d13_silence_at_the_ends_and_texts_that_are_too_short(tmp_path, scanned):
@@ -375,9 +439,15 @@ def test_d13_silence_at_the_ends_and_texts_that_are_too_short(tmp_path, scanned)
         clip(root / f"wavs/good{i}.wav", 2.0)
         rows.append(f"good{i}|{sentence(i)}")
     for i in range(3):
-        write_wav(root / f"wavs/tail{i}.wav", np.concatenate([TONE, np.zeros(6 * RATE, np.float32)]))
-        write_wav(root / f"wavs/head{i}.wav", np.concatenate([np.zeros(2 * RATE, np.float32), TONE]))
-        write_wav(root / f"wavs/gap{i}.wav", np.concatenate([TONE, np.zeros(4 * RATE, np.float32), TONE]))
+        write_wav(
+            root / f"wavs/tail{i}.wav", np.concatenate([TONE, np.zeros(6 * RATE, np.float32)])
+        )
+        write_wav(
+            root / f"wavs/head{i}.wav", np.concatenate([np.zeros(2 * RATE, np.float32), TONE])
+        )
+        write_wav(
+            root / f"wavs/gap{i}.wav", np.concatenate([TONE, np.zeros(4 * RATE, np.float32), TONE])
+        )
         clip(root / f"wavs/yes{i}.wav", 10.0)
         rows += [f"{kind}{i}|{sentence(40 + i)} and {kind}" for kind in ("tail", "head", "gap")]
         rows.append(f"yes{i}|Yes. {i}"[: len(f"yes{i}|Yes.")])
@@ -390,7 +460,9 @@ def test_d13_silence_at_the_ends_and_texts_that_are_too_short(tmp_path, scanned)
         "silence_before": 3,
         "pause": 3,
     }
-    assert found["silence_after"]["message"].startswith("3 clips end with more than 1.5 s of silence (longest 6.0 s: ")
+    assert found["silence_after"]["message"].startswith(
+        "3 clips end with more than 1.5 s of silence (longest 6.0 s: "
+    )
     assert found["slow"]["rows"] >= 3
     assert "0.4 per second against 1" in found["slow"]["message"]
     assert found["slow"]["worst"][0].startswith(f"{root}/metadata.csv:")

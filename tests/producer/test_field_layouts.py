@@ -1,4 +1,6 @@
-"""Metadata as people have it, each with what is right: cases D3 to D7, D12 and D14, and for each two more of its kind."""
+"""Metadata as people have it, each with what is right: cases D3 to D7, D12 and D14, and for each
+two more of its kind.
+"""
 
 import json
 import os
@@ -30,7 +32,8 @@ def clips(root, n, folder="wavs", suffix=".wav", seconds=0.6):
     return names
 
 
-# -- D3, D4, D5: columns -----------------------------------------------------------------------------------------------------------------
+# -- D3, D4, D5: columns
+# --------------------------------------------------------------------------------------------------
 
 
 def _speakers(i):
@@ -42,16 +45,48 @@ COLUMNS = {
     "id text gender": ("id|text|gender", lambda i: f"{i:03d}|{sentence(i)}|female", None),
     "id text speaker": (None, lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}", _speakers),
     "id speaker text": (None, lambda i: f"{i:03d}|{_speakers(i)}|{sentence(i)}", _speakers),
-    "one unknown name before": ("id|age|sentence", lambda i: f"{i:03d}|{20 + i % 3}|{sentence(i)}", None),
-    "id text speaker seconds": (None, lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}|{1 + i / 7:.2f}", _speakers),
+    "one unknown name before": (
+        "id|age|sentence",
+        lambda i: f"{i:03d}|{20 + i % 3}|{sentence(i)}",
+        None,
+    ),
+    "id text speaker seconds": (
+        None,
+        lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}|{1 + i / 7:.2f}",
+        _speakers,
+    ),
     "whole seconds behind": (None, lambda i: f"{i:03d}|{sentence(i)}|{1 + i % 3}", None),
-    "numbers of speakers": (None, lambda i: f"{i:03d}|{1 + i % 3}|{sentence(i)}", lambda i: str(1 + i % 3)),
+    "numbers of speakers": (
+        None,
+        lambda i: f"{i:03d}|{1 + i % 3}|{sentence(i)}",
+        lambda i: str(1 + i % 3),
+    ),
     "text first": (None, lambda i: f"{sentence(i)}\t{i:03d}.wav\t{_speakers(i)}", _speakers),
-    "file speaker text": (None, lambda i: f"wavs/{i:03d}.wav|{_speakers(i)}|{sentence(i)}", _speakers),
-    "windows header": ("\ufeffAudio_File;Text;Speaker_Name", lambda i: f"{i:03d}.wav;{sentence(i)};{_speakers(i)}", _speakers),
-    "every field quoted": ('"file_name","text"', lambda i: f'"{i:03d}.wav","{sentence(i)}, he said"', None),
-    "quoted, no header": (None, lambda i: f'"wavs/{i:03d}.wav","{_speakers(i)}","so, {sentence(i)}"', _speakers),
-    "semicolons": ("id;sentence;client_id", lambda i: f'{i:03d};"{sentence(i)}; so";{_speakers(i)}', _speakers),
+    "file speaker text": (
+        None,
+        lambda i: f"wavs/{i:03d}.wav|{_speakers(i)}|{sentence(i)}",
+        _speakers,
+    ),
+    "windows header": (
+        "\ufeffAudio_File;Text;Speaker_Name",
+        lambda i: f"{i:03d}.wav;{sentence(i)};{_speakers(i)}",
+        _speakers,
+    ),
+    "every field quoted": (
+        '"file_name","text"',
+        lambda i: f'"{i:03d}.wav","{sentence(i)}, he said"',
+        None,
+    ),
+    "quoted, no header": (
+        None,
+        lambda i: f'"wavs/{i:03d}.wav","{_speakers(i)}","so, {sentence(i)}"',
+        _speakers,
+    ),
+    "semicolons": (
+        "id;sentence;client_id",
+        lambda i: f'{i:03d};"{sentence(i)}; so";{_speakers(i)}',
+        _speakers,
+    ),
     "pipes, quoted": (None, lambda i: f'"{i:03d}"|"{sentence(i)}"|"{_speakers(i)}"', _speakers),
 }
 
@@ -84,10 +119,21 @@ def test_d4_folders_of_recordings_and_two_speakers(tmp_path, scanned):
 def test_d5_quotes_of_csv(tmp_path, scanned):
     root = tmp_path / "c"
     clips(root, 5)
-    rows = ['"file","text"', '"000","say ""yes"", then"', '"001","two\nlines"', '"002","open', '"003","plain"', '"004","x"y']
+    rows = [
+        '"file","text"',
+        '"000","say ""yes"", then"',
+        '"001","two\nlines"',
+        '"002","open',
+        '"003","plain"',
+        '"004","x"y',
+    ]
     write_metadata(root, rows)
     s = scanned(root)
-    assert [(u.name, u.text) for u in s.utterances] == [("000", 'say "yes", then'), ("001", "two\nlines"), ("003", "plain")]
+    assert [(u.name, u.text) for u in s.utterances] == [
+        ("000", 'say "yes", then'),
+        ("001", "two\nlines"),
+        ("003", "plain"),
+    ]
     assert [(r.line, r.kind) for r in s.rejects] == [(5, "broken quoting"), (7, "broken quoting")]
     assert any("1 rows go on over several lines (first at line 3)" in w for w in s.report.warnings)
 
@@ -95,18 +141,33 @@ def test_d5_quotes_of_csv(tmp_path, scanned):
 def test_d3_the_user_says_which_column_is_what(tmp_path, scanned):
     root = tmp_path / "c"
     clips(root, 6)
-    write_metadata(root, [f"{i:03d}|{sentence(i)}|{sentence(i + 50)}|{_speakers(i)}" for i in range(6)])
+    write_metadata(
+        root, [f"{i:03d}|{sentence(i)}|{sentence(i + 50)}|{_speakers(i)}" for i in range(6)]
+    )
     s = scanned(root, columns={"text": 2, "speaker": 4})
-    assert [(u.text, u.speaker) for u in s.utterances] == [(sentence(i), _speakers(i)) for i in range(6)]
-    assert {u.speaker for u in scanned({"path": str(root), "columns": {"text": 2, "speaker": None}}).utterances} == {"c"}
-    write_metadata(root, ["id|eins|zwei"] + [f"{i:03d}|{sentence(i)}|{_speakers(i)}" for i in range(6)])
-    assert [u.text for u in scanned(root, columns={"text": "eins"}).utterances] == [sentence(i) for i in range(6)]
-    for columns, words in (({"text": 9}, "count from 1 to 3"), ({"text": "drei"}, "there is no column 'drei'; there are id, eins, zwei")):
+    assert [(u.text, u.speaker) for u in s.utterances] == [
+        (sentence(i), _speakers(i)) for i in range(6)
+    ]
+    assert {
+        u.speaker
+        for u in scanned({"path": str(root), "columns": {"text": 2, "speaker": None}}).utterances
+    } == {"c"}
+    write_metadata(
+        root, ["id|eins|zwei"] + [f"{i:03d}|{sentence(i)}|{_speakers(i)}" for i in range(6)]
+    )
+    assert [u.text for u in scanned(root, columns={"text": "eins"}).utterances] == [
+        sentence(i) for i in range(6)
+    ]
+    for columns, words in (
+        ({"text": 9}, "count from 1 to 3"),
+        ({"text": "drei"}, "there is no column 'drei'; there are id, eins, zwei"),
+    ):
         with pytest.raises(BadInput, match=words):
             scanned(root, columns=columns)
 
 
-# -- D6: layouts -------------------------------------------------------------------------------------------------------------------------
+# -- D6: layouts
+# --------------------------------------------------------------------------------------------------
 
 
 def _jsonl(root, n, entry, name="metadata.jsonl"):
@@ -117,8 +178,22 @@ def _jsonl(root, n, entry, name="metadata.jsonl"):
 def _cut(i):
     source = {"type": "file", "channels": [0], "source": f"wavs/{i:03d}.wav"}
     recording = {"id": f"{i:03d}", "sources": [source], "sampling_rate": RATE, "duration": 0.6}
-    supervision = {"id": f"s{i}", "start": 0, "duration": 0.6, "text": sentence(i), "speaker": _speakers(i), "language": "en"}
-    return {"id": f"{i:03d}", "start": 0, "duration": 0.6, "channel": 0, "supervisions": [supervision], "recording": recording}
+    supervision = {
+        "id": f"s{i}",
+        "start": 0,
+        "duration": 0.6,
+        "text": sentence(i),
+        "speaker": _speakers(i),
+        "language": "en",
+    }
+    return {
+        "id": f"{i:03d}",
+        "start": 0,
+        "duration": 0.6,
+        "channel": 0,
+        "supervisions": [supervision],
+        "recording": recording,
+    }
 
 
 def _hf(root):
@@ -126,7 +201,14 @@ def _hf(root):
 
 
 def _nemo(root):
-    entry = lambda i: {"audio_filepath": f"wavs/{i:03d}.wav", "text": sentence(i), "duration": 0.6, "speaker": i % 2}  # noqa: E731
+    def entry(i):
+        return {
+            "audio_filepath": f"wavs/{i:03d}.wav",
+            "text": sentence(i),
+            "duration": 0.6,
+            "speaker": i % 2,
+        }
+
     _jsonl(root, 4, entry, "train_manifest.json")
 
 
@@ -136,7 +218,9 @@ def _lhotse(root):
 
 def _json_list(root):
     clips(root, 4)
-    (root / "manifest.json").write_text(json.dumps([{"audio": {"path": f"{i:03d}.wav"}, "text": sentence(i)} for i in range(4)]))
+    (root / "manifest.json").write_text(
+        json.dumps([{"audio": {"path": f"{i:03d}.wav"}, "text": sentence(i)} for i in range(4)])
+    )
 
 
 def _libritts(root):
@@ -150,8 +234,13 @@ def _libritts(root):
 def _common_voice(root):
     for i in range(4):
         clip(root / f"clips/common_voice_en_{i}.mp3", 0.8)
-    rows = [f"{'ab'[i % 2] * 64}\tcommon_voice_en_{i}.mp3\t{sentence(i)}\t2\t0\ttwenties\t\t\ten\t" for i in range(4)]
-    header = "client_id\tpath\tsentence\tup_votes\tdown_votes\tage\tgender\taccents\tlocale\tsegment"
+    rows = [
+        f"{'ab'[i % 2] * 64}\tcommon_voice_en_{i}.mp3\t{sentence(i)}\t2\t0\ttwenties\t\t\ten\t"
+        for i in range(4)
+    ]
+    header = (
+        "client_id\tpath\tsentence\tup_votes\tdown_votes\tage\tgender\taccents\tlocale\tsegment"
+    )
     write_metadata(root, [header, *rows], "validated.tsv")
     write_metadata(root, [header, rows[0]], "train.tsv")
     write_metadata(root, [header, rows[1]], "dev.tsv")
@@ -164,7 +253,9 @@ def _common_voice_release(root):
 
 def _css10(root):
     clips(root, 4, "book")
-    write_metadata(root, [f"book/{i:03d}.wav|Raw {i}|{sentence(i)}|0.6" for i in range(4)], "transcript.txt")
+    write_metadata(
+        root, [f"book/{i:03d}.wav|Raw {i}|{sentence(i)}|0.6" for i in range(4)], "transcript.txt"
+    )
 
 
 def _mailabs(root):
@@ -191,9 +282,14 @@ def _texts_apart(root):
 def _parquet(root):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     names = clips(root.parent / "loose", 4)
-    audio = [{"bytes": (root.parent / f"loose/wavs/{n}.wav").read_bytes(), "path": f"{n}.wav"} for n in names]
+    audio = [
+        {"bytes": (root.parent / f"loose/wavs/{n}.wav").read_bytes(), "path": f"{n}.wav"}
+        for n in names
+    ]
     root.mkdir()
-    table = pa.table({"audio": audio, "text": [sentence(i) for i in range(4)], "speaker_id": [1, 2, 1, 2]})
+    table = pa.table(
+        {"audio": audio, "text": [sentence(i) for i in range(4)], "speaker_id": [1, 2, 1, 2]}
+    )
     (root / "data").mkdir()
     pq.write_table(table, root / "data/train-00000-of-00001.parquet")
 
@@ -225,14 +321,22 @@ def test_d6_layouts_are_found_and_can_be_named(tmp_path, scanned, layout):
     for source in ({"path": str(root)}, {"path": str(named), "format": reader}):
         s = scanned(source)
         assert s.counts == (4, 0), s.report.lines()
-        assert sorted(u.text for u in s.utterances) == sorted(sentence(i % 2 if layout == "m-ailabs" else i) for i in range(4))
+        assert sorted(u.text for u in s.utterances) == sorted(
+            sentence(i % 2 if layout == "m-ailabs" else i) for i in range(4)
+        )
         assert len({u.speaker for u in s.utterances}) == speakers
 
 
 def test_d6_parquet_without_its_package_is_named(tmp_path, scanned, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(BadInput, match=r"a.parquet is Parquet, which needs the package pyarrow: pip install 'xtts-trainer\[parquet\]'"):
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"a.parquet is Parquet, which needs the package pyarrow: pip install"
+            r" 'xtts-trainer\[parquet\]'"
+        ),
+    ):
         scanned(tmp_path / "a.parquet")
 
 
@@ -258,7 +362,10 @@ def test_d6_the_only_table_of_a_folder_is_its_metadata(tmp_path, scanned):
     assert scanned(root / "my corpus.csv").counts == (3, 0)
 
 
-@pytest.mark.parametrize(("name", "words"), [("a.wav", "a recording, not a corpus"), ("a.tar.gz", "an archive; unpack it")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a.wav", "a recording, not a corpus"), ("a.tar.gz", "an archive; unpack it")],
+)
 def test_d6_files_that_are_no_metadata(tmp_path, scanned, name, words):
     (tmp_path / name).write_bytes(b"RIFF")
     with pytest.raises(BadInput, match=f"{name}: {words}"):
@@ -268,11 +375,15 @@ def test_d6_files_that_are_no_metadata(tmp_path, scanned, name, words):
 def test_d6_folders_with_metadata_are_named(tmp_path, scanned):
     for name in ("one", "two"):
         make_corpus(tmp_path / "all" / name, 2, 0.6)
-    with pytest.raises(BadInput, match="no corpus found there; .*; one, two in it have metadata: name those folders"):
+    with pytest.raises(
+        BadInput,
+        match="no corpus found there; .*; one, two in it have metadata: name those folders",
+    ):
         scanned(tmp_path / "all")
 
 
-# -- D7: paths ---------------------------------------------------------------------------------------------------------------------------
+# -- D7: paths
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,11 +423,18 @@ def test_d7_of_several_files_the_nearest_or_none(tmp_path, scanned):
     for speaker in ("ann", "bob"):
         clip(root / f"data/{speaker}/1.wav", 0.6)
         clip(root / f"data/{speaker}/only-{speaker}.wav", 0.6)
-    write_metadata(root, ["/gone/ann/1.wav|one", "1.wav|two", "E:\\only-bob.wav|three", "nowhere|four"])
+    write_metadata(
+        root, ["/gone/ann/1.wav|one", "1.wav|two", "E:\\only-bob.wav|three", "nowhere|four"]
+    )
     s = scanned(root)
-    assert [os.path.relpath(u.path, root) for u in s.utterances] == ["data/ann/1.wav", "data/bob/only-bob.wav"]
-    assert s.reasons["1.wav"] == (
-        f"2 files have that name ({root}/data/ann/1.wav, {root}/data/bob/1.wav); write the path, as seen from the metadata file"
+    assert [os.path.relpath(u.path, root) for u in s.utterances] == [
+        "data/ann/1.wav",
+        "data/bob/only-bob.wav",
+    ]
+    assert (
+        s.reasons["1.wav"]
+        == f"2 files have that name ({root}/data/ann/1.wav, {root}/data/bob/1.wav); write the path,"
+        " as seen from the metadata file"
     )
     assert s.reasons["nowhere"].endswith(f"; nothing below {root} has that name")
 
@@ -336,10 +454,26 @@ def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
     (root / "wavs/folder.wav").mkdir()
     os.mknod(root / "wavs/socket.wav", stat.S_IFSOCK | 0o600)
     os.symlink("/dev/zero", root / "wavs/zero.wav")
-    write_metadata(root, ["c0001|one", "c0002|two", "c0001.wav|more", "pipe|three", "folder|four", "zero|five", "socket|six"])
+    write_metadata(
+        root,
+        [
+            "c0001|one",
+            "c0002|two",
+            "c0001.wav|more",
+            "pipe|three",
+            "folder|four",
+            "zero|five",
+            "socket|six",
+        ],
+    )
     s = scanned(root)
     assert s.counts == (3, 4)
-    for name, what in (("pipe", "a named pipe"), ("folder", "a folder"), ("zero", "a device"), ("socket", "a socket")):
+    for name, what in (
+        ("pipe", "a named pipe"),
+        ("folder", "a folder"),
+        ("zero", "a device"),
+        ("socket", "a socket"),
+    ):
         assert s.reasons[name] == f"not a file: {what} lies there ({root}/wavs/{name}.wav)"
         with pytest.raises(DecodeError, match=f"not a file: {what}"):
             decode(root / f"wavs/{name}.wav")
@@ -347,7 +481,8 @@ def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
             load_clip(root / f"wavs/{name}.wav")
 
 
-# -- D12: encodings ------------------------------------------------------------------------------------------------------------------------
+# -- D12: encodings
+# --------------------------------------------------------------------------------------------------
 
 TEXT = "c0001|one two\nc0002|three four\n"
 
@@ -355,9 +490,18 @@ TEXT = "c0001|one two\nc0002|three four\n"
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (TEXT.encode("utf-16")[:-1], r"not UTF-16, which its first bytes say it is \(byte 62 of 63: truncated data\); save it as UTF-8"),
+        (
+            TEXT.encode("utf-16")[:-1],
+            (
+                r"not UTF-16, which its first bytes say it is \(byte 62 of 63: truncated data\);"
+                r" save it as UTF-8"
+            ),
+        ),
         (TEXT.encode("utf-16-le"), "null bytes where text should be"),
-        (b"\xff\xfe" + "c|a\n".encode("utf-16-le") + b"\x00\xd8x\x00", "not UTF-16, .*byte 10 of 14: illegal UTF-16 surrogate"),
+        (
+            b"\xff\xfe" + "c|a\n".encode("utf-16-le") + b"\x00\xd8x\x00",
+            "not UTF-16, .*byte 10 of 14: illegal UTF-16 surrogate",
+        ),
         (TEXT.encode("utf-32")[:-2], "not UTF-32, .*truncated data"),
     ],
 )
@@ -370,7 +514,8 @@ def test_d12_damaged_encodings_are_bad_input(tmp_path, scanned, data, words):
     assert scanned(root).counts == (2, 0)
 
 
-# -- D14: an evaluation set beside the training set ---------------------------------------------------------------------------------------
+# -- D14: an evaluation set beside the training set
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -388,16 +533,27 @@ def test_d14_the_evaluation_set_beside_the_training_set(tmp_path, scanned, train
         for folder in {os.path.dirname(train), os.path.dirname(held)}:
             clip(root / folder / f"wavs/{i:03d}.wav", 0.6)
     for name, numbers in ((train, range(4)), (held, (4, 5)), (other, (0,))):
-        rows = ["file\ttext"] * name.endswith("tsv") + [f"{i:03d}{chr(9) if name.endswith('tsv') else '|'}{sentence(i)}" for i in numbers]
+        rows = ["file\ttext"] * name.endswith("tsv") + [
+            f"{i:03d}{chr(9) if name.endswith('tsv') else '|'}{sentence(i)}" for i in numbers
+        ]
         if name.endswith("json"):
-            rows = [json.dumps({"audio_filepath": f"wavs/{i:03d}.wav", "text": sentence(i)}) for i in numbers]
+            rows = [
+                json.dumps({"audio_filepath": f"wavs/{i:03d}.wav", "text": sentence(i)})
+                for i in numbers
+            ]
         write_metadata((root / name).parent, rows, os.path.basename(name))
     s = scanned(root)
     assert (s.report.train, s.report.evaluation) == (4, 2)
     beside = root / (held if os.path.dirname(held) == "" else os.path.dirname(held))
     aside = root / (other if os.path.dirname(other) == "" else os.path.dirname(other))
-    assert f"{beside}: is the evaluation set, as it lies beside {os.path.basename(train.split('/')[0])}" in s.report.warnings
-    assert f"{aside}: not read; {os.path.basename(train.split('/')[0])} beside it is" in s.report.warnings
+    assert (
+        f"{beside}: is the evaluation set, as it lies beside"
+        f" {os.path.basename(train.split('/')[0])}" in s.report.warnings
+    )
+    assert (
+        f"{aside}: not read; {os.path.basename(train.split('/')[0])} beside it is"
+        in s.report.warnings
+    )
     clip(tmp_path / "v/wavs/x.wav")
     write_metadata(tmp_path / "v", ["x|one"])
     s = scanned(root, val=[{"path": str(tmp_path / "v")}])

@@ -1,4 +1,6 @@
-"""Clips and texts that are out of line: each a finding with its rows, and each may be set to reject."""
+"""Clips and texts that are out of line: each a finding with its rows, and each may be set to
+reject.
+"""
 
 import contextlib
 import typing
@@ -50,7 +52,9 @@ def test_a_band_and_a_hum_are_heard():
 
 
 def test_silence_is_measured_where_it_lies():
-    x = np.concatenate([np.zeros(RATE), sine(RATE), np.zeros(2 * RATE), sine(RATE), np.zeros(RATE // 2)]).astype(np.float32)
+    x = np.concatenate(
+        [np.zeros(RATE), sine(RATE), np.zeros(2 * RATE), sine(RATE), np.zeros(RATE // 2)]
+    ).astype(np.float32)
     found = shape(x[:, None], RATE)
     assert (found.lead_s, found.pause_s, found.tail_s) == pytest.approx((1.0, 2.0, 0.5), abs=0.03)
     assert found.level_db == pytest.approx(20 * np.log10(0.5 / np.sqrt(2)), abs=0.1)
@@ -65,21 +69,31 @@ def test_what_a_few_samples_settle_all_samples_would():
             at, width = rng.integers(0, n), rng.integers(1, 2000)
             x[at : at + width] = rng.uniform(5e-4, 0.5)
         some = np.sort(x[:: max(1, len(x) // 512), 0])
-        frames = [np.abs(x[i : i + 441] - some[len(some) // 2]).max() > 1e-3 for i in range(0, len(x), 441)]
+        frames = [
+            np.abs(x[i : i + 441] - some[len(some) // 2]).max() > 1e-3
+            for i in range(0, len(x), 441)
+        ]
         enough = sum(frames) * 0.02 >= min(0.15, n / RATE / 2)
         with contextlib.nullcontext() if enough else pytest.raises(DecodeError, match="silent"):
             require_sound("x", x, RATE)
 
 
 def corpus(root):
-    """Forty clips with nothing wrong, then one of each kind of misfit; returns what may be rejected of each row."""
+    """Forty clips with nothing wrong, then one of each kind of misfit; returns what may be rejected
+    of each row.
+    """
     rows, misfit = [], {}
     for i in range(40):
         write_wav(root / f"wavs/good{i}.wav", sine(2 * RATE, 200 + i))
         rows.append(f"good{i}|{sentence(i)}|ann")
 
     def add(name, samples, kind, text=None, rate=RATE, speaker="ann"):
-        write_wav(root / f"wavs/{name}.wav", samples, rate, subtype="PCM_16" if kind == "same_audio" else "FLOAT")
+        write_wav(
+            root / f"wavs/{name}.wav",
+            samples,
+            rate,
+            subtype="PCM_16" if kind == "same_audio" else "FLOAT",
+        )
         rows.append(f"{name}|{text or sentence(100 + len(rows))}|{speaker}")
         misfit[name] = kind
 
@@ -128,13 +142,24 @@ def test_each_finding_may_be_set_to_reject(tmp_path, scanned):
 
 
 def test_a_language_that_is_not_the_one_said(tmp_path, scanned):
-    root = make_corpus(tmp_path / "c", 20, 3.0, text=lambda i: f"{GERMAN} {sentence(i, 2)}", freq=lambda i: 300 + i)
+    root = make_corpus(
+        tmp_path / "c", 20, 3.0, text=lambda i: f"{GERMAN} {sentence(i, 2)}", freq=lambda i: 300 + i
+    )
     (found,) = [f for f in scanned(root).report.findings if f["kind"] == "other_language"]
     assert found["rows"] == 20
-    assert "look like another language than they are said to be: en, of whose common words they have" in found["message"]
+    assert (
+        "look like another language than they are said to be: en, of whose common words they have"
+        in found["message"]
+    )
     assert "of those of de; set data.language" in found["message"]
     english = "the old man and the sea is a story that was told of him by all who had been with her"
-    root = make_corpus(tmp_path / "d", 20, 3.0, text=lambda i: f"{english} {sentence(i, 2)}", freq=lambda i: 300 + i)
+    root = make_corpus(
+        tmp_path / "d",
+        20,
+        3.0,
+        text=lambda i: f"{english} {sentence(i, 2)}",
+        freq=lambda i: 300 + i,
+    )
     assert not [f for f in scanned(root).report.findings if f["kind"] == "other_language"]
 
 
@@ -149,7 +174,10 @@ def test_words_of_languages_are_their_own():
 def test_rows_of_a_finding_are_the_worst_twenty(tmp_path, scanned):
     root = tmp_path / "c"
     for i in range(25):
-        write_wav(root / f"wavs/{i}.wav", np.r_[sine(RATE, 300 + i), np.zeros(round((1.6 + i / 10) * RATE), np.float32)])
+        write_wav(
+            root / f"wavs/{i}.wav",
+            np.r_[sine(RATE, 300 + i), np.zeros(round((1.6 + i / 10) * RATE), np.float32)],
+        )
     write_metadata(root, [f"{i}|{sentence(i)}" for i in range(25)])
     (found,) = [f for f in scanned(root).report.findings if f["kind"] == "silence_after"]
     assert (found["rows"], len(found["worst"])) == (25, 20)

@@ -1,4 +1,5 @@
-"""Mutated metadata and recordings: rows, rejects or one clear error come out, never a traceback; and no file takes long or much.
+"""Mutated metadata and recordings: rows, rejects or one clear error come out, never a traceback;
+and no file takes long or much.
 
 A few hundred by default; ten thousand of each with the mark `slow`.
 """
@@ -74,7 +75,9 @@ def test_mutated_metadata(tmp_path, reader, count):
         path.write_bytes(mutated(data, draw))
         start = time.process_time()
         with contextlib.suppress(BadInput):
-            rows = read_rows(scan_cases.settings({"path": str(root), "format": draw.choice(("auto", reader))}))
+            rows = read_rows(
+                scan_cases.settings({"path": str(root), "format": draw.choice(("auto", reader))})
+            )
             for entry in rows.entries:
                 str(entry).encode()
                 if hasattr(entry, "row"):
@@ -92,8 +95,14 @@ def _recordings() -> dict[str, bytes]:
         ("AIFF", "PCM_16"),
         ("AU", "PCM_16"), ("CAF", "ALAC_16"), ("NIST", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None), ("VOC", "PCM_16"),
     ]  # fmt: skip
-    found = {f"{name} {subtype}": encoded(tone, RATE, name, subtype) for name, subtype in kinds if name in soundfile.available_formats()}
-    found["FLAC without a length"] = found["FLAC PCM_16"][:21] + bytes(5) + found["FLAC PCM_16"][26:]
+    found = {
+        f"{name} {subtype}": encoded(tone, RATE, name, subtype)
+        for name, subtype in kinds
+        if name in soundfile.available_formats()
+    }
+    found["FLAC without a length"] = (
+        found["FLAC PCM_16"][:21] + bytes(5) + found["FLAC PCM_16"][26:]
+    )
     mp3 = found["MP3 None"]
     found["MP3 without a length"] = mp3.replace(b"Info", bytes(4)).replace(b"Xing", bytes(4))
     return found
@@ -121,7 +130,9 @@ def test_mutated_recordings(tmp_path, kind, count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for i in range(count // len(RECORDINGS)):
         small = draw.random() < 0.7  # most of what goes wrong is in the header
-        path.write_bytes(mutated(data[:256], draw, HEADS) + data[256:] if small else mutated(data, draw, HEADS))
+        path.write_bytes(
+            mutated(data[:256], draw, HEADS) + data[256:] if small else mutated(data, draw, HEADS)
+        )
         start = time.process_time()
         facts = probe(FixedPlace(str(path)), deep=True)
         assert bool(facts.error) == bool(facts.kind)

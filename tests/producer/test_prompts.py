@@ -1,4 +1,6 @@
-"""Conditioning clips lent by other utterances of the speaker: who lends to whom, what a row then holds, and what happens to bad files."""
+"""Conditioning clips lent by other utterances of the speaker: who lends to whom, what a row then
+holds, and what happens to bad files.
+"""
 
 import os
 import subprocess
@@ -26,7 +28,8 @@ from producer.batches.maker import without
 from tests.support.arithmetic_runs import arithmetic_run
 
 AUDIO = {"cond_min_samples": 22016, "cond_max_samples": 44032, "cond_eval_samples": 33024}
-# Speaker c has one training and one evaluation utterance, d one training utterance alone; e is only in the evaluation set.
+# Speaker c has one training and one evaluation utterance, d one training utterance alone; e is only
+# in the evaluation set.
 SPEAKERS, NUM_EVAL = "abacabadab" + "abce", 4
 LENGTHS_S = [0.6 + 0.21 * i for i in range(len(SPEAKERS))]
 EVALUATION = range(len(SPEAKERS) - NUM_EVAL, len(SPEAKERS))
@@ -38,7 +41,12 @@ def two_plans(folder, speakers, num_eval=0, seed=5, rows=4):
     plans = {}
     for name, ids in (("train", np.arange(n - num_eval)), ("eval", np.arange(n - num_eval, n))):
         lenders = ids if name == "train" else np.arange(n)
-        facts = {"bucket_of": (ids % 2).astype(np.int16), "language": ids * 0, "speaker": of[ids], "pool": (lenders, of[lenders])}
+        facts = {
+            "bucket_of": (ids % 2).astype(np.int16),
+            "language": ids * 0,
+            "speaker": of[ids],
+            "pool": (lenders, of[lenders]),
+        }
         sampling = "epoch" if name == "train" else "fixed"
         write_plan(
             folder,
@@ -57,12 +65,16 @@ def pairs(plan, numbers):
     batches = [plan.batch(g) for g in numbers]
     for b in batches:
         np.testing.assert_array_equal(b.prompts == -1, b.utterances == -1)
-    return np.concatenate([np.stack([b.utterances, b.prompts], 1)[b.utterances >= 0] for b in batches])
+    return np.concatenate(
+        [np.stack([b.utterances, b.prompts], 1)[b.utterances >= 0] for b in batches]
+    )
 
 
 def test_training_clips_come_from_another_training_utterance_of_the_speaker(tmp_path):
     rng = np.random.default_rng(1)
-    speakers = np.concatenate([[9, 9, 3], rng.choice([0, 1, 2, 4, 5, 6], 60, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05]), [7, 3]])
+    speakers = np.concatenate(
+        [[9, 9, 3], rng.choice([0, 1, 2, 4, 5, 6], 60, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05]), [7, 3]]
+    )
     plan = two_plans(tmp_path, speakers, num_eval=2)["train"]
     own, prompt = pairs(plan, range(40 * plan.batches_per_epoch)).T
     assert set(own) == set(range(63))
@@ -79,7 +91,9 @@ def test_the_others_of_a_speaker_are_drawn_equally_often(tmp_path):
     plan = two_plans(tmp_path, [0] * n + [1] * 5)["train"]
     positions = np.repeat(np.arange(len(plan.order)), times)
     own = plan.order[positions]
-    prompts = plan.prompts.draw(positions, own, stateless_random.draws(stateless_random.key(3), np.arange(len(own))))
+    prompts = plan.prompts.draw(
+        positions, own, stateless_random.draws(stateless_random.key(3), np.arange(len(own)))
+    )
     hits = np.zeros((n, n))
     np.add.at(hits, (own[own < n], prompts[own < n]), 1)
     assert not np.diag(hits).any()
@@ -108,14 +122,23 @@ def test_prompts_do_not_depend_on_history_or_process(tmp_path):
     for g in range(50):
         plan.batch(g)
     assert plan.batch(1234).prompts.tolist() == before
-    code = f"from common.data.plan import Plan; print(Plan.open({str(tmp_path)!r}, 'train').batch(1234).prompts.tolist())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == str(before)
+    code = (
+        f"from common.data.plan import Plan; print(Plan.open({str(tmp_path)!r},"
+        " 'train').batch(1234).prompts.tolist())"
+    )
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip() == str(before)
     other = two_plans(tmp_path / "other", [0, 1] * 40, seed=6)["train"]
-    assert any(dict(pairs(plan, [g]).tolist()) != dict(pairs(other, [g]).tolist()) for g in range(3))
+    assert any(
+        dict(pairs(plan, [g]).tolist()) != dict(pairs(other, [g]).tolist()) for g in range(3)
+    )
 
 
 def test_prompts_change_no_other_draw(tmp_path):
-    """Order, crops and dropout of a run are the same with both settings, so that they can be compared."""
+    """Order, crops and dropout of a run are the same with both settings, so that they can be
+    compared.
+    """
     lent = two_plans(tmp_path / "lent", [0] * 30)["train"]
     ids = np.arange(30)
     write_plan(
@@ -155,18 +178,28 @@ def test_a_short_utterance_lends_all_of_itself_and_a_long_one_as_much_as_of_its_
     assert prompt_slice(50_001, 5, audio, training=True, whole=True) == (0, 50_001)
     assert prompt_slice(50_001, 5, audio, training=False, whole=True) == (0, 50_001)
     for seed in range(50):
-        assert prompt_slice(200_000, seed, audio, training=True, whole=True) == prompt_slice(200_000, seed, audio, training=True)
+        assert prompt_slice(200_000, seed, audio, training=True, whole=True) == prompt_slice(
+            200_000, seed, audio, training=True
+        )
     assert prompt_slice(200_000, 5, audio, training=False, whole=True) == (0, 99_225)
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------------------
+# -- batches
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Ten training and four evaluation clips of five speakers."""
     folder = tmp_path_factory.mktemp("run")
-    made = make_run(folder, LENGTHS_S, num_eval=NUM_EVAL, audio=AUDIO, speakers=SPEAKERS, batching={"prompt": "speaker"})
+    made = make_run(
+        folder,
+        LENGTHS_S,
+        num_eval=NUM_EVAL,
+        audio=AUDIO,
+        speakers=SPEAKERS,
+        batching={"prompt": "speaker"},
+    )
     write_dvae(made)
     return made
 
@@ -199,10 +232,17 @@ def test_a_lent_clip_hides_nothing_and_an_own_one_hides_what_it_shows(run, plan)
             assert lent == (SPEAKERS[u] in "abc" and not (plan == "train" and SPEAKERS[u] == "c"))
             assert SPEAKERS[u] == SPEAKERS[prompt]
             wav = wav_of(run, prompt)
-            start, length = prompt_slice(len(wav), int(planned.row_seeds[row]), run.dims.audio, plan == "train", whole=lent)
+            start, length = prompt_slice(
+                len(wav), int(planned.row_seeds[row]), run.dims.audio, plan == "train", whole=lent
+            )
             clip = np.zeros(AUDIO["cond_max_samples"], np.float32)
             clip[:length] = wav[start : start + length]
-            np.testing.assert_allclose(made.arrays["cond_mel"][row], log_mel_numpy(clip, 2048) / STATS, rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(
+                made.arrays["cond_mel"][row],
+                log_mel_numpy(clip, 2048) / STATS,
+                rtol=1e-3,
+                atol=1e-3,
+            )
             n, first = -(-len(wav_of(run, u)) // 1024), len(tokens_of(u)) + 1
             targets = made.arrays["audio_targets"][row]
             hidden = n + 4 - (targets[first : first + n + 4] >= 0).sum()
@@ -217,7 +257,9 @@ def test_a_lent_clip_hides_nothing_and_an_own_one_hides_what_it_shows(run, plan)
 
 
 def test_batches_are_the_same_to_the_bit_with_and_without_known_codes(run):
-    numbers = [("train", g) for g in range(2 * run.plan("gpt", "train").batches_per_epoch)] + [("eval", 0)]
+    numbers = [("train", g) for g in range(2 * run.plan("gpt", "train").batches_per_epoch)] + [
+        ("eval", 0)
+    ]
     plain = GptMaker(run)
     plain._cache = None
     filling = GptMaker(run)
@@ -246,7 +288,9 @@ def test_a_lent_clip_that_cannot_be_decoded_is_named_and_does_without_its_row(ru
     again, _, remade = make(maker, "train", 0, skip=[int(planned.prompts[clip.row])])
     assert again.prompts[clip.row] == again.utterances[clip.row]
     assert remade.arrays["weights"][clip.row] == 1
-    assert (remade.arrays["audio_targets"][clip.row] >= 0).sum() < (good.arrays["audio_targets"][clip.row] >= 0).sum()
+    assert (remade.arrays["audio_targets"][clip.row] >= 0).sum() < (
+        good.arrays["audio_targets"][clip.row] >= 0
+    ).sum()
 
 
 def test_the_setting_is_part_of_what_the_run_is(tmp_path):

@@ -1,4 +1,6 @@
-"""Metadata of three corpus formats with the faults that people report (numbered as in test_scan.py)."""
+"""Metadata of three corpus formats with the faults that people report (numbered as in
+test_scan.py).
+"""
 
 import pytest
 
@@ -44,8 +46,13 @@ def test_c02_a_row_with_too_few_or_too_many_fields_is_an_error(tmp_path):
     items = read(tmp_path)
     assert [type(i) for i in items] == [Row, Row, RowError, RowError, RowError]
     assert [(i.line, i.id) for i in items] == [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "")]
-    assert items[2].reason == "expected 2 or 3 fields, got 1 (fields are separated by '|', as in id|text)"
-    assert items[3].reason.startswith("expected 2 or 3 fields, got 4 (other columns need a header line")
+    assert (
+        items[2].reason
+        == "expected 2 or 3 fields, got 1 (fields are separated by '|', as in id|text)"
+    )
+    assert items[3].reason.startswith(
+        "expected 2 or 3 fields, got 4 (other columns need a header line"
+    )
     assert items[4].reason == "empty id"
 
 
@@ -53,12 +60,17 @@ def test_c02_a_duration_column_is_never_the_text(tmp_path):
     write_metadata(tmp_path, [f"a{i}|some words|3.21" for i in range(6)])
     items = read(tmp_path)
     assert [i.text for i in items[:6]] == ["some words"] * 6
-    assert items[6] == Notice(str(tmp_path / "metadata.csv"), "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there")
+    assert items[6] == Notice(
+        str(tmp_path / "metadata.csv"),
+        "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there",
+    )
 
 
 def test_c02_a_constant_last_column_is_the_speaker(tmp_path):
     write_metadata(tmp_path, [f"a{i}|words {i}|anna" for i in range(4)])
-    assert [(r.text, r.speaker) for r in read(tmp_path)] == [(f"words {i}", "anna") for i in range(4)]
+    assert [(r.text, r.speaker) for r in read(tmp_path)] == [
+        (f"words {i}", "anna") for i in range(4)
+    ]
     assert taken(tmp_path)[0].endswith("audio = column 1, text = column 2, speaker = column 3")
     write_metadata(tmp_path, [f"a{i}|same|same" for i in range(4)])
     assert [(r.text, r.speaker) for r in read(tmp_path)] == [("same", None)] * 4
@@ -73,8 +85,16 @@ def test_c02_numbers_that_are_spoken_stay(tmp_path):
     ("header", "row", "said"),
     [
         ("id|text", "a|one", "audio = column 1 (id), text = column 2 (text)"),
-        ('ID|"Raw_Text"|"normalized_text"', "a|1|one", 'text = column 3 ("normalized_text") (where it is empty: column 2 ("Raw_Text"))'),
-        ("utt_id|transcription|duration", "a|one|3", "text = column 2 (transcription); not used: column 3 (duration)"),
+        (
+            'ID|"Raw_Text"|"normalized_text"',
+            "a|1|one",
+            'text = column 3 ("normalized_text") (where it is empty: column 2 ("Raw_Text"))',
+        ),
+        (
+            "utt_id|transcription|duration",
+            "a|one|3",
+            "text = column 2 (transcription); not used: column 3 (duration)",
+        ),
         ("id|speaker|text", "a|ann|one", "text = column 3 (text), speaker = column 2 (speaker)"),
         ("id|text|speaker", "a|one|ann", "text = column 2 (text), speaker = column 3 (speaker)"),
     ],
@@ -107,7 +127,12 @@ def test_c05_line_ends_and_blank_lines(tmp_path):
         "a|x|x\r\nb|y|y\r\n\r\n  \r\nc|ä\u2028\x85z|ä\u2028\x85z\r\nd|q|w\r\n\r\n\r\n".rstrip().encode()
     )
     found = read(tmp_path)
-    assert [(r.line, r.id, r.text) for r in found] == [(1, "a", "x"), (2, "b", "y"), (5, "c", "ä\u2028\x85z"), (6, "d", "w")]
+    assert [(r.line, r.id, r.text) for r in found] == [
+        (1, "a", "x"),
+        (2, "b", "y"),
+        (5, "c", "ä\u2028\x85z"),
+        (6, "d", "w"),
+    ]
     assert not any("\r" in f for r in found for f in (r.id, r.text, *r.candidates))
 
 
@@ -148,7 +173,10 @@ def test_c07_absolute_paths(tmp_path):
 
 
 def test_coqui_columns_go_by_name(tmp_path):
-    write_metadata(tmp_path, ["audio_file|language|speaker_name|text", "wavs/1.wav|fa|ali|سلام", "wavs/2.wav|||hello"])
+    write_metadata(
+        tmp_path,
+        ["audio_file|language|speaker_name|text", "wavs/1.wav|fa|ali|سلام", "wavs/2.wav|||hello"],
+    )
     assert detect(tmp_path) == "coqui"
     a, b = rows(tmp_path)
     assert (a.line, a.id, a.text, a.language, a.speaker) == (2, "wavs/1.wav", "سلام", "fa", "ali")
@@ -165,17 +193,27 @@ def test_coqui_header_in_any_order_case_and_separator(tmp_path):
 def test_coqui_row_errors(tmp_path):
     write_metadata(tmp_path, ["audio_file|text", "a.wav|x|y", "|x", "b.wav|x"])
     items = read(tmp_path)
-    assert [i.reason for i in items[:2]] == ["expected 2 fields as in the header, got 3", "empty audio path"]
+    assert [i.reason for i in items[:2]] == [
+        "expected 2 fields as in the header, got 3",
+        "empty audio path",
+    ]
     assert items[2].id == "b.wav"
 
 
 def test_c22_coqui_without_a_header_says_what_is_missing(tmp_path):
     write_metadata(tmp_path, ["wavs/1.wav|en|x|hello"])
-    with pytest.raises(BadInput, match="metadata.csv:1: no header; the first line must name the columns"):
+    with pytest.raises(
+        BadInput, match="metadata.csv:1: no header; the first line must name the columns"
+    ):
         read(tmp_path, "coqui")
-    write_metadata(tmp_path, [f"wavs/{i}.wav|{'fa' if i % 2 else 'en'}|x|hello {i}" for i in range(6)])
+    write_metadata(
+        tmp_path, [f"wavs/{i}.wav|{'fa' if i % 2 else 'en'}|x|hello {i}" for i in range(6)]
+    )
     assert detect(tmp_path) == "ljspeech"
-    assert [(r.language, r.speaker, r.text) for r in read(tmp_path)][:2] == [("en", "x", "hello 0"), ("fa", "x", "hello 1")]
+    assert [(r.language, r.speaker, r.text) for r in read(tmp_path)][:2] == [
+        ("en", "x", "hello 0"),
+        ("fa", "x", "hello 1"),
+    ]
 
 
 def test_vctk_tree(tmp_path):
@@ -186,7 +224,9 @@ def test_vctk_tree(tmp_path):
     ):
         (tmp_path / "txt" / speaker).mkdir(parents=True, exist_ok=True)
         (tmp_path / "txt" / speaker / f"{clip}.txt").write_text(f"Text of {clip}.\n")
-        write_wav(tmp_path / "wav48_silence_trimmed" / speaker / f"{clip}{ending}", sine(100), 48000)
+        write_wav(
+            tmp_path / "wav48_silence_trimmed" / speaker / f"{clip}{ending}", sine(100), 48000
+        )
     assert detect(tmp_path) == "vctk"
     found = rows(tmp_path)
     assert [(r.id, r.speaker, r.text, r.line) for r in found] == [
@@ -195,7 +235,10 @@ def test_vctk_tree(tmp_path):
         ("p226_001", "p226", "Text of p226_001.", 1),
     ]
     folder = tmp_path / "wav48_silence_trimmed/p225"
-    assert found[0].candidates[:2] == (str(folder / "p225_001_mic1.flac"), str(folder / "p225_001_mic2.flac"))
+    assert found[0].candidates[:2] == (
+        str(folder / "p225_001_mic1.flac"),
+        str(folder / "p225_001_mic2.flac"),
+    )
     assert found[0].file == str(tmp_path / "txt/p225/p225_001.txt")
 
 
@@ -203,13 +246,21 @@ def test_vctk_recordings_without_a_text_are_counted(tmp_path):
     (tmp_path / "txt/p225").mkdir(parents=True)
     (tmp_path / "txt/p225/p225_001.txt").write_text("One.")
     audio = tmp_path / "wav48_silence_trimmed"
-    for name in ("p225/p225_001_mic1.flac", "p315/p315_001_mic1.flac", "p315/p315_001_mic2.flac", "p315/p315_002_mic1.flac"):
+    for name in (
+        "p225/p225_001_mic1.flac",
+        "p315/p315_001_mic1.flac",
+        "p315/p315_001_mic2.flac",
+        "p315/p315_002_mic1.flac",
+    ):
         (audio / name).parent.mkdir(parents=True, exist_ok=True)
         (audio / name).write_bytes(b"")
     (audio / "log.txt").write_bytes(b"")
     (audio / "p225/._p225_002_mic1.flac").write_bytes(b"")
     row, notice = read(tmp_path)
-    assert (row.id, notice) == ("p225_001", Notice(str(tmp_path), "2 recordings of p315 have no text"))
+    assert (row.id, notice) == (
+        "p225_001",
+        Notice(str(tmp_path), "2 recordings of p315 have no text"),
+    )
     (tmp_path / "wav48/p225").mkdir(parents=True)
     (tmp_path / "wav48/p225/p225_003.wav").write_bytes(b"")
     assert read(tmp_path)[-1].message == "3 recordings of p315 and others have no text"

@@ -1,4 +1,6 @@
-"""A run whose corpus has lost a few clips since goes on as it was planned; one whose corpus is another is refused, by name."""
+"""A run whose corpus has lost a few clips since goes on as it was planned; one whose corpus is
+another is refused, by name.
+"""
 
 import json
 
@@ -19,9 +21,15 @@ def wavs(tmp_path):
 
 
 def test_lost_clips_change_neither_plan_nor_order(tmp_path):
-    """Stopped at step 20 of 40, three files lost, one of them with its folder, resumed: the steps are those of the plan, with rows of
+    """Stopped at step 20 of 40, three files lost, one of them with its folder, resumed: the steps
+    are those of the plan, with rows of
     weight 0 from there on."""
-    once = {"train__accumulate": 1, "train__eval_every": 0, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    once = {
+        "train__accumulate": 1,
+        "train__eval_every": 0,
+        "train__eval_at_epoch_end": False,
+        "dvae__max_steps": 1,
+    }
     make_corpus(tmp_path / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
     folder = tmp_path / "corpus" / "wavs"
     (folder / "alone").mkdir()
@@ -37,13 +45,18 @@ def test_lost_clips_change_neither_plan_nor_order(tmp_path):
     (folder / "alone").rmdir()
     said = []
     run = arithmetic_run(tmp_path, out=said.append, train__max_steps=40, **once)
-    assert any(line.startswith(f"warning: 3 of the run's {len(run.manifest)} clips are gone or unusable (") for line in said)
+    assert any(
+        line.startswith(f"warning: 3 of the run's {len(run.manifest)} clips are gone or unusable (")
+        for line in said
+    )
     assert said[-1].startswith("resuming")
     assert run.manifest.digest == digest
     channel = Channel(run)
     channel.produce("p0", make=FromFiles)
     try:
-        session.train_stage(run, "gpt", channel.server, StatusFile(run.path, "trainer", "trainer"), Stop())
+        session.train_stage(
+            run, "gpt", channel.server, StatusFile(run.path, "trainer", "trainer"), Stop()
+        )
     finally:
         channel.close()
     entries = [json.loads(x) for x in (run.path / "quarantine.jsonl").read_text().splitlines()]
@@ -60,9 +73,14 @@ def test_settings_that_come_too_late_are_told(tmp_path):
     arithmetic_run(tmp_path, out=said.append, train__max_steps=4, dvae__max_steps=9)
     assert not any("no effect" in line for line in said), "stage 1 has not ended"
     train(run)
-    arithmetic_run(tmp_path, out=said.append, train__max_steps=4, dvae__max_steps=2, text__vocab_size=99)
+    arithmetic_run(
+        tmp_path, out=said.append, train__max_steps=4, dvae__max_steps=2, text__vocab_size=99
+    )
     assert [line for line in said if "no effect" in line] == [
-        "warning: no effect on this run: text.vocab_size=99: the vocabulary was learnt when the run was created",
+        (
+            "warning: no effect on this run: text.vocab_size=99: the vocabulary was learnt when the"
+            " run was created"
+        ),
         "warning: no effect on this run: dvae.max_steps=2: stage 1 has ended",
     ]
 
@@ -72,11 +90,16 @@ def test_clips_set_aside_before_count_among_those_that_may_be_lost(tmp_path):
     for path in wavs(tmp_path)[:5]:
         path.unlink()
     (run.path / "quarantine.jsonl").write_text(
-        "".join(json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n" for i in range(9))
+        "".join(
+            json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n" for i in range(9)
+        )
     )
     arithmetic_run(tmp_path)  # 0 to 4 are gone now, too
     (run.path / "quarantine.jsonl").write_text(
-        "".join(json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n" for i in range(20, 26))
+        "".join(
+            json.dumps({"id": i, "plan": "train", "g": 0, "reason": "x"}) + "\n"
+            for i in range(20, 26)
+        )
     )
     with pytest.raises(BadInput, match=r"gone or unusable: 5 \("):
         arithmetic_run(tmp_path)
@@ -88,7 +111,9 @@ def test_runs_made_before_their_identity_had_code_phases_are_what_they_were(tmp_
     del identity["code_phases"]
     (run.path / "identity.json").write_text(json.dumps(identity))
     arithmetic_run(tmp_path, batching__code_phases=4)
-    with pytest.raises(BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"):
+    with pytest.raises(
+        BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"
+    ):
         arithmetic_run(tmp_path)
 
 
@@ -98,7 +123,11 @@ def test_too_many_lost_clips_are_named_and_refused(tmp_path):
     for path in files[:11]:
         path.unlink()
     with pytest.raises(
-        BadInput, match=r"manifest, plan differ \(the files of the corpus changed; clips gone or unusable: 11 \(.*\.wav, .*and 8 more\)\)"
+        BadInput,
+        match=(
+            r"manifest, plan differ \(the files of the corpus changed; clips gone or unusable: 11"
+            r" \(.*\.wav, .*and 8 more\)\)"
+        ),
     ):
         arithmetic_run(tmp_path)
     run = arithmetic_run(tmp_path, train__max_set_aside=0.5)
@@ -110,6 +139,10 @@ def test_another_recording_in_a_files_place_is_another_corpus(tmp_path):
     path = wavs(tmp_path)[5]
     write_wav(path, sine(20000, 300))
     with pytest.raises(
-        BadInput, match=rf"gone or unusable: 1 \(.*{path.name}\), new or changed: 1 \(.*{path.name}\)\)\. .*restore the old files"
+        BadInput,
+        match=(
+            rf"gone or unusable: 1 \(.*{path.name}\), new or changed: 1 \(.*{path.name}\)\)\."
+            r" .*restore the old files"
+        ),
     ):
         arithmetic_run(tmp_path)

@@ -26,7 +26,9 @@ def pack(row_len, text_len, tokens, codes, hidden):
 
 
 def test_the_example_of_the_specification():
-    """T=4, l=[4,2], w=[5*1024+10, 3*1024]: the original's arrays with the padding between text and audio taken out."""
+    """T=4, l=[4,2], w=[5*1024+10, 3*1024]: the original's arrays with the padding between text and
+    audio taken out.
+    """
     w = [5 * 1024 + 10, 3 * 1024]
     n = [rows.num_codes(x) for x in w]
     assert n == [6, 3]
@@ -35,7 +37,26 @@ def test_the_example_of_the_specification():
     got = pack(18, 6, tokens, codes, [None, None])
     ids = [
         [261, 5, 6, 7, 8, A + 1024, *(A + np.arange(101, 107)), A + E, A + E, A + E, 0, 0, 0],
-        [261, 9, 10, A + 1024, A + 201, A + 202, A + 203, A + E, A + E, A + E, 0, 0, 0, 0, 0, 0, 0, 0],
+        [
+            261,
+            9,
+            10,
+            A + 1024,
+            A + 201,
+            A + 202,
+            A + 203,
+            A + E,
+            A + E,
+            A + E,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ],
     ]
     positions = [
         [0, 1, 2, 3, 4, *(P + np.arange(10)), 0, 0, 0],
@@ -58,7 +79,9 @@ def test_every_target_is_the_next_input_until_the_fourth_stop():
     num_text, num_audio = 11, 24
     np.testing.assert_array_equal(got["text_targets"][0, :10], got["ids"][0, 1:11])
     start, end = num_text, num_text + num_audio
-    np.testing.assert_array_equal(got["audio_targets"][0, start : end - 1] + A, got["ids"][0, start + 1 : end])
+    np.testing.assert_array_equal(
+        got["audio_targets"][0, start : end - 1] + A, got["ids"][0, start + 1 : end]
+    )
     assert got["audio_targets"][0, end - 1] == E
 
 
@@ -85,7 +108,9 @@ def test_hidden_codes_have_no_target_in_every_row_and_inputs_keep_them():
     got = pack(20, 4, tokens, codes, [(2, 5), (0, 9)])
     np.testing.assert_array_equal(got["ids"], plain["ids"])
     audio = got["audio_targets"]
-    np.testing.assert_array_equal(audio[0], [-1, -1, 0, 1, -1, -1, -1, 5, 6, 7, 8, 9, E, E, E, E, -1, -1, -1, -1])
+    np.testing.assert_array_equal(
+        audio[0], [-1, -1, 0, 1, -1, -1, -1, 5, 6, 7, 8, 9, E, E, E, E, -1, -1, -1, -1]
+    )
     np.testing.assert_array_equal(audio[1], [-1] * 11 + [9, E, E, E, E, -1, -1, -1, -1])
 
 
@@ -103,7 +128,9 @@ def test_the_share_that_is_hidden_is_half_of_short_utterances_and_little_of_long
     assert rows.hidden_share(np.array([22050, 44100]), audio) == pytest.approx(0.5)
     assert rows.hidden_share(np.array([10 * 22050]), audio) == pytest.approx(0.45)
     # 4.5 s: half of it, 2.25 s, if more is asked for; else what is asked for, 3.75 s on average.
-    assert rows.hidden_share(np.array([99225]), audio) == pytest.approx((2.25 + 3.75) / 2 / 4.5, rel=0.02)
+    assert rows.hidden_share(np.array([99225]), audio) == pytest.approx(
+        (2.25 + 3.75) / 2 / 4.5, rel=0.02
+    )
 
 
 def test_rows_without_an_utterance_are_all_padding():

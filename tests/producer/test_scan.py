@@ -1,4 +1,6 @@
-"""The scan on synthetic folders with known answers: faults that people report in public threads, numbered c01 to c50."""
+"""The scan on synthetic folders with known answers: faults that people report in public threads,
+numbered c01 to c50.
+"""
 
 import io
 import json
@@ -24,11 +26,14 @@ tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
 def test_good_clips_are_kept_in_the_order_of_the_metadata(tmp_path, scanned):
     s = scanned(make_corpus(tmp_path / "c", 5))
     assert s.counts == (5, 0)
-    assert [(u.id, u.name, u.num_samples, u.source_rate, u.language, u.speaker) for u in s.utterances] == [
-        (i, f"c{i + 1:04d}", 44100, 22050, "en", "c") for i in range(5)
-    ]
+    assert [
+        (u.id, u.name, u.num_samples, u.source_rate, u.language, u.speaker) for u in s.utterances
+    ] == [(i, f"c{i + 1:04d}", 44100, 22050, "en", "c") for i in range(5)]
     assert s.utterances[2].text == s.utterances[2].clean == sentence(2)
-    assert all(len(u.tokens) == u.tokens.size == n for u, n in zip(s.utterances, s.columns["num_tokens"], strict=True))
+    assert all(
+        len(u.tokens) == u.tokens.size == n
+        for u, n in zip(s.utterances, s.columns["num_tokens"], strict=True)
+    )
     assert s.report.headline().startswith("kept=5 rejected=0 train=4 eval=1")
 
 
@@ -47,7 +52,10 @@ def test_c02_columns(tmp_path, scanned):
     write_metadata(root, [f"c{i:04d}|{sentence(i)}" if i != 4 else "c0004" for i in range(1, 7)])
     s = scanned(root)
     assert s.counts == (5, 1)
-    assert "metadata.csv:4: expected 2 or 3 fields, got 1 (fields are separated by '|', as in id|text)" in "\n".join(s.report.lines())
+    assert (
+        "metadata.csv:4: expected 2 or 3 fields, got 1 (fields are separated by '|', as in id|text)"
+        in "\n".join(s.report.lines())
+    )
     write_metadata(root, [f"c{i:04d}|{sentence(i)}|3.21" for i in range(1, 7)])
     s = scanned(root)
     assert [u.text for u in s.utterances] == [sentence(i) for i in range(1, 7)]
@@ -56,7 +64,19 @@ def test_c02_columns(tmp_path, scanned):
 
 def test_c04_quotes_and_c05_line_ends(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 4)
-    write_metadata(root, ['c0001|"Stop, he said|"stop he said', "", "c0002|b|bee", 'c0003|d" e|d" e', "c0004|x|end", "", ""], end="\r\n")
+    write_metadata(
+        root,
+        [
+            'c0001|"Stop, he said|"stop he said',
+            "",
+            "c0002|b|bee",
+            'c0003|d" e|d" e',
+            "c0004|x|end",
+            "",
+            "",
+        ],
+        end="\r\n",
+    )
     path = root / "metadata.csv"
     path.write_bytes(path.read_bytes().rstrip(b"\r\n"))
     s = scanned(root)
@@ -69,17 +89,40 @@ def test_c07_paths_from_another_directory(tmp_path, scanned, monkeypatch):
     os.rename(root / "wavs/LJ0004.wav", tmp_path / "LJ4.wav")
     soundfile.write(root / "wavs/LJ0005.flac", sine(44100), 22050)
     os.remove(root / "wavs/LJ0005.wav")
-    write_metadata(root, [f"{i}|x|one two" for i in ("LJ0001", "LJ0002.wav", "wavs/LJ0003.wav", tmp_path / "LJ4.wav", "LJ0005", "nope")])
+    write_metadata(
+        root,
+        [
+            f"{i}|x|one two"
+            for i in (
+                "LJ0001",
+                "LJ0002.wav",
+                "wavs/LJ0003.wav",
+                tmp_path / "LJ4.wav",
+                "LJ0005",
+                "nope",
+            )
+        ],
+    )
     monkeypatch.chdir("/")
     s = scanned(root)
     assert s.counts == (5, 1)
-    assert [str(u.path) for u in s.utterances[3:]] == [f"{tmp_path}/LJ4.wav", f"{root}/wavs/LJ0005.flac"]
-    tried = [f"{root}/{f}/nope{x}".replace("//", "/") for f in ("wavs", "") for x in (".wav", ".flac", ".mp3")]
+    assert [str(u.path) for u in s.utterances[3:]] == [
+        f"{tmp_path}/LJ4.wav",
+        f"{root}/wavs/LJ0005.flac",
+    ]
+    tried = [
+        f"{root}/{f}/nope{x}".replace("//", "/")
+        for f in ("wavs", "")
+        for x in (".wav", ".flac", ".mp3")
+    ]
     assert all(path in s.reasons["nope"] for path in tried)
     s.result.write_rejects(tmp_path / "rejects.tsv")
     for complete in ((tmp_path / "rejects.tsv").read_text(), json.dumps(s.report.to_json())):
         assert all(path in complete for path in tried)
-    printed = f"{root}/metadata.csv:6: no such audio file; tried {root}/wavs/nope.wav (and 24 other places) (id nope)"
+    printed = (
+        f"{root}/metadata.csv:6: no such audio file; tried {root}/wavs/nope.wav (and 24 other"
+        " places) (id nope)"
+    )
     assert printed in s.report.lines()
     out = io.StringIO()
     s.report.print(Console(file=out, force_terminal=True, no_color=True, width=2000))
@@ -98,11 +141,19 @@ def test_c07_more_than_half_missing_is_bad_input(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 10)
     for i in range(1, 7):
         os.remove(root / f"wavs/c{i:04d}.wav")
-    with pytest.raises(BadInput, match=r"6 of 10 audio files are missing(?s:.*)metadata.csv:1: no such audio file; tried /") as e:
+    with pytest.raises(
+        BadInput,
+        match=r"6 of 10 audio files are missing(?s:.*)metadata.csv:1: no such audio file; tried /",
+    ) as e:
         scanned(root)
     lines = str(e.value).splitlines()
-    assert f"{root}/clips/c0001.opus" in lines[1]  # nothing is left to look into, so one row is there with all that was tried
-    assert lines[2].endswith(f"metadata.csv:2: no such audio file; tried {root}/wavs/c0002.wav (and 24 other places) (id c0002)")
+    assert (
+        f"{root}/clips/c0001.opus" in lines[1]
+    )  # nothing is left to look into, so one row is there with all that was tried
+    assert lines[2].endswith(
+        f"metadata.csv:2: no such audio file; tried {root}/wavs/c0002.wav (and 24 other places) (id"
+        " c0002)"
+    )
     assert len(lines) == 7
     assert not (tmp_path / "run.manifest").exists()
 
@@ -113,7 +164,10 @@ def test_c08_equal_names_in_two_corpora_and_repeats_in_one(tmp_path, scanned):
         write_metadata(tmp_path / name, ["0001|x|one", "0001|x|two"])
     s = scanned(tmp_path / "a", tmp_path / "b")
     assert s.counts == (2, 2)
-    assert [u.path for u in s.utterances] == [tmp_path / "a/wavs/0001.wav", tmp_path / "b/wavs/0001.wav"]
+    assert [u.path for u in s.utterances] == [
+        tmp_path / "a/wavs/0001.wav",
+        tmp_path / "b/wavs/0001.wav",
+    ]
     assert [u.speaker for u in s.utterances] == ["a", "b"]
     assert [(r.line, r.reason) for r in s.rejects] == [(2, "duplicate id (first at line 1)")] * 2
 
@@ -157,10 +211,23 @@ def test_folders_of_the_same_name_are_two_speakers(tmp_path, scanned):
 
 
 def test_c49_nothing_usable_says_why(tmp_path, scanned):
-    root = make_corpus(tmp_path / "c", 10, seconds=lambda i: 2.0 if i < 7 else 12.0, text=lambda i: "word " * 60 if i < 7 else "short")
-    with pytest.raises(BadInput, match=r"^0 of 10 usable: text >200 tokens 7, audio longer than 11.61 s \(data.max_audio_s\) 3 \(") as e:
+    root = make_corpus(
+        tmp_path / "c",
+        10,
+        seconds=lambda i: 2.0 if i < 7 else 12.0,
+        text=lambda i: "word " * 60 if i < 7 else "short",
+    )
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"^0 of 10 usable: text >200 tokens 7, audio longer than 11.61 s \(data.max_audio_s\)"
+            r" 3 \("
+        ),
+    ) as e:
         scanned(root)
-    lines = str(e.value).splitlines()  # there is no manifest to look into, so the rows are in the message
+    lines = str(
+        e.value
+    ).splitlines()  # there is no manifest to look into, so the rows are in the message
     assert len(lines) == 11
     assert lines[1].strip() == f"{root}/metadata.csv:1: 300 text tokens > 200 (id c0001)"
     assert "12.00 s > 11.61 s" in lines[8]
@@ -184,7 +251,13 @@ def test_eval_split_leaves_every_speaker_an_utterance():
     assert len(choose_eval([0] * 100000, 0.01, 256)) == 256
     assert len(choose_eval([0] * 1000, 0.01, 256)) == 10
     assert len(choose_eval([0, 0], 0.01, 256)) == 1
-    assert choose_eval([0], 0.5, 256) == choose_eval([0, 1, 2], 0.5, 256) == choose_eval([0] * 9, 0.0, 256) == choose_eval([], 0.5, 9) == []
+    assert (
+        choose_eval([0], 0.5, 256)
+        == choose_eval([0, 1, 2], 0.5, 256)
+        == choose_eval([0] * 9, 0.0, 256)
+        == choose_eval([], 0.5, 9)
+        == []
+    )
 
 
 def test_a_separate_evaluation_corpus(tmp_path, scanned):
@@ -232,7 +305,9 @@ def test_the_report_as_lines_json_table_and_file(tmp_path, scanned):
     plain, terminal = io.StringIO(), io.StringIO()
     s.report.print(Console(file=plain))
     s.report.print(Console(file=terminal, force_terminal=True, width=200))
-    assert plain.getvalue().splitlines() == s.report.lines(None)  # printed by `launch.py scan`, which leaves no file behind
+    assert plain.getvalue().splitlines() == s.report.lines(
+        None
+    )  # printed by `launch.py scan`, which leaves no file behind
     assert sum("empty file (id" in line for line in plain.getvalue().splitlines()) == 25
     assert "kept=15 rejected=25" in terminal.getvalue()
 
@@ -244,7 +319,12 @@ def test_a_terminal_hides_nothing_that_a_pipe_shows(tmp_path, scanned):
     out = io.StringIO()
     scanned(root).report.print(Console(file=out, force_terminal=True, no_color=True, width=60))
     shown = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    for expected in ("language fa 2 0.00", "speaker [ali] 2 0.00", "ann 2 0.00", "1 kept rows name no language: en (data.language)"):
+    for expected in (
+        "language fa 2 0.00",
+        "speaker [ali] 2 0.00",
+        "ann 2 0.00",
+        "1 kept rows name no language: en (data.language)",
+    ):
         assert expected in shown
     assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in shown
     assert not any(line.startswith("speakers (") for line in shown)

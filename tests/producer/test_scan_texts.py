@@ -15,7 +15,14 @@ def test_c16_languages(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 5)
     codes = ["fa", "en", "EN-us", "fa-IR", ""]
     write_metadata(
-        root, ["audio_file|text|language", *(f"c{i + 1:04d}|{'سلام' if c[:2] == 'fa' else 'hello'}|{c}" for i, c in enumerate(codes))]
+        root,
+        [
+            "audio_file|text|language",
+            *(
+                f"c{i + 1:04d}|{'سلام' if c[:2] == 'fa' else 'hello'}|{c}"
+                for i, c in enumerate(codes)
+            ),
+        ],
     )
     s = scanned(root)
     assert [u.language for u in s.utterances] == ["fa", "en", "en", "fa", "en"]
@@ -24,12 +31,24 @@ def test_c16_languages(tmp_path, scanned):
 
 def test_c16_one_message_for_a_language_that_cannot_be_had(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 5)
-    write_metadata(root, ["audio_file|text|language", *(f"c{i + 1:04d}|hello|{c}" for i, c in enumerate(["en", "xx", "xx", "qq", "en"]))])
-    with pytest.raises(BadInput, match=r"unknown language 'xx' in 2 rows, first at \S+metadata.csv:3; 'qq' in 1 rows") as e:
+    write_metadata(
+        root,
+        [
+            "audio_file|text|language",
+            *(f"c{i + 1:04d}|hello|{c}" for i, c in enumerate(["en", "xx", "xx", "qq", "en"])),
+        ],
+    )
+    with pytest.raises(
+        BadInput,
+        match=r"unknown language 'xx' in 2 rows, first at \S+metadata.csv:3; 'qq' in 1 rows",
+    ) as e:
         scanned(root)
     assert str(e.value).count("\n") == 0
     write_metadata(root, ["audio_file|text|language", "c0001|hello|en", "c0002|bonjour|fr"])
-    with pytest.raises(BadInput, match=r"language fr not in vocabulary; have: ar, en, fa \(first at \S+metadata.csv:3; set"):
+    with pytest.raises(
+        BadInput,
+        match=r"language fr not in vocabulary; have: ar, en, fa \(first at \S+metadata.csv:3; set",
+    ):
         scanned(root)
 
 
@@ -48,7 +67,14 @@ def test_c16_a_missing_package_is_named_once(tmp_path, scanned):
 
 def test_c19_unknown_characters(tmp_path, scanned):
     root = make_corpus(tmp_path / "c", 6)
-    texts = ["rune ᚠ here", "thai กข", "“smart” quotes — and… so", "say [STOP] now", "plain", "rune ᚠ ᚠ"]
+    texts = [
+        "rune ᚠ here",
+        "thai กข",
+        "“smart” quotes — and… so",
+        "say [STOP] now",
+        "plain",
+        "rune ᚠ ᚠ",
+    ]
     write_metadata(root, [f"c{i + 1:04d}|{t}" for i, t in enumerate(texts)])
     s = scanned(root)
     assert "U+16A0 x1" in s.reasons["c0001"]
@@ -80,20 +106,35 @@ def test_c22_languages_are_counted_and_other_scripts_warned_about(tmp_path, scan
     write_metadata(root, ["audio_file|language|speaker_name|text", *rows])
     s = scanned(root)
     assert s.counts == (4, 0)
-    assert [(u.language, u.speaker) for u in s.utterances] == [("en", "ann"), ("fa", "ali"), ("ar", "ali"), ("en", "ann")]
+    assert [(u.language, u.speaker) for u in s.utterances] == [
+        ("en", "ann"),
+        ("fa", "ali"),
+        ("ar", "ali"),
+        ("en", "ann"),
+    ]
     lines = s.report.lines()
     assert "languages: en=2 fa=1 ar=1 (1 by default: en)" in lines
     assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in lines
-    assert any("1 texts have more than 30 % letters of another script" in w and "metadata.csv:3" in w for w in s.report.warnings)
+    assert any(
+        "1 texts have more than 30 % letters of another script" in w and "metadata.csv:3" in w
+        for w in s.report.warnings
+    )
     write_metadata(root, rows)
     s = scanned(root)  # without a header, by what the columns hold
-    assert [(u.language, u.speaker) for u in s.utterances] == [("en", "ann"), ("fa", "ali"), ("ar", "ali"), ("en", "ann")]
+    assert [(u.language, u.speaker) for u in s.utterances] == [
+        ("en", "ann"),
+        ("fa", "ali"),
+        ("ar", "ali"),
+        ("en", "ann"),
+    ]
 
 
 def test_c22_defaults_of_a_source(tmp_path, scanned):
     a, b = make_corpus(tmp_path / "a", 2, text="سلام"), make_corpus(tmp_path / "b", 2)
     s = scanned({"path": str(a), "language": "fa", "speaker": "ali"}, b)
-    assert [(u.language, u.speaker) for u in s.utterances] == [("fa", "ali")] * 2 + [("en", "b")] * 2
+    assert [(u.language, u.speaker) for u in s.utterances] == [("fa", "ali")] * 2 + [
+        ("en", "b")
+    ] * 2
     assert s.report.num_default_language == 2
     assert "languages: fa=2 en=2 (2 by default: en)" in s.report.lines()
     (b / "wavs/c0002.wav").write_bytes(b"")
@@ -102,9 +143,15 @@ def test_c22_defaults_of_a_source(tmp_path, scanned):
 
 
 def test_c49_character_limits_only_warn(tmp_path, scanned):
-    s = scanned(make_corpus(tmp_path / "c", 3, seconds=10, text=lambda i: "ab " * (90 if i == 1 else 3)), max_text_tokens=400)
+    s = scanned(
+        make_corpus(tmp_path / "c", 3, seconds=10, text=lambda i: "ab " * (90 if i == 1 else 3)),
+        max_text_tokens=400,
+    )
     assert s.counts == (3, 0)
-    assert any("1 texts are longer than XTTS's limit" in w and "269 characters, en: 250" in w for w in s.report.warnings)
+    assert any(
+        "1 texts are longer than XTTS's limit" in w and "269 characters, en: 250" in w
+        for w in s.report.warnings
+    )
 
 
 def test_texts_for_a_vocabulary_come_before_the_audio(tmp_path):

@@ -1,4 +1,6 @@
-"""The producer's loop against the real lease server, in one process, with arithmetic in place of features."""
+"""The producer's loop against the real lease server, in one process, with arithmetic in place of
+features.
+"""
 
 import contextlib
 import os
@@ -59,7 +61,11 @@ class Running:
 @pytest.fixture
 def world(tmp_path):
     """run, hub, server, start(…) → Running."""
-    run, hub, running = make_run(tmp_path, [1.0] * 23, size="arithmetic", num_eval=3), LocalHub(), []
+    run, hub, running = (
+        make_run(tmp_path, [1.0] * 23, size="arithmetic", num_eval=3),
+        LocalHub(),
+        [],
+    )
     server = LeaseServer("", RUN_ID, 4, link=hub)
 
     def start(**options):
@@ -77,7 +83,9 @@ def test_two_epochs_and_an_evaluation_in_order_each_utterance_once_per_epoch(wor
     run, server, start = world
     plan = run.plan("gpt", "train")
     n = plan.batches_per_epoch
-    schedule = [("train", g) for g in range(n)] + [("eval", 0)] + [("train", g) for g in range(n, 2 * n)]
+    schedule = (
+        [("train", g) for g in range(n)] + [("eval", 0)] + [("train", g) for g in range(n, 2 * n)]
+    )
     open_stage(server, run, 1, schedule)
     start(name="p0")
     start(name="p1")
@@ -88,7 +96,9 @@ def test_two_epochs_and_an_evaluation_in_order_each_utterance_once_per_epoch(wor
         assert values == sum(3 * i + 7 for i in range(20))
     for p, g, arrays, notes in taken:
         planned = run.plan("gpt", p).batch(g)
-        np.testing.assert_array_equal(arrays["value"], np.where(planned.utterances >= 0, 3 * planned.utterances + 7, 0))
+        np.testing.assert_array_equal(
+            arrays["value"], np.where(planned.utterances >= 0, 3 * planned.utterances + 7, 0)
+        )
         np.testing.assert_array_equal(arrays["weights"], planned.weights)
         assert notes.bad == ()
 
@@ -118,7 +128,13 @@ def test_quarantined_utterances_become_rows_of_weight_0_and_nothing_moves(world)
     run, server, start = world
     planned = run.plan("gpt", "train").batch(1)
     out = [int(planned.utterances[1]), 999]
-    open_stage(server, run, 1, [("train", 0), ("train", 1)], set_aside=lambda plan, g: out if g == 1 else ())
+    open_stage(
+        server,
+        run,
+        1,
+        [("train", 0), ("train", 1)],
+        set_aside=lambda plan, g: out if g == 1 else (),
+    )
     start()
     arrays = take_all(server)[1][2]
     expected = value_of(planned.utterances)
@@ -154,7 +170,9 @@ def test_a_batch_that_the_plan_does_not_have_is_refused(world):
 
 
 class WithClips(ArithmeticMaker):
-    """Decodes its rows' clips, of which an arithmetic run has none on disk; a row without is bad."""
+    """Decodes its rows' clips, of which an arithmetic run has none on disk; a row
+    without is bad.
+    """
 
     def __init__(self, run, stage="gpt"):
         super().__init__(run, stage)
@@ -162,10 +180,17 @@ class WithClips(ArithmeticMaker):
 
     def clips(self, planned):
         rows = np.flatnonzero(planned.utterances >= 0)
-        return [Clip(int(r), u) for r, u in zip(rows, self.manifest.utterances(planned.utterances[rows]), strict=True)]
+        return [
+            Clip(int(r), u)
+            for r, u in zip(rows, self.manifest.utterances(planned.utterances[rows]), strict=True)
+        ]
 
     def make(self, planned, clips, decoded):
-        bad = [(c.utterance.id, str(d)) for c, d in zip(clips, decoded, strict=True) if isinstance(d, Exception)]
+        bad = [
+            (c.utterance.id, str(d))
+            for c, d in zip(clips, decoded, strict=True)
+            if isinstance(d, Exception)
+        ]
         made = super().make(without(planned, [u for u, _ in bad]), clips, decoded)
         made.bad = bad
         return made
@@ -209,7 +234,9 @@ def test_an_unexpected_error_ends_the_loop(world):
 
 
 def test_a_device_that_never_ends_a_batch_ends_the_producer(world, monkeypatch):
-    """Its heartbeats would go on for ever, and its trainer wait in vain; another process may get the device to work."""
+    """Its heartbeats would go on for ever, and its trainer wait in vain; another process may get
+    the device to work.
+    """
     run, server, start = world
     monkeypatch.setattr(serve, "DEVICE_S", 1.0)
     hang = threading.Event()
@@ -230,7 +257,9 @@ def test_a_device_that_never_ends_a_batch_ends_the_producer(world, monkeypatch):
 
 
 def test_revoked_work_is_skipped(world):
-    """While the first batch is being made a new generation opens: the leases in hand are dropped, those of the new one are served."""
+    """While the first batch is being made a new generation opens: the leases in hand are dropped,
+    those of the new one are served.
+    """
     run, server, start = world
     gate, made = threading.Event(), []
 
@@ -251,7 +280,9 @@ def test_revoked_work_is_skipped(world):
 
 
 def test_the_next_batch_is_packed_and_the_one_before_sent_while_the_device_computes(world):
-    """The device is held in each batch until the batch behind it is packed and the one before has arrived: in one thread, nobody could."""
+    """The device is held in each batch until the batch behind it is packed and the one before has
+    arrived: in one thread, nobody could.
+    """
     run, server, start = world
     packed, in_time, at_once = [threading.Event() for _ in range(6)], [], []
 
@@ -280,7 +311,13 @@ def test_the_next_batch_is_packed_and_the_one_before_sent_while_the_device_compu
 
 def test_other_features_are_refused_and_the_producer_says_why(world):
     run, server, start = world
-    open_stage(server, run, 1, [("train", 0)], accept=lambda ready: "its features are of another vocabulary")
+    open_stage(
+        server,
+        run,
+        1,
+        [("train", 0)],
+        accept=lambda ready: "its features are of another vocabulary",
+    )
     p = start()
     p.thread.join(LATER_S)
     assert isinstance(p.error, BadInput)
@@ -353,7 +390,10 @@ def lease(g, position):
 
 def test_what_is_needed_soonest_is_made_first_and_what_is_revoked_not_at_all(world):
     run, _, _ = world
-    script = Script([Welcome(1, Offer("gpt")), lease(3, 9), lease(0, 4), lease(1, 7), lease(2, 5)], revoked=[101])
+    script = Script(
+        [Welcome(1, Offer("gpt")), lease(3, 9), lease(0, 4), lease(1, 7), lease(2, 5)],
+        revoked=[101],
+    )
     follow(run, script)
     assert script.sent == [0, 2, 3]
     assert script.said == ["opening stage gpt", "READY", "ready", "working", "blocked", "BYE"]
@@ -372,7 +412,9 @@ def test_it_says_what_it_compiles_and_stops_saying_so(world):
     assert script.said[3:5] == [f"compiling(bucket {bucket})", "working"]
 
 
-@pytest.mark.parametrize(("silent_s", "name", "other"), [(0.5, "blocked", "idle"), (60.0, "idle", "blocked")])
+@pytest.mark.parametrize(
+    ("silent_s", "name", "other"), [(0.5, "blocked", "idle"), (60.0, "idle", "blocked")]
+)
 def test_waiting_is_blocked_with_a_trainer_and_idle_without(world, silent_s, name, other):
     run, _, _ = world
     script = Script([Welcome(1, Offer("gpt"))], silent_s=silent_s)
@@ -389,14 +431,21 @@ def test_the_line_in_the_log_says_where_time_went(world, caplog):
     open_stage(server, run, 1, [("train", g) for g in range(8)])
     start(log_every_s=0.3)
     take_all(server)
-    lines = lambda: [r.message for r in caplog.records if r.message.startswith("made ")]  # noqa: E731
+
+    def lines():
+        return [r.message for r in caplog.records if r.message.startswith("made ")]
+
     wait_for(lambda: any("/s (8 batches so far" in line for line in lines()))
     assert all(" blocked " in line and " idle " in line for line in lines())
-    assert all(any(part in line for line in lines()) for part in (" read ", " make ", " serialise "))
+    assert all(
+        any(part in line for line in lines()) for part in (" read ", " make ", " serialise ")
+    )
 
 
 def test_the_same_batch_is_the_same_bytes(world):
     run, _, _ = world
     a, b = (ArithmeticMaker(run, "gpt") for _ in range(2))
     for plan, g in (("train", 3), ("eval", 0)):
-        assert digest(a.make(a.plan(plan, g), [], []).arrays) == digest(b.make(b.plan(plan, g), [], []).arrays)
+        assert digest(a.make(a.plan(plan, g), [], []).arrays) == digest(
+            b.make(b.plan(plan, g), [], []).arrays
+        )

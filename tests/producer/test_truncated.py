@@ -1,4 +1,6 @@
-"""WAV files that end before the data that their headers announce: what an interrupted copy leaves, and what only looks like it."""
+"""WAV files that end before the data that their headers announce: what an interrupted copy leaves,
+and what only looks like it.
+"""
 
 import os
 import struct
@@ -21,12 +23,23 @@ SIZE = len(PCM)
 LIST = b"LIST" + struct.pack("<I", 5) + b"INFOx" + b"\0"  # an odd size and its padding
 
 
-def wav(data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<", bits=16, frame=None) -> bytes:
+def wav(
+    data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<", bits=16, frame=None
+) -> bytes:
     """A mono file at 22 050 Hz whose header says what it is told to."""
     frame = bits // 8 if frame is None else frame
-    body = b"WAVE" + before + b"fmt " + struct.pack(order + "IHHIIHH", 16, 1, 1, 22050, 22050 * (bits // 8), frame, bits)
+    body = (
+        b"WAVE"
+        + before
+        + b"fmt "
+        + struct.pack(order + "IHHIIHH", 16, 1, 1, 22050, 22050 * (bits // 8), frame, bits)
+    )
     body += b"data" + struct.pack(order + "I", announced) + data + behind
-    return (b"RIFF" if order == "<" else b"RIFX") + struct.pack(order + "I", len(body) if riff is None else riff) + body
+    return (
+        (b"RIFF" if order == "<" else b"RIFX")
+        + struct.pack(order + "I", len(body) if riff is None else riff)
+        + body
+    )
 
 
 def facts(folder, data: bytes):
@@ -40,10 +53,18 @@ def test_a_truncated_file_is_rejected(tmp_path, tokenizer, deep):
     root = make_corpus(tmp_path / "c", 4)
     os.truncate(root / "wavs/c0002.wav", 44 + 50000)
     s = Scanned(tmp_path, tokenizer, root, options={"deep": deep})
-    assert s.reasons == {"c0002": "ends early: the header announces 88200 bytes of audio, the file has 50000; copy it again"}
+    assert s.reasons == {
+        "c0002": (
+            "ends early: the header announces 88200 bytes of audio, the file has 50000; copy it"
+            " again"
+        )
+    }
     assert "rejected: ends early 1" in s.report.lines()
     with Manifest.open(tmp_path / "run.manifest") as previous:  # remembered, too
-        assert Scanned(tmp_path, tokenizer, root, options={"previous": previous, "deep": deep}).reasons == s.reasons
+        assert (
+            Scanned(tmp_path, tokenizer, root, options={"previous": previous, "deep": deep}).reasons
+            == s.reasons
+        )
 
 
 CUT = {
@@ -91,11 +112,20 @@ def test_what_is_whole(tmp_path, data):
 
 @pytest.mark.parametrize(
     ("container", "subtype"),
-    [("RF64", "PCM_16"), ("WAVEX", "PCM_24"), ("WAV", "FLOAT"), ("WAV", "ULAW"), ("WAV", "IMA_ADPCM"), ("WAV", "MS_ADPCM")],
+    [
+        ("RF64", "PCM_16"),
+        ("WAVEX", "PCM_24"),
+        ("WAV", "FLOAT"),
+        ("WAV", "ULAW"),
+        ("WAV", "IMA_ADPCM"),
+        ("WAV", "MS_ADPCM"),
+    ],
 )
 def test_other_kinds_of_wav(tmp_path, container, subtype):
     path = tmp_path / "a.wav"
-    soundfile.write(path, np.stack([sine(30000), sine(30000, 880)], 1), 22050, subtype, format=container)
+    soundfile.write(
+        path, np.stack([sine(30000), sine(30000, 880)], 1), 22050, subtype, format=container
+    )
     assert not probe(FixedPlace(str(path)), deep=True).error
     os.truncate(path, path.stat().st_size // 2)
     assert probe(FixedPlace(str(path)), deep=True).kind == "ends early"
@@ -103,7 +133,9 @@ def test_other_kinds_of_wav(tmp_path, container, subtype):
 
 def test_other_formats_are_read_as_before(tmp_path):
     for suffix in (".flac", ".ogg", ".mp3"):
-        assert not probe(FixedPlace(str(write_wav(tmp_path / f"a{suffix}", sine(44100)))), deep=True).error
+        assert not probe(
+            FixedPlace(str(write_wav(tmp_path / f"a{suffix}", sine(44100)))), deep=True
+        ).error
 
 
 def test_a_header_of_nothing_but_chunks_ends(tmp_path):

@@ -21,7 +21,10 @@ class FromFiles(ArithmeticMaker):
 
     def clips(self, planned):
         rows = [r for r, u in enumerate(planned.utterances.tolist()) if u >= 0]
-        return [Clip(r, u) for r, u in zip(rows, self._manifest.utterances(planned.utterances[rows]), strict=True)]
+        return [
+            Clip(r, u)
+            for r, u in zip(rows, self._manifest.utterances(planned.utterances[rows]), strict=True)
+        ]
 
     def make(self, planned, clips, decoded):
         made = super().make(planned, clips, decoded)
@@ -42,9 +45,14 @@ class Channel:
         self._ends = []
 
     def produce(self, name, make=FromFiles, roots=None):
-        pool, client = DecodePool(2, 1000), LeaseClient(self.hub.endpoint, self.run.run_id, name, capacity=2, link=self.hub.link())
+        pool, client = (
+            DecodePool(2, 1000),
+            LeaseClient(self.hub.endpoint, self.run.run_id, name, capacity=2, link=self.hub.link()),
+        )
         roots = tuple(map(str, self.run.manifest.roots)) if roots is None else roots
-        service = Service(client, lambda stage: make(self.run, stage), pool, self.done.is_set, data_roots=roots)
+        service = Service(
+            client, lambda stage: make(self.run, stage), pool, self.done.is_set, data_roots=roots
+        )
         thread = threading.Thread(target=service.run, daemon=True)
         thread.start()
         self._ends.append((thread, client, pool))

@@ -17,7 +17,8 @@ from common.run.stages import NETWORKS, register
 from common.xtts.dims import SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW_BYTES = "ARITHMETIC_ROW_BYTES"  # batches carry so many bytes more per row, so that few rows can weigh as much as real ones
+# batches carry so many bytes more per row, so that few rows can weigh as much as real ones
+ROW_BYTES = "ARITHMETIC_ROW_BYTES"
 
 
 def _register() -> None:
@@ -40,7 +41,13 @@ def _register() -> None:
         "networks": False,
     }
     stages = (
-        replace(s, title=f"{s.title} (arithmetic)", maker=f"tests.support.arithmetic_maker:{s.name}_maker", **common) for s in NETWORKS
+        replace(
+            s,
+            title=f"{s.title} (arithmetic)",
+            maker=f"tests.support.arithmetic_maker:{s.name}_maker",
+            **common,
+        )
+        for s in NETWORKS
     )
     register("arithmetic", replace(SIZES["tiny"]), tuple(stages))
 

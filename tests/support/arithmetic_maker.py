@@ -65,18 +65,32 @@ class ArithmeticMaker:
         """Nothing to compile."""
         return False
 
-    def begin(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Work:
+    def begin(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Work:
         """All of it counts as the device's."""
         return Work(lambda: self.make(planned, clips, decoded), lambda made: made)
 
-    def make(self, planned: PlannedBatch, clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception]) -> Made:
+    def make(
+        self,
+        planned: PlannedBatch,
+        clips: Sequence[Clip],
+        decoded: Sequence[np.ndarray | Exception],
+    ) -> Made:
         """The batch's numbers (module docstring)."""
         start = time.perf_counter()
         time.sleep(self._sleep_s)
         bucket = self._plans[planned.plan].buckets[planned.bucket]
-        arrays = empty_batch("arithmetic", bucket, self._run.dims, self._run.config.transport.mel_dtype)
+        arrays = empty_batch(
+            "arithmetic", bucket, self._run.dims, self._run.config.transport.mel_dtype
+        )
         arrays["value"][:] = value_of(planned.utterances)
-        arrays["seed"][:] = np.where(planned.weights > 0, planned.row_seeds >> np.uint64(1), 0).astype(np.int64)
+        arrays["seed"][:] = np.where(
+            planned.weights > 0, planned.row_seeds >> np.uint64(1), 0
+        ).astype(np.int64)
         arrays["weights"][:] = planned.weights
         return Made(arrays, [], {"make": time.perf_counter() - start})
 

@@ -1,4 +1,6 @@
-"""Runs with arithmetic in place of the networks, and what they must come to, computed straight from the plan without any channel."""
+"""Runs with arithmetic in place of the networks, and what they must come to, computed straight from
+the plan without any channel.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,20 @@ def settings(run: Path, corpus: Path, **overrides) -> dict:
         "text": {"vocab_size": 128},
         "model": {"size": "arithmetic"},
         "batching": {"batch_size": 4, "buckets": 2},
-        "train": {"max_steps": 60, "accumulate": 3, "eval_every": 7, "save_every": 5, "log_every": 20},
-        "dvae": {"max_steps": 6, "batch_size": 5, "save_every": 4, "eval_every": 5, "crop_frames": 64},
+        "train": {
+            "max_steps": 60,
+            "accumulate": 3,
+            "eval_every": 7,
+            "save_every": 5,
+            "log_every": 20,
+        },
+        "dvae": {
+            "max_steps": 6,
+            "batch_size": 5,
+            "save_every": 4,
+            "eval_every": 5,
+            "crop_frames": 64,
+        },
         "transport": {"data_timeout_s": 120.0},
     }
     for key, value in overrides.items():
@@ -39,7 +53,9 @@ def settings(run: Path, corpus: Path, **overrides) -> dict:
     return tree
 
 
-def arithmetic_run(tmp_path: Path, num_clips: int = 41, *, out=lambda line: None, **overrides) -> RunFolder:
+def arithmetic_run(
+    tmp_path: Path, num_clips: int = 41, *, out=lambda line: None, **overrides
+) -> RunFolder:
     """A prepared arithmetic run on a corpus of short clips of several lengths."""
     corpus = tmp_path / "corpus"
     if not corpus.exists():
@@ -57,7 +73,10 @@ class Expected:
 
 
 def replay(run: RunFolder, stage: str, quarantined_from: dict[int, int] | None = None) -> Expected:
-    """Train a stage in a plain loop over the plan: the independent answer. `quarantined_from`: utterance → first g of weight 0."""
+    """Train a stage in a plain loop over the plan: the independent answer.
+
+    `quarantined_from`: utterance → first g of weight 0.
+    """
     schedule = schedule_of(run, stage)
     maker, step = ArithmeticMaker(run, stage), ArithmeticStep()
     lines = []
@@ -73,7 +92,15 @@ def replay(run: RunFolder, stage: str, quarantined_from: dict[int, int] | None =
             digests.append(wire.digest(arrays))
             step.micro(batch.bucket, arrays, batch.seed, n / sum(rows))
         step.apply()
-        lines.append({"step": s, "epoch": planned.epoch, "g": planned.first_g, "count": planned.count, "digest": ledger.combine(digests)})
+        lines.append(
+            {
+                "step": s,
+                "epoch": planned.epoch,
+                "g": planned.first_g,
+                "count": planned.count,
+                "digest": ledger.combine(digests),
+            }
+        )
     return Expected(lines, step.weights.tobytes() + step.moment.tobytes())
 
 
@@ -83,13 +110,17 @@ def outcome(run: RunFolder, stage: str) -> Expected:
     lines = ledger.fold(ledger.read(files.ledger))
     keys = ("step", "epoch", "g", "count", "digest")
     found = Checkpoints(files.checkpoints, 99).load_latest(None)
-    weights = found.tensors["model"]["weights"].tobytes() + found.tensors["optimizer"]["moment"].tobytes()
+    weights = (
+        found.tensors["model"]["weights"].tobytes() + found.tensors["optimizer"]["moment"].tobytes()
+    )
     assert found.step == lines[-1]["step"]
     return Expected([{k: line[k] for k in keys} for line in lines], weights)
 
 
 def assert_exact(run: RunFolder) -> None:
-    """The folded ledgers are exactly the plans, digests and final weights bit-equal to the plain loop."""
+    """The folded ledgers are exactly the plans, digests and final weights bit-equal to the plain
+    loop.
+    """
     for stage in run.stages:
         want, got = replay(run, stage), outcome(run, stage)
         assert got.steps == want.steps, f"{stage}: the ledger differs from the plan"

@@ -49,7 +49,9 @@ class ArithmeticStep:
         self._seconds = float(os.environ.get(STEP_MS, "0")) / 1e3
         self.trace_counts: Counter[str] = Counter()
 
-    def micro(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int], scale: float) -> dict:
+    def micro(
+        self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int], scale: float
+    ) -> dict:
         """Fold a batch into the group; the order within the group matters."""
         time.sleep(self._seconds)
         live = np.asarray(batch["weights"]) > 0
@@ -57,7 +59,14 @@ class ArithmeticStep:
         salt = np.where(live, np.asarray(batch["seed"]), 0) % _PRIME
         powers = np.arange(1, 9, dtype=np.int64)
         row = np.arange(1, len(value) + 1, dtype=np.int64)
-        total = ((value * row) % _PRIME).sum() + salt.sum() + seed[0] + seed[1] + bucket + round(scale * 1e6)
+        total = (
+            ((value * row) % _PRIME).sum()
+            + salt.sum()
+            + seed[0]
+            + seed[1]
+            + bucket
+            + round(scale * 1e6)
+        )
         self._group = (self._group * 7 + int(total) % _PRIME * powers) % _PRIME
         self._count += 1
         return {"loss": float(total % 997), "finite": True}
@@ -68,7 +77,12 @@ class ArithmeticStep:
         self.weights = (self.weights * 31 + self.moment) % _PRIME
         self.t += 1
         self._group, self._count = np.zeros(8, np.int64), 0
-        return {"loss": float(self.weights[0] % 997) / 997, "grad_norm": 1.0, "learning_rate": 1.0, "finite": True}
+        return {
+            "loss": float(self.weights[0] % 997) / 997,
+            "grad_norm": 1.0,
+            "learning_rate": 1.0,
+            "finite": True,
+        }
 
     def update(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int]) -> dict:
         """`micro` with scale 1, and `apply`."""
@@ -83,7 +97,9 @@ class ArithmeticStep:
         """A sum over the live rows that depends on the weights and changes none."""
         time.sleep(self._seconds)
         live = np.asarray(batch["weights"]) > 0
-        total = float((np.where(live, np.asarray(batch["value"]), 0) % 101).sum() + self.weights[0] % 89)
+        total = float(
+            (np.where(live, np.asarray(batch["value"]), 0) % 101).sum() + self.weights[0] % 89
+        )
         return {"audio_sum": total, "audio_count": float(live.sum())}
 
     def dry_run(self, bucket: int, grouped: bool) -> None:
@@ -98,7 +114,10 @@ class ArithmeticStep:
 
     def state_dict(self) -> dict:
         """Weights and moments."""
-        return {"model": {"weights": self.weights.copy()}, "optimizer": {"moment": self.moment.copy(), "t": np.array(self.t, np.int64)}}
+        return {
+            "model": {"weights": self.weights.copy()},
+            "optimizer": {"moment": self.moment.copy(), "t": np.array(self.t, np.int64)},
+        }
 
     def snapshot(self) -> dict:
         """`state_dict`, which copies."""

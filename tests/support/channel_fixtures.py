@@ -1,6 +1,9 @@
-"""Fixtures of the channel's tests: `channel` over real sockets and in one process, `ipc` over real sockets alone.
+"""Fixtures of the channel's tests:
 
-Apart from `channels`, which also runs as a process that needs no pytest. A test file takes them by name:
+`channel` over real sockets and in one process, `ipc` over real sockets alone.
+
+Apart from `channels`, which also runs as a process that needs no pytest. A test file takes them by
+name:
     channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 """
 

@@ -1,7 +1,8 @@
-"""What the channel's tests share: producers with known arithmetic, an event log, and the invariants checked on it.
+"""What the channel's tests share: producers with known arithmetic, an event log, and the invariants
+checked on it.
 
-Batch (plan, g) holds `numbers` int32 [4] = 3 g + offset of the plan + [0, 1, 2, 3]: loss, duplication and order show in the values.
-Run as a script, this is a producer or trainer process:
+Batch (plan, g) holds `numbers` int32 [4] = 3 g + offset of the plan + [0, 1, 2, 3]: loss,
+duplication and order show in the values. Run as a script, this is a producer or trainer process:
     python channels.py producer ADDRESS NAME DELAY_S
     python channels.py trainer ADDRESS FOLDER COUNT
 """
@@ -35,7 +36,9 @@ RUN = "00112233445566778899aabbccddeeff"
 WINDOW, CAPACITY = 6, 2
 OFFER = Offer("gpt", "0" * 32)
 OFFSETS = {"train": 0, "eval": 1_000_000}
-LATER_S = 200.0  # longer than anything takes that still happens, on a machine with other things to do
+LATER_S = (
+    200.0  # longer than anything takes that still happens, on a machine with other things to do
+)
 
 
 def numbers(plan: str, g: int) -> np.ndarray:
@@ -47,11 +50,24 @@ def make(lease: Lease) -> dict[str, np.ndarray]:
 
 
 class Producer(threading.Thread):
-    """A producer in a thread: answers every lease after `delay_s`, or does with it what `work` says."""
+    """A producer in a thread: answers every lease after `delay_s`, or does with it what `work`
+    says.
+    """
 
-    def __init__(self, client: LeaseClient, work: Callable[[LeaseClient, Lease], object] | None = None, delay_s: float = 0.0, features=""):
+    def __init__(
+        self,
+        client: LeaseClient,
+        work: Callable[[LeaseClient, Lease], object] | None = None,
+        delay_s: float = 0.0,
+        features="",
+    ):
         super().__init__(daemon=True)
-        self.client, self.work, self.delay_s, self.features = client, work or self.produce, delay_s, features
+        self.client, self.work, self.delay_s, self.features = (
+            client,
+            work or self.produce,
+            delay_s,
+            features,
+        )
         self.welcomes: list[Welcome] = []
         self.leases: list[Lease] = []
         self.ended: object = None
@@ -84,7 +100,9 @@ class Producer(threading.Thread):
 
 
 class EventLog:
-    """on_event of a server; `check` tests on what was logged: order, once each, the window, the accounts, equal digests."""
+    """on_event of a server; `check` tests on what was logged: order, once each, the window, the
+    accounts, equal digests.
+    """
 
     def __init__(self) -> None:
         self.events: list[dict] = []
@@ -93,7 +111,11 @@ class EventLog:
         self.events.append({"kind": kind, **fields})
 
     def of(self, kind: str, **fields) -> list[dict]:
-        return [e for e in self.events if e["kind"] == kind and all(e[k] == v for k, v in fields.items())]
+        return [
+            e
+            for e in self.events
+            if e["kind"] == kind and all(e[k] == v for k, v in fields.items())
+        ]
 
     def check(self, window: int, capacity: int) -> None:
         gens = list(dict.fromkeys(e["gen"] for e in self.events if e["gen"]))
@@ -117,7 +139,9 @@ class EventLog:
                 ends[e["outcome"]] += 1
             elif e["kind"] == "data":
                 assert (issued[e["lease"]]["plan"], issued[e["lease"]]["g"]) == (e["plan"], e["g"])
-                assert digests.setdefault((e["plan"], e["g"]), e["digest"]) == e["digest"]  # whoever makes it
+                assert (
+                    digests.setdefault((e["plan"], e["g"]), e["digest"]) == e["digest"]
+                )  # whoever makes it
             elif e["kind"] == "deliver":
                 assert e["position"] == delivered  # in order, once
                 delivered += 1
@@ -126,7 +150,9 @@ class EventLog:
             elif e["kind"] == "release":
                 assert e["position"] == released < delivered
                 released += 1
-        assert len(issued) == sum(ends.values()) + sum(open_by_peer.values())  # every lease is accounted for
+        assert len(issued) == sum(ends.values()) + sum(
+            open_by_peer.values()
+        )  # every lease is accounted for
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = LATER_S) -> float:
@@ -138,14 +164,20 @@ def wait_until(condition: Callable[[], object], timeout_s: float = LATER_S) -> f
     return time.monotonic() - start
 
 
-def train(server, count: int | None = None, timeout_s: float = LATER_S, step_s: float = 0.0) -> list[tuple[str, int]]:
-    """Consume `count` batches (None: to the end of the schedule), checking their content; returns (plan, g) in order."""
+def train(
+    server, count: int | None = None, timeout_s: float = LATER_S, step_s: float = 0.0
+) -> list[tuple[str, int]]:
+    """Consume `count` batches (None: to the end of the schedule), checking their content; returns
+    (plan, g) in order.
+    """
     seen = []
     while count is None or len(seen) < count:
         delivery = server.next(timeout_s)
         if delivery is None:
             break
-        np.testing.assert_array_equal(delivery.arrays["numbers"], numbers(delivery.plan, delivery.g))
+        np.testing.assert_array_equal(
+            delivery.arrays["numbers"], numbers(delivery.plan, delivery.g)
+        )
         seen.append((delivery.plan, delivery.g))
         time.sleep(step_s)
         server.release()
@@ -153,7 +185,9 @@ def train(server, count: int | None = None, timeout_s: float = LATER_S, step_s: 
 
 
 class Channel:
-    """Servers and producers of one test, over one kind of transport; everything is closed at the end."""
+    """Servers and producers of one test, over one kind of transport; everything is closed at the
+    end.
+    """
 
     def __init__(self, kind: str, folder: Path):
         self.kind, self.address = kind, f"ipc://{folder}/channel.sock"
@@ -163,10 +197,20 @@ class Channel:
         self.producers: list[Producer] = []
         self.processes: list[subprocess.Popen] = []
 
-    def serve(self, schedule=None, generation=1, offer=OFFER, accept=lambda ready: None, set_aside=lambda plan, g: (), **options):
+    def serve(
+        self,
+        schedule=None,
+        generation=1,
+        offer=OFFER,
+        accept=lambda ready: None,
+        set_aside=lambda plan, g: (),
+        **options,
+    ):
         if self.kind == "local":
             self.hub = options["link"] = LocalHub()
-        rules = Rules(**{name: options.pop(name) for name in Rules.__dataclass_fields__ if name in options})
+        rules = Rules(
+            **{name: options.pop(name) for name in Rules.__dataclass_fields__ if name in options}
+        )
         options = {"window": WINDOW, "rules": rules, "on_event": self.log, **options}
         server = LeaseServer(self.address, RUN, **options)
         self.servers.append(server)
@@ -177,7 +221,15 @@ class Channel:
 
     def client(self, name="p0", run=RUN, heartbeat_s=0.2, **options) -> LeaseClient:
         link = self.hub.link() if self.kind == "local" else None
-        client = LeaseClient(lambda: self.endpoint, run, name, CAPACITY, heartbeat_s=heartbeat_s, link=link, **options)
+        client = LeaseClient(
+            lambda: self.endpoint,
+            run,
+            name,
+            CAPACITY,
+            heartbeat_s=heartbeat_s,
+            link=link,
+            **options,
+        )
         self.clients.append(client)
         return client
 
@@ -188,7 +240,9 @@ class Channel:
 
     def process(self, name: str, delay_s: float = 0.0) -> subprocess.Popen:
         """A producer process."""
-        process = subprocess.Popen([sys.executable, __file__, "producer", self.endpoint.address, name, str(delay_s)])
+        process = subprocess.Popen(
+            [sys.executable, __file__, "producer", self.endpoint.address, name, str(delay_s)]
+        )
         self.processes.append(process)
         return process
 
@@ -221,7 +275,8 @@ def replace(path: Path, text: str) -> None:
 
 
 def run_trainer(address: str, folder: Path, count: int) -> None:
-    """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of every batch is written down. Waits
+    """Trains `count` batches with a checkpoint every 50, going on from the last one; the lineage of
+    every batch is written down. Waits
     before batches beyond the number in FOLDER/limit."""
     generation = int((folder / "generation").read_text()) + 1
     replace(folder / "generation", str(generation))
@@ -231,12 +286,17 @@ def run_trainer(address: str, folder: Path, count: int) -> None:
     def on_event(kind: str, **fields) -> None:
         events.write(json.dumps({"kind": kind, **fields}) + "\n")
 
-    server = LeaseServer(address, RUN, 8, rules=Rules(dead_after_s=1.0, lease_ttl_s=2.0), on_event=on_event)
+    server = LeaseServer(
+        address, RUN, 8, rules=Rules(dead_after_s=1.0, lease_ttl_s=2.0), on_event=on_event
+    )
     server.open(generation, OFFER, (("train", g) for g in range(checkpoint["next_g"], count)))
     while (delivery := server.next(30.0)) is not None:
         np.testing.assert_array_equal(delivery.arrays["numbers"], numbers("train", delivery.g))
         wait_until(lambda g=delivery.g: g <= int((folder / "limit").read_text()))
-        checkpoint = {"next_g": delivery.g + 1, "state": chain(checkpoint["state"], delivery.digest)}
+        checkpoint = {
+            "next_g": delivery.g + 1,
+            "state": chain(checkpoint["state"], delivery.digest),
+        }
         server.release()
         if delivery.g % 50 == 49 or delivery.g == count - 1:
             replace(folder / "checkpoint", json.dumps(checkpoint))
@@ -248,4 +308,7 @@ if __name__ == "__main__":
     if role == "trainer":
         run_trainer(address, Path(rest[0]), int(rest[1]))
     else:
-        Producer(LeaseClient(lambda: Endpoint(address), RUN, rest[0], heartbeat_s=0.2), delay_s=float(rest[1])).join()
+        Producer(
+            LeaseClient(lambda: Endpoint(address), RUN, rest[0], heartbeat_s=0.2),
+            delay_s=float(rest[1]),
+        ).join()

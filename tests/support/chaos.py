@@ -1,6 +1,8 @@
-"""Driving a real run through kills: launch.py and its children as processes, found by what they say of themselves in RUN/status.
+"""Driving a real run through kills: launch.py and its children as processes, found by what they say
+of themselves in RUN/status.
 
-The run stands at a gate until an event took place: none can come too late, however fast the machine is.
+The run stands at a gate until an event took place: none can come too late, however fast the machine
+is.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ SLACK = 6  # so many more steps are trained before an event takes place; every 5
 
 @dataclass(frozen=True)
 class When:
-    """The moment of an event, by what the run has done, so that it falls into the same work on a fast machine and on a slow one: once the
-    ledger of `stage` has `step` (0: at once), then once the trainer next is in `phase` ("": at once), then `seconds` later. Until it took
-    place the run goes no further than LAG + `slack` steps after `step`."""
+    """The moment of an event, by what the run has done, so that it falls into the same work on a
+    fast machine and on a slow one: once the
+    ledger of `stage` has `step` (0: at once), then once the trainer next is in `phase` ("": at
+    once), then `seconds` later. Until it took place the run goes no further than LAG + `slack`
+    steps after `step`."""
 
     step: int = 0
     phase: str = ""
@@ -40,7 +44,9 @@ class When:
 
     @property
     def in_training(self) -> bool:
-        """Whether the trainer is at its work then, as opposed to anywhere between its start and the run's end."""
+        """Whether the trainer is at its work then, as opposed to anywhere between its start and the
+        run's end.
+        """
         return self.step > 0
 
 
@@ -67,18 +73,31 @@ class Driver:
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(tree))
         gate = Gate(folder / "gate")
-        env = {**os.environ, **gate.env, "ARITHMETIC_STEP_MS": str(step_ms), "ARITHMETIC_MAKE_MS": str(make_ms)}
+        env = {
+            **os.environ,
+            **gate.env,
+            "ARITHMETIC_STEP_MS": str(step_ms),
+            "ARITHMETIC_MAKE_MS": str(make_ms),
+        }
         return cls(Path(tree["run"]), config, env, gate)
 
     def say(self, text: str) -> None:
         self.log.append(f"{time.monotonic() - self.began:6.2f} {text}")
 
-    # -- starting and ending -------------------------------------------------------------------------------------------------------
+    # -- starting and ending
+    # ----------------------------------------------------------------------------------------------
 
     def _spawn(self, *args: str) -> subprocess.Popen:
         out = open(self.config.parent / "console.log", "ab")
         # A session of its own: as from another terminal.
-        return subprocess.Popen([*LAUNCH, *args], env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            [*LAUNCH, *args],
+            env=self.env,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def launch(self) -> None:
         self.say("launch")
@@ -93,7 +112,9 @@ class Driver:
         self.extra.append(self._spawn("trainer", "--run", str(self.run), "--replace"))
 
     def finish(self, timeout_s: float = 400.0) -> None:
-        """Open the gate and wait for the run's end; launch.py started again where it was killed. AssertionError with the story if it does
+        """Open the gate and wait for the run's end; launch.py started again where it was killed.
+
+        AssertionError with the story if it does
         not end well."""
         self.gate.open()
         deadline = time.monotonic() + timeout_s
@@ -125,17 +146,24 @@ class Driver:
     def story(self, why: str) -> str:
         """What was done to the run, and the ends of its logs."""
         logs = [self.config.parent / "console.log", *sorted((self.run / "logs").glob("*.log"))]
-        tails = "\n".join(f"--- {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-25:]) for p in logs if p.exists())
+        tails = "\n".join(
+            f"--- {p.name}\n" + "\n".join(p.read_text(errors="replace").splitlines()[-25:])
+            for p in logs
+            if p.exists()
+        )
         return f"{why}\n" + "\n".join(self.log) + "\n" + tails
 
-    # -- looking -------------------------------------------------------------------------------------------------------------------
+    # -- looking
+    # ----------------------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int | None:
         s = status.read(self.run, name)
         return s.pid if s is not None and s.alive else None
 
     def producers(self) -> dict[str, int]:
-        return {s.name: s.pid for s in status.read_all(self.run) if s.role == "producer" and s.alive}
+        return {
+            s.name: s.pid for s in status.read_all(self.run) if s.role == "producer" and s.alive
+        }
 
     def step(self) -> int:
         """Steps of stage 2 done, by the trainer's own word."""
@@ -143,11 +171,17 @@ class Driver:
         return s.step if s is not None and s.stage_name == "gpt" else 0
 
     def trained(self, stage: int) -> int:
-        """The last step that stage 1 or 2 has written into its ledger, whatever was lost and resumed since; 0: none yet."""
+        """The last step that stage 1 or 2 has written into its ledger, whatever was lost and
+        resumed since; 0: none yet.
+        """
         files = [self.run / "dvae" / "ledger.jsonl", self.run / "ledger.jsonl"]
-        return max((line["step"] for line in ledger.read(files[stage - 1]) if "step" in line), default=0)
+        return max(
+            (line["step"] for line in ledger.read(files[stage - 1]) if "step" in line), default=0
+        )
 
-    def wait_for(self, condition, what: str, timeout_s: float = 400.0, poll_s: float = 0.005) -> None:
+    def wait_for(
+        self, condition, what: str, timeout_s: float = 400.0, poll_s: float = 0.005
+    ) -> None:
         """AssertionError with the story: not within the time, or the run ended first."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -157,10 +191,16 @@ class Driver:
             time.sleep(poll_s)
 
     def wait_until(self, when: When) -> None:
-        """The run stands, or goes on for a few steps at most, until a later moment is waited for or the gate is opened."""
+        """The run stands, or goes on for a few steps at most, until a later moment is waited for or
+        the gate is opened.
+        """
         if when.step:
             self.gate.limit(when.stage, when.step + LAG)
-            self.wait_for(lambda: self.trained(when.stage) >= when.step, f"step {when.step} of stage {when.stage}", poll_s=0.02)
+            self.wait_for(
+                lambda: self.trained(when.stage) >= when.step,
+                f"step {when.step} of stage {when.stage}",
+                poll_s=0.02,
+            )
         if when.phase:
             self.gate.hold(when.phase)
         if when.step:
@@ -170,14 +210,19 @@ class Driver:
             self.gate.release(when.phase)
         time.sleep(when.seconds)
 
-    # -- hurting -------------------------------------------------------------------------------------------------------------------
+    # -- hurting
+    # ----------------------------------------------------------------------------------------------
 
     def signal(self, name: str, sig: signal.Signals) -> None:
         pid = self.pid(name)
         if pid is None:
             return
         s = status.read(self.run, "trainer")
-        self.say(f"{sig.name} {name} (pid {pid}; trainer at {s.stage_name} {s.step}, {s.phase})" if s else f"{sig.name} {name}")
+        self.say(
+            f"{sig.name} {name} (pid {pid}; trainer at {s.stage_name} {s.step}, {s.phase})"
+            if s
+            else f"{sig.name} {name}"
+        )
         try:
             os.kill(pid, sig)
         except ProcessLookupError:
@@ -214,7 +259,19 @@ class Driver:
             self.say(f"SIGCONT {name}")
 
 
-EVENTS = ("trainer", "producer-0", "producer-1", "both", "all", "launcher", "add", "remove", "stop-trainer", "stop-producer", "replace")
+EVENTS = (
+    "trainer",
+    "producer-0",
+    "producer-1",
+    "both",
+    "all",
+    "launcher",
+    "add",
+    "remove",
+    "stop-trainer",
+    "stop-producer",
+    "replace",
+)
 
 
 def hurt(driver: Driver, event: str) -> None:
@@ -246,7 +303,8 @@ def hurt(driver: Driver, event: str) -> None:
 
 
 def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
-    """Two thirds at a step further on and anywhere within it, some of them when the trainer next saves or evaluates; a third shortly
+    """Two thirds at a step further on and anywhere within it, some of them when the trainer next
+    saves or evaluates; a third shortly
     after the event before, which mostly is while something starts."""
     rng = random.Random(seed)
     plan, step = [], 0
@@ -258,7 +316,14 @@ def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
             phase = rng.choice(["", "", "saving", "evaluating"])
             when = When(step, phase, rng.uniform(0.0, 0.01 if phase else 0.1))
         added = sum({"add": 1, "remove": -1}.get(event, 0) for _, event in plan)
-        plan.append((when, rng.choice([e for e in EVENTS if not e.startswith("stop") and (added or e != "remove")])))
+        plan.append(
+            (
+                when,
+                rng.choice(
+                    [e for e in EVENTS if not e.startswith("stop") and (added or e != "remove")]
+                ),
+            )
+        )
     return plan
 
 

@@ -1,4 +1,6 @@
-"""Checkpoint files as Coqui lays them out, random and small, for the tests of importing, exporting and fine-tuning."""
+"""Checkpoint files as Coqui lays them out, random and small, for the tests of importing, exporting
+and fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from common.xtts.dims import DvaeDims, GptDims
 from common.xtts.text.tokenizer import Tokenizer
 
 GPT_DIMS = GptDims(
-    layers=2, width=32, heads=4, num_text_tokens=60, num_audio_tokens=34, start_text=3, num_latents=8, cond_blocks=2, cond_groups=16
+    layers=2,
+    width=32,
+    heads=4,
+    num_text_tokens=60,
+    num_audio_tokens=34,
+    start_text=3,
+    num_latents=8,
+    cond_blocks=2,
+    cond_groups=16,
 )
 DVAE_DIMS = DvaeDims(num_codes=32, codebook_dim=16, hidden=16, num_resblocks=1)
 VOCODER_DIMS = shapes.VocoderDims(in_channels=32, speaker_dim=512, channels=32)
@@ -25,7 +35,11 @@ def arrays(table: shapes.Shapes, seed: int, scale: float = 0.05) -> dict[str, np
     """float32 N(0, scale) of every shape; counters are int64."""
     rng = np.random.default_rng(seed)
     return {
-        k: np.array(7, np.int64) if k.endswith("num_batches_tracked") else (scale * rng.standard_normal(s)).astype(np.float32)
+        k: (
+            np.array(7, np.int64)
+            if k.endswith("num_batches_tracked")
+            else (scale * rng.standard_normal(s)).astype(np.float32)
+        )
         for k, s in table.items()
     }
 
@@ -45,7 +59,10 @@ def mel_stats() -> np.ndarray:
 
 def model_arrays(gpt: GptDims = GPT_DIMS, seed: int = 0) -> dict[str, np.ndarray]:
     """The `model` of a model.pth."""
-    gpt_part, hifigan = arrays(shapes.gpt_shapes(gpt), seed), arrays(shapes.hifigan_shapes(VOCODER_DIMS), 2)
+    gpt_part, hifigan = (
+        arrays(shapes.gpt_shapes(gpt), seed),
+        arrays(shapes.hifigan_shapes(VOCODER_DIMS), 2),
+    )
     return {
         **{GPT + k: a for k, a in gpt_part.items()},
         **{HIFIGAN + k: a for k, a in hifigan.items()},
@@ -61,11 +78,15 @@ def dvae_arrays(dims: DvaeDims = DVAE_DIMS) -> dict[str, np.ndarray]:
 
 def write_model(path: Path, state: dict[str, np.ndarray], config: dict | None = CONFIG) -> Path:
     """A model.pth with this `model`."""
-    pth.save(path, {"model": state} if config is None else {"config": config, "model": state, "step": 5})
+    pth.save(
+        path, {"model": state} if config is None else {"config": config, "model": state, "step": 5}
+    )
     return path
 
 
-def write_vocabulary(path: Path, pairs: list[tuple[str, str]], size: int, languages: list[str]) -> Tokenizer:
+def write_vocabulary(
+    path: Path, pairs: list[tuple[str, str]], size: int, languages: list[str]
+) -> Tokenizer:
     """A vocab.json learnt from (text, language) pairs."""
     tokenizer = Tokenizer.train(pairs, size, languages)
     tokenizer.save(path)
@@ -74,7 +95,12 @@ def write_vocabulary(path: Path, pairs: list[tuple[str, str]], size: int, langua
 
 def with_tokens(dims: GptDims, tokenizer: Tokenizer) -> GptDims:
     """`dims` for a vocabulary."""
-    return dataclasses.replace(dims, num_text_tokens=tokenizer.vocab_size, start_text=tokenizer.start, stop_text=tokenizer.stop)
+    return dataclasses.replace(
+        dims,
+        num_text_tokens=tokenizer.vocab_size,
+        start_text=tokenizer.start,
+        stop_text=tokenizer.stop,
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,7 +112,14 @@ def assert_same_tensors(one: Path, other: Path) -> None:
     """Equal names, dtypes and bits."""
     with pth.PthFile(one) as before, pth.PthFile(other) as after:
         flat = [
-            dict(_leaves(file.value.get("model", file.value) if isinstance(file.value, dict) else file.value)) for file in (before, after)
+            dict(
+                _leaves(
+                    file.value.get("model", file.value)
+                    if isinstance(file.value, dict)
+                    else file.value
+                )
+            )
+            for file in (before, after)
         ]
         assert set(flat[0]) == set(flat[1])
         for key, tensor in flat[0].items():

@@ -1,4 +1,5 @@
-"""The tests of `make test-fast`: a pytest plugin that skips a test as soon as it loads TensorFlow or starts a process.
+"""The tests of `make test-fast`: a pytest plugin that skips a test as soon as it loads TensorFlow
+or starts a process.
 
     python -m pytest -p tests.support.fast tests/trainer tests/producer tests/common
 
@@ -16,7 +17,10 @@ HEAVY = ("tensorflow", "keras")
 
 
 def not_fast(why: str) -> NoReturn:
-    """Skip the test, or the file that is being collected. A BaseException: no `except Exception` of the code under test hides it."""
+    """Skip the test, or the file that is being collected.
+
+    A BaseException: no `except Exception` of the code under test hides it.
+    """
     raise pytest.skip.Exception(f"{why}; `make test` runs it", allow_module_level=True)
 
 

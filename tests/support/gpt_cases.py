@@ -42,26 +42,46 @@ def without_dropout(gpt: GptDims = MICRO) -> GptDims:
 
 
 def pack(gpt: GptDims, texts, codes, row_len: int, text_len: int) -> dict[str, np.ndarray]:
-    """Contiguous rows, one per (text, codes) pair: START text | START codes STOP STOP STOP | padding."""
+    """Contiguous rows, one per (text, codes) pair: START text | START codes STOP STOP STOP |
+    padding.
+    """
     rows = len(texts)
     ids, positions = np.zeros((rows, row_len), np.int32), np.zeros((rows, row_len), np.int32)
-    text_targets, audio_targets = np.full((rows, text_len), -1, np.int32), np.full((rows, row_len), -1, np.int32)
+    text_targets, audio_targets = (
+        np.full((rows, text_len), -1, np.int32),
+        np.full((rows, row_len), -1, np.int32),
+    )
     for row, (text, code) in enumerate(zip(texts, codes, strict=True)):
         audio_in = [gpt.start_audio, *code, *[gpt.stop_audio] * 3]
         begin, end = len(text) + 1, len(text) + 1 + len(audio_in)
         ids[row, :end] = [gpt.start_text, *text, *(gpt.num_text_tokens + i for i in audio_in)]
-        positions[row, :end] = [*range(begin), *(gpt.num_text_positions + i for i in range(len(audio_in)))]
+        positions[row, :end] = [
+            *range(begin),
+            *(gpt.num_text_positions + i for i in range(len(audio_in))),
+        ]
         text_targets[row, :begin] = [*text, gpt.stop_text]
         audio_targets[row, begin:end] = [*code, *[gpt.stop_audio] * 4]
-    return {"ids": ids, "positions": positions, "text_targets": text_targets, "audio_targets": audio_targets}
+    return {
+        "ids": ids,
+        "positions": positions,
+        "text_targets": text_targets,
+        "audio_targets": audio_targets,
+    }
 
 
-def make_batch(bucket: Bucket, gpt: GptDims = MICRO, frames: int = FRAMES, seed: int = 0, lengths=None) -> dict[str, np.ndarray]:
-    """A full random batch of `bucket`; `lengths` = (text lengths, code lengths) per row, random by default."""
+def make_batch(
+    bucket: Bucket, gpt: GptDims = MICRO, frames: int = FRAMES, seed: int = 0, lengths=None
+) -> dict[str, np.ndarray]:
+    """A full random batch of `bucket`; `lengths` = (text lengths, code lengths) per row, random by
+    default.
+    """
     rng = np.random.default_rng(seed)
     rows = bucket.batch_size
     if lengths is None:
-        lengths = rng.integers(2, bucket.text_len, rows), rng.integers(3, bucket.num_codes + 1, rows)
+        lengths = (
+            rng.integers(2, bucket.text_len, rows),
+            rng.integers(3, bucket.num_codes + 1, rows),
+        )
     texts = [rng.integers(4, gpt.num_text_tokens, n) for n in lengths[0]]
     codes = [rng.integers(0, gpt.num_audio_tokens - 2, n) for n in lengths[1]]
     return {
@@ -80,7 +100,11 @@ class Golden:
     gpt: GptDims
 
     def part(self, name: str) -> dict[str, np.ndarray]:
-        return {key[len(name) + 1 :]: array for key, array in self.arrays.items() if key.startswith(name + "/")}
+        return {
+            key[len(name) + 1 :]: array
+            for key, array in self.arrays.items()
+            if key.startswith(name + "/")
+        }
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -90,7 +114,10 @@ class Golden:
         """Batch i of the original's arrays, as contiguous rows."""
         b = self.part(f"batch{i}")
         texts = [row[:length] for row, length in zip(b["text"], b["text_lengths"], strict=True)]
-        codes = [row[: -(-length // 1024)] for row, length in zip(b["codes"], b["wav_lengths"], strict=True)]
+        codes = [
+            row[: -(-length // 1024)]
+            for row, length in zip(b["codes"], b["wav_lengths"], strict=True)
+        ]
         bucket = self.bucket
         mel = np.ascontiguousarray(b["cond_mel"][:, 0].transpose(0, 2, 1))
         rows = pack(self.gpt, texts, codes, bucket.row_len, bucket.text_len)

@@ -22,12 +22,18 @@ class Harness:
         self.events: list[dict] = []
         self.book = LeaseBook(
             window,
-            rules=Rules(lease_ttl_s=TTL, dead_after_s=DEAD, compile_grace_s=GRACE, compile_budget_s=BUDGET),
+            rules=Rules(
+                lease_ttl_s=TTL, dead_after_s=DEAD, compile_grace_s=GRACE, compile_budget_s=BUDGET
+            ),
             clock=lambda: self.now,
             on_event=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
             start=start,
         )
-        self.book.open(1, schedule if schedule is not None else (("train", g) for g in itertools.count()), set_aside)
+        self.book.open(
+            1,
+            schedule if schedule is not None else (("train", g) for g in itertools.count()),
+            set_aside,
+        )
 
     def join(self, name: str, capacity: int = 2):
         peer = self.book.heard(name.encode())
@@ -43,7 +49,9 @@ class Harness:
 
     def answer(self, name: str, lease: Lease, value: int | None = None, right: bool = True) -> str:
         arrays = {"a": np.array([lease.g if value is None else value], np.int32)}
-        data = Data(lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), Notes(), arrays)
+        data = Data(
+            lease.gen, lease.plan, lease.g, lease.lease, wire.digest(arrays), Notes(), arrays
+        )
         return self.book.on_data(self.book.heard(name.encode()), data, right)
 
     def kinds(self, *kinds: str) -> list[dict]:

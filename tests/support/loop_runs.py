@@ -27,7 +27,9 @@ from trainer.history.checkpoint import Checkpoints
 def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None):
     """A lease server with producers in threads."""
     hub = LocalHub()
-    server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub, start=start)
+    server = LeaseServer(
+        "", run.run_id, run.config.transport.high_water_mark, link=hub, start=start
+    )
     done = threading.Event()
     threads, clients = [], []
     for i in range(num_producers):
@@ -47,7 +49,13 @@ def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker, start:
             c.close()
 
 
-def train(run: RunFolder, stop: Stop | None = None, num_producers: int = 2, make=ArithmeticMaker, start: int | None = None) -> None:
+def train(
+    run: RunFolder,
+    stop: Stop | None = None,
+    num_producers: int = 2,
+    make=ArithmeticMaker,
+    start: int | None = None,
+) -> None:
     status = StatusFile(run.path, "trainer", "trainer")
     with channel(run, num_producers, make, start) as server:
         for name in run.stages:

@@ -19,7 +19,9 @@ class Unreadable(ValueError):
 
 def _counted(words: str, start: int = 0, step: int = 1) -> dict[str, int]:
     """ "a/b c" -> a and b mean `start`, c means `start + step`."""
-    return {form: start + step * i for i, entry in enumerate(words.split()) for form in entry.split("/")}
+    return {
+        form: start + step * i for i, entry in enumerate(words.split()) for form in entry.split("/")
+    }
 
 
 # Simple values; then multipliers of 100; then scales.
@@ -187,7 +189,11 @@ _HUNDREDS = {
 
 
 def _scales(words: str, powers: tuple[int, ...] = (3, 6, 9, 12)) -> dict[str, int]:
-    return {form: 10**p for p, entry in zip(powers, words.split(), strict=False) for form in entry.split("/")}
+    return {
+        form: 10**p
+        for p, entry in zip(powers, words.split(), strict=False)
+        for form in entry.split("/")
+    }
 
 
 _SCALES = {
@@ -199,14 +205,23 @@ _SCALES = {
     "pt": _scales("mil milhão/milhões - bilião/biliões"),
     "it": _scales("mille/mila milione/milioni miliardo/miliardi bilione/bilioni"),
     "pl": _scales(
-        "tysiąc/tysiące/tysięcy milion/miliony/milionów/miliona miliard/miliardy/miliardów/miliarda bilion/biliony/bilionów/biliona"
+        "tysiąc/tysiące/tysięcy milion/miliony/milionów/miliona miliard/miliardy/miliardów/miliarda"
+        " bilion/biliony/bilionów/biliona"
     ),
-    "ru": _scales("тысяча/тысячи/тысяч миллион/миллиона/миллионов миллиард/миллиарда/миллиардов триллион/триллиона/триллионов"),
-    "cs": _scales("tisíc/tisíce milion/miliony/milionů/milionu miliarda/miliardy/miliard bilion/biliony/bilionů/bilionu"),
+    "ru": _scales(
+        "тысяча/тысячи/тысяч миллион/миллиона/миллионов миллиард/миллиарда/миллиардов"
+        " триллион/триллиона/триллионов"
+    ),
+    "cs": _scales(
+        "tisíc/tisíce milion/miliony/milionů/milionu miliarda/miliardy/miliard"
+        " bilion/biliony/bilionů/bilionu"
+    ),
     "tr": _scales("bin milyon milyar trilyon"),
     "hu": _scales("ezer millió milliárd billió"),
     "ar": {
-        **_scales("ألف/ألفا/آلاف مليون/مليونا/ملايين مليار/مليارا/مليارات تريليون/تريليونا/تريليونات"),
+        **_scales(
+            "ألف/ألفا/آلاف مليون/مليونا/ملايين مليار/مليارا/مليارات تريليون/تريليونا/تريليونات"
+        ),
     },
     "fa": _scales("هزار میلیون میلیارد تریلیون"),
     "hi": _scales("हज़ार लाख करोड़ अरब खरब नील", (3, 5, 7, 9, 11, 13)),
@@ -214,7 +229,13 @@ _SCALES = {
     "ja": _scales("万 億 兆", (4, 8, 12)),
     "ko": _scales("만 억 조", (4, 8, 12)),
 }
-_DUALS = {"ألفان": 2000, "ألفين": 2000, "مليونان": 2 * 10**6, "ملياران": 2 * 10**9, "تريليونان": 2 * 10**12}
+_DUALS = {
+    "ألفان": 2000,
+    "ألفين": 2000,
+    "مليونان": 2 * 10**6,
+    "ملياران": 2 * 10**9,
+    "تريليونان": 2 * 10**12,
+}
 _AND = {
     "en": "and", "de": "und", "nl": "en ën", "fr": "et de d'", "es": "y de", "pt": "e de",
     "it": "e di", "ar": "و", "fa": "و",
@@ -243,7 +264,14 @@ _PARTS = {
 
 def read(words: str, language: str) -> Decimal:
     """The value of a number in words; Unreadable where a word is none of a number's."""
-    text = unicodedata.normalize("NFC", words).replace("ً", "").replace("-", " ").replace(",", " ").replace("d'", "d' ").strip()
+    text = (
+        unicodedata.normalize("NFC", words)
+        .replace("ً", "")
+        .replace("-", " ")
+        .replace(",", " ")
+        .replace("d'", "d' ")
+        .strip()
+    )
     text = re.sub("quatre vingts?", "quatrevingt", text)
     sign = 1
     if text.startswith(_MINUS[language]):
@@ -263,15 +291,25 @@ def read(words: str, language: str) -> Decimal:
 def _with_fraction(whole: str, fraction: str, language: str) -> Decimal:
     scale = Decimal(1)
     tokens = fraction.split()
-    while tokens and language not in ("ru", "hu", "fa") and tokens[-1] in _SCALES[language] | {"de": 1, "di": 1}:
+    while (
+        tokens
+        and language not in ("ru", "hu", "fa")
+        and tokens[-1] in _SCALES[language] | {"de": 1, "di": 1}
+    ):
         scale *= (_SCALES[language] | {"de": 1, "di": 1})[tokens.pop()]
     if language in ("ru", "hu", "fa"):
         while tokens and tokens[-1] in _SCALES[language]:
             scale *= _SCALES[language][tokens.pop()]
     first = _whole(whole, language)
-    part = re.sub("(ая|ых)$", "", tokens[-1]) if tokens and language == "ru" else (tokens[-1] if tokens else "")
+    part = (
+        re.sub("(ая|ых)$", "", tokens[-1])
+        if tokens and language == "ru"
+        else (tokens[-1] if tokens else "")
+    )
     if part in _PARTS.get(language, {}):
-        return scale * (first + _whole(" ".join(tokens[:-1]), language) / Decimal(10) ** _PARTS[language][part])
+        return scale * (
+            first + _whole(" ".join(tokens[:-1]), language) / Decimal(10) ** _PARTS[language][part]
+        )
     values = [value for token in tokens for value, _ in _tokens(token, language)]
     if all(value < 10 for value in values):  # one by one
         digits = "".join(map(str, values))
@@ -285,7 +323,9 @@ def _whole(text: str, language: str) -> Decimal:
     cut = [pair for token in text.split() for pair in _tokens(token, language)]
     if not cut:
         raise Unreadable(f"no number in {text!r}")
-    if all(kind == "value" and value < 10 for value, kind in cut) and len(cut) > 1:  # 007 and long serial numbers
+    if (
+        all(kind == "value" and value < 10 for value, kind in cut) and len(cut) > 1
+    ):  # 007 and long serial numbers
         return Decimal("".join(str(value) for value, _ in cut))
     parts: list[Decimal] = []
     group = small = Decimal(0)

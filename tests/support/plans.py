@@ -7,7 +7,9 @@ from common.data.plan import Plan, PlanRows, write_plan
 
 
 def small_plan(folder, n, *, batch_size=4, buckets=2, name="train", seed=3):
-    """`n` utterances dealt out over `buckets` shapes; "eval" is fixed, "train" reshuffles each epoch."""
+    """`n` utterances dealt out over `buckets` shapes; "eval" is fixed, "train" reshuffles each
+    epoch.
+    """
     table = [Bucket(batch_size, 20 * (b + 1), 10, 10) for b in range(buckets)]
     ids = np.arange(n)
     sampling = "fixed" if name == "eval" else "epoch"

@@ -1,10 +1,11 @@
-"""Real processes for the tests of supervision: children that behave in named ways, and a launcher over them.
+"""Real processes for the tests of supervision: children that behave in named ways, and a launcher
+over them.
 
 python processes.py launch RUN CHILD…    CHILD = name:role:behaviour[:option=value…]
 python processes.py child RUN NAME BEHAVIOUR
 
-The launcher's clock is ahead by the seconds in RUN/ahead, so that a deadline passes when a test says so. ORPHAN_S and GRACE_S in the
-environment take the place of the children's own.
+The launcher's clock is ahead by the seconds in RUN/ahead, so that a deadline passes when a test
+says so. ORPHAN_S and GRACE_S in the environment take the place of the children's own.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ from common.system.status import StatusFile  # noqa: E402
 def start_launcher(run: Path, *children: str, **options) -> subprocess.Popen:
     """A launcher over `children` in a session of its own; its output goes to RUN/console.txt."""
     argv = [sys.executable, __file__, "launch", str(run), *children]
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by whatever is started too
+    hangup = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # under nohup it is ignored, by whatever is started too
     try:
         with open(run / "console.txt", "wb") as out:
-            return subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **options)
+            return subprocess.Popen(
+                argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, **options
+            )
     finally:
         signal.signal(signal.SIGHUP, hangup)
 
@@ -44,7 +49,9 @@ def start_launcher(run: Path, *children: str, **options) -> subprocess.Popen:
 def start_child(run: Path, name: str, behaviour: str, **options) -> subprocess.Popen:
     """A child without a supervisor."""
     argv = [sys.executable, __file__, "child", str(run), name, behaviour]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    return subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
 
 
 def _launch(run: Path, children: list[str]) -> int:
@@ -69,7 +76,10 @@ def _launch(run: Path, children: list[str]) -> int:
             )
         )
     program = Program(run, tuple(specs))
-    supervise.BACKOFF_S, supervise.DOUBLE_S = float(os.environ["BACKOFF_S"]), float(os.environ["DOUBLE_S"])
+    supervise.BACKOFF_S, supervise.DOUBLE_S = (
+        float(os.environ["BACKOFF_S"]),
+        float(os.environ["DOUBLE_S"]),
+    )
     try:
         with Console(program) as view:
             return Supervisor(program, view, lambda: time.monotonic() + _ahead_s(run)).run()
@@ -92,7 +102,9 @@ def _child(run: Path, name: str, behaviour: str) -> None:
 
 def _behave(stop: Stop, run: Path, name: str, behaviour: str) -> int | None:
     held = lock.lock(run / "lock", name) if name == "trainer" else None
-    status = StatusFile(run, name, "trainer" if name == "trainer" else "producer", min_interval_s=0.0)
+    status = StatusFile(
+        run, name, "trainer" if name == "trainer" else "producer", min_interval_s=0.0
+    )
     stop.at_exit(status.finish)
     (run / f"{name}.starts").open("a").write(f"{os.getpid()}\n")
     kind, _, value = behaviour.partition("-")
@@ -130,9 +142,12 @@ def _until(stop: Stop, status: StatusFile, value: str) -> int:
 
 
 def _raise(stop: Stop, status: StatusFile, value: str) -> None:
-    raise {"bad": BadInput("the input is bad"), "hopeless": Hopeless("no way"), "bug": ValueError("a bug"), "memory": MemoryError("full")}[
-        value
-    ]
+    raise {
+        "bad": BadInput("the input is bad"),
+        "hopeless": Hopeless("no way"),
+        "bug": ValueError("a bug"),
+        "memory": MemoryError("full"),
+    }[value]
 
 
 def _late(stop: Stop, status: StatusFile, value: str) -> int | None:

@@ -1,4 +1,5 @@
-"""What the scan's tests share: a tokenizer of single characters, and the scan of a folder with what it left in the manifest.
+"""What the scan's tests share: a tokenizer of single characters, and the scan of a folder with what
+it left in the manifest.
 
 A test file takes the fixtures by name:
     tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
@@ -14,7 +15,11 @@ from common.xtts.text.tokenizer import Tokenizer
 from producer.corpus.scan import scan
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-ALPHABET = [(LETTERS, "en"), ("آابپتثجچحخدذرزژسشصضطظعغفقکگلمنوهیئءأؤ", "fa"), ("ابتثجحخدذرزسشصضطظعغفقكلمنهويةىءأإ", "ar")]
+ALPHABET = [
+    (LETTERS, "en"),
+    ("آابپتثجچحخدذرزژسشصضطظعغفقکگلمنوهیئءأؤ", "fa"),
+    ("ابتثجحخدذرزسشصضطظعغفقكلمنهويةىءأإ", "ar"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +29,9 @@ def tokenizer():
 
 
 def settings(*train, **data):
-    return config.parse({"data": {"train": [s if isinstance(s, dict) else {"path": str(s)} for s in train], **data}})
+    return config.parse(
+        {"data": {"train": [s if isinstance(s, dict) else {"path": str(s)} for s in train], **data}}
+    )
 
 
 class Scanned:

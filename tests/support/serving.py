@@ -1,4 +1,6 @@
-"""The trainer's end of a producer's tests: a stage opened, every batch taken, and waiting with a deadline."""
+"""The trainer's end of a producer's tests: a stage opened, every batch taken, and waiting with a
+deadline.
+"""
 
 import time
 

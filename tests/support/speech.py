@@ -1,4 +1,5 @@
-"""Speech for tests that must learn something: eSpeak NG in a process of its own (its library has global state).
+"""Speech for tests that must learn something: eSpeak NG in a process of its own (its library has
+global state).
 
 `clips()` gives float32 clips at 22 050 Hz; `python speech.py OUT.npz` is the process.
 """
@@ -49,7 +50,9 @@ def main(out: str) -> None:
             chunks.append(np.ctypeslib.as_array(samples, (count,)).copy())
         return 0
 
-    assert lib.espeak_Initialize(2, 0, espeakng_loader.get_data_path().encode(), 0) == 22050  # 2: synchronous
+    assert (
+        lib.espeak_Initialize(2, 0, espeakng_loader.get_data_path().encode(), 0) == 22050
+    )  # 2: synchronous
     lib.espeak_SetSynthCallback(collect)
     for voice in VOICES:
         assert lib.espeak_SetVoiceByName(voice.encode()) == 0, voice

@@ -19,7 +19,9 @@ time.sleep(600)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_child_does_not_outlive_its_owner():
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     child = psutil.Process(int(owner.stdout.readline()))
     try:
         assert child.is_running()

@@ -1,4 +1,6 @@
-"""Trainers and producers killed, frozen and restarted at random: what was trained is what one undisturbed run trains."""
+"""Trainers and producers killed, frozen and restarted at random: what was trained is what one
+undisturbed run trains.
+"""
 
 import json
 import random
@@ -36,7 +38,9 @@ class Chaos:
 
     def join(self) -> None:
         self.names += 1
-        self.producers.append(self.start("producer", f"p{self.names}", str(self.random.choice([0.001, 0.004, 0.02]))))
+        self.producers.append(
+            self.start("producer", f"p{self.names}", str(self.random.choice([0.001, 0.004, 0.02])))
+        )
 
     def disturb(self) -> None:
         what = self.random.choice(["trainer", "producer", "freeze", "join", "join"])
@@ -59,7 +63,10 @@ class Chaos:
             self.kills[what] += 1
 
     def run(self) -> int:
-        """Exit code of the trainer that came to the end. Before each disturbance it goes some batches further, and not to the end."""
+        """Exit code of the trainer that came to the end.
+
+        Before each disturbance it goes some batches further, and not to the end.
+        """
         self.join()
         self.join()
         for i in range(DISTURBANCES):
@@ -94,10 +101,14 @@ def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(tmp_pat
     for path in sorted(tmp_path.glob("events-*.jsonl")):
         lines = path.read_text().splitlines()
         log = cb.EventLog()
-        log.events = [json.loads(line) for line in lines if line.endswith("}")]  # the last line of a killed trainer may be torn
+        log.events = [
+            json.loads(line) for line in lines if line.endswith("}")
+        ]  # the last line of a killed trainer may be torn
         log.check(window=8, capacity=2)
         assert not log.of("digest_mismatch")
         assert not log.of("batch_failed")
         trained = [e["g"] for e in log.of("release")]
-        lineage[trained[0] if trained else len(lineage) :] = trained  # a trainer goes on from its checkpoint
+        lineage[trained[0] if trained else len(lineage) :] = (
+            trained  # a trainer goes on from its checkpoint
+        )
     assert lineage == list(range(COUNT))  # nothing lost, nothing twice

@@ -22,7 +22,10 @@ NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
 
 
 def cards(n: int) -> Listing:
-    return Listing(tuple(Gpu(i, f"0000:0{i}:00.0", f"GPU-{i}", "Card", 24_000, 24_000) for i in range(n)), driver="580.1")
+    return Listing(
+        tuple(Gpu(i, f"0000:0{i}:00.0", f"GPU-{i}", "Card", 24_000, 24_000) for i in range(n)),
+        driver="580.1",
+    )
 
 
 def never(*args, **kwargs):
@@ -35,13 +38,17 @@ def checked(listing: Listing, train=never, **values) -> tuple[int, list[str]]:
     return code, lines
 
 
-# -- devices --------------------------------------------------------------------------------------------------------------------
+# -- devices
+# --------------------------------------------------------------------------------------------------
 
 
 def test_no_gpu_fails_also_where_devices_are_auto():
     code, lines = checked(NONE, devices="auto")
     assert code == 2
-    assert "FAIL driver: no NVIDIA driver answers (NVML: Driver Not Loaded) → install the NVIDIA driver" in lines[1]
+    assert (
+        "FAIL driver: no NVIDIA driver answers (NVML: Driver Not Loaded) → install the NVIDIA"
+        " driver" in lines[1]
+    )
     assert lines[2].startswith("FAIL devices: ")
     assert lines[-1].startswith("something is wrong")
 
@@ -68,7 +75,9 @@ def fake_tensorflow(folder, body: str) -> dict[str, str]:
 
 
 def test_a_library_that_tensorflow_cannot_import_fails(tmp_path):
-    env = fake_tensorflow(tmp_path, "raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    env = fake_tensorflow(
+        tmp_path, "raise ImportError('libcudnn.so.9: cannot open shared object file')"
+    )
     (finding,) = check.device_findings("model", Device("gpu", "GPU-1", 1), env)
     assert not finding.ok
     assert "libcudnn.so.9" in str(finding)
@@ -103,29 +112,52 @@ def test_the_one_missing_library_is_told_from_those_that_load(monkeypatch):
         class sysconfig:
             get_build_info = staticmethod(lambda: {"is_cuda_build": True})
 
-    monkeypatch.setattr(device, "_load", lambda name: None if name == "libcufft.so.11" else object())
+    monkeypatch.setattr(
+        device, "_load", lambda name: None if name == "libcufft.so.11" else object()
+    )
     assert device.diagnose(Tf).startswith("cannot load libcufft.so.11 (nvidia-cufft-cu12);")
 
 
 def test_a_full_card_is_told_from_a_broken_one():
-    full = RuntimeError("cudaSetDevice() on GPU:0 failed. Status: out of memory\n[Op:MatMul]")  # as TensorFlow 2.21 words it
+    full = RuntimeError(
+        "cudaSetDevice() on GPU:0 failed. Status: out of memory\n[Op:MatMul]"
+    )  # as TensorFlow 2.21 words it
     said = device._refusal("GPU-1", full, never)
-    assert said.startswith("the GPU GPU-1 is full: cudaSetDevice() on GPU:0 failed. Status: out of memory; `nvidia-smi`")
-    broken = device._refusal("GPU-1", RuntimeError("DNN library initialization failed"), lambda: "cuDNN found none")
-    assert broken == "the GPU GPU-1 cannot compute: DNN library initialization failed; cuDNN found none"
+    assert said.startswith(
+        "the GPU GPU-1 is full: cudaSetDevice() on GPU:0 failed. Status: out of memory;"
+        " `nvidia-smi`"
+    )
+    broken = device._refusal(
+        "GPU-1", RuntimeError("DNN library initialization failed"), lambda: "cuDNN found none"
+    )
+    assert (
+        broken
+        == "the GPU GPU-1 cannot compute: DNN library initialization failed; cuDNN found none"
+    )
 
 
 def test_a_child_that_crashes_fails_with_its_last_words(tmp_path):
-    env = fake_tensorflow(tmp_path, "import os, sys; sys.stderr.write('CUDA error 719\\n'); sys.stderr.flush(); os.abort()")
+    env = fake_tensorflow(
+        tmp_path,
+        "import os, sys; sys.stderr.write('CUDA error 719\\n'); sys.stderr.flush(); os.abort()",
+    )
     (finding,) = check.device_findings("model", Device("gpu", "GPU-1", 1), env)
     assert not finding.ok
     assert "killed by signal 6" in finding.detail
 
 
-# -- three steps ----------------------------------------------------------------------------------------------------------------
+# -- three steps
+# --------------------------------------------------------------------------------------------------
 
 
-def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "", raises: Exception | None = None, logged: str = ""):
+def pretend(
+    steps: int,
+    code: int = 0,
+    bad_digest: bool = False,
+    says: str = "",
+    raises: Exception | None = None,
+    logged: str = "",
+):
     """A `launch.train` that leaves such a run behind."""
 
     def train(small, out):
@@ -134,7 +166,9 @@ def pretend(steps: int, code: int = 0, bad_digest: bool = False, says: str = "",
         small.run_dir.mkdir(parents=True)
         lines = [{"step": i + 1, "loss": 5.0 - i, "step_ms": 10.0} for i in range(steps)]
         (small.run_dir / "ledger.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        events = [{"kind": "deliver", "digest": f"d{i}"} for i in range(steps)] + [{"kind": "bad_digest"}] * bad_digest
+        events = [{"kind": "deliver", "digest": f"d{i}"} for i in range(steps)] + [
+            {"kind": "bad_digest"}
+        ] * bad_digest
         (small.run_dir / "channel.jsonl").write_text("".join(json.dumps(x) + "\n" for x in events))
         if logged:
             (small.run_dir / "logs").mkdir()
@@ -168,16 +202,27 @@ def test_evidence_of_three_steps_passes_and_leaves_nothing_behind(on_cpu, tmp_pa
 
 
 def test_it_says_which_batch_fits(on_cpu):
-    account = str(Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400))
+    account = str(
+        Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400)
+    )
     assert account.startswith("GPU memory: the largest step needs 10.5 GB, 5.4 of it between steps")
-    logged = "".join(f"2026-11-29 03:00:0{i},000 INFO trainer: {text}\n" for i, text in enumerate(("began", account)))
+    logged = "".join(
+        f"2026-11-29 03:00:0{i},000 INFO trainer: {text}\n"
+        for i, text in enumerate(("began", account))
+    )
     _, lines = checked(NONE, pretend(3, logged=logged), **on_cpu)
-    assert [x for x in lines if x.startswith("ok   memory: ")] == ["ok   memory: " + account.removeprefix("GPU memory: ")]
+    assert [x for x in lines if x.startswith("ok   memory: ")] == [
+        "ok   memory: " + account.removeprefix("GPU memory: ")
+    ]
 
 
 def test_how_many_rows_fit():
-    """12 rows take 5 100 MB beside the state: 425 each. 97 % of what the limit leaves are 10 864 MB; without a limit, of what is free."""
-    limited = Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400)
+    """12 rows take 5 100 MB beside the state: 425 each. 97 % of what the limit leaves are 10 864
+    MB; without a limit, of what is free.
+    """
+    limited = Account(
+        card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=10_500, state_mb=5_400
+    )
     assert limited.rows(12) == 25
     assert dataclasses.replace(limited, limit_mb=None).rows(12) == 18
     assert dataclasses.replace(limited, limit_mb=5_000).rows(12) == 0
@@ -187,10 +232,20 @@ def test_how_many_rows_fit():
     ("given", "context", "whole", "expected"),
     [
         (16_000, None, False, 16_000),  # NVML says nothing: as the launcher said
-        (16_000, Context(400, 20_000), False, 16_000),  # the launcher left 1200 for it: 400 and 700 fit
+        (
+            16_000,
+            Context(400, 20_000),
+            False,
+            16_000,
+        ),  # the launcher left 1200 for it: 400 and 700 fit
         (16_000, Context(900, 20_000), False, 15_600),
         (1_200, Context(900, 20_000), False, 1_024),
-        (None, Context(500, 23_000), True, 22_300),  # a small card, alone on it: at once, but for the driver's part
+        (
+            None,
+            Context(500, 23_000),
+            True,
+            22_300,
+        ),  # a small card, alone on it: at once, but for the driver's part
         (None, Context(500, 23_000), False, None),
         (None, Context(500, 140_000), True, None),  # a large one: as needed
         (None, None, True, None),

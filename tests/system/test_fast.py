@@ -42,9 +42,22 @@ def test_a_fixture_starts_one(process):
 def test_what_loads_tensorflow_or_starts_a_process_is_skipped(tmp_path, workers):
     (tmp_path / "test_cases.py").write_text(CASES)
     (tmp_path / "test_heavy.py").write_text("import tensorflow\n\ndef test_never(): assert False\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.fast", "-rs", *workers, "--rootdir", str(tmp_path), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.support.fast",
+        "-rs",
+        *workers,
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^=+ 1 passed, 5 skipped", done.stdout, re.M), done.stdout
     reasons = re.findall(r"^SKIPPED \[(\d)\] .*: (\w.*); `make test` runs it$", done.stdout, re.M)

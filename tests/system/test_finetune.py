@@ -1,4 +1,6 @@
-"""Fine-tuning imported weights through the command line: what the run begins with, how its vocabulary grows, what it hands back."""
+"""Fine-tuning imported weights through the command line: what the run begins with, how its
+vocabulary grows, what it hands back.
+"""
 
 import json
 import subprocess
@@ -17,11 +19,25 @@ from common.xtts.checkpoints import pretrained, pth
 from common.xtts.checkpoints.coqui import import_model
 from common.xtts.text.tokenizer import Tokenizer
 from producer.creation.prepare import prepare_run
-from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
+from tests.support.coqui_files import (
+    GPT_DIMS,
+    dvae_arrays,
+    model_arrays,
+    with_tokens,
+    write_model,
+    write_vocabulary,
+)
 from tests.support.corpora import sentence, sine, write_metadata, write_wav
 
 ROOT = Path(__file__).parents[2]
-PERSIAN = ["سلام دنیا", "می‌خواهم ۱۲۳ کتاب بخوانم", "این یک جملهٔ فارسی است", "گل و بلبل", "كتاب يك", "شب به خیر"]
+PERSIAN = [
+    "سلام دنیا",
+    "می‌خواهم ۱۲۳ کتاب بخوانم",
+    "این یک جملهٔ فارسی است",
+    "گل و بلبل",
+    "كتاب يك",
+    "شب به خیر",
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +48,12 @@ def folder(tmp_path_factory):
     tokenizer = write_vocabulary(folder / "vocab.json", texts, 60, ["en"])
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(folder / "model.pth", folder / "pretrained", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
+    import_model(
+        folder / "model.pth",
+        folder / "pretrained",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
     rows = ["audio_file|language|text"]
     for i, (text, language) in enumerate([*texts, *((t, "fa") for t in PERSIAN)]):
         write_wav(folder / f"corpus/c{i}.wav", sine(14000 + 700 * i, 200 + 30 * i))
@@ -46,12 +67,21 @@ def tree(folder: Path, **more) -> dict:
         "run": str(folder / "run"),
         "data_gpu": "cpu",
         "model_gpu": "cpu",
-        "data": {"train": {"path": str(folder / "corpus"), "format": "coqui"}, "eval_fraction": 0.2},
+        "data": {
+            "train": {"path": str(folder / "corpus"), "format": "coqui"},
+            "eval_fraction": 0.2,
+        },
         "text": {"extend": {"languages": ["fa"], "tokens": 60}},
         "model": {"weights": str(folder / "pretrained")},
         "batching": {"batch_size": 2, "buckets": 1},
         # A learning rate that is 0 in float32: the last checkpoint is what the run began with.
-        "train": {"max_steps": 2, "accumulate": 2, "save_every": 2, "log_every": 1, "optim": {"learning_rate": 1e-60}},
+        "train": {
+            "max_steps": 2,
+            "accumulate": 2,
+            "save_every": 2,
+            "log_every": 1,
+            "optim": {"learning_rate": 1e-60},
+        },
         "producers": {"count": 1},
         "samples": {"count": 0},
         **more,
@@ -59,7 +89,12 @@ def tree(folder: Path, **more) -> dict:
 
 
 def launch(*args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(ROOT / "launch.py"), *args], capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        [sys.executable, str(ROOT / "launch.py"), *args],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +107,18 @@ def finished(folder):
 
 
 def prepare(settings: dict, lines: list[str] | None = None):
-    return prepare_run(config_module.parse(settings), on_cpu=True, cores=2, out=(lines if lines is not None else []).append)
+    return prepare_run(
+        config_module.parse(settings),
+        on_cpu=True,
+        cores=2,
+        out=(lines if lines is not None else []).append,
+    )
 
 
 def test_the_run_begins_with_the_imported_weights(folder, finished):
-    """No stage 1; old rows and all other tensors equal to the bit, new rows as `grow` draws them from the run's seed; all of it said."""
+    """No stage 1; old rows and all other tensors equal to the bit, new rows as `grow` draws them
+    from the run's seed; all of it said.
+    """
     run, out, logs = finished
     old = load_file(folder / "pretrained/model.safetensors")
     rows, tokenizer = len(old["text_embedding.weight"]), Tokenizer.load(run / "vocab.json")
@@ -93,19 +135,27 @@ def test_the_run_begins_with_the_imported_weights(folder, finished):
     for key in pretrained.GROWING:
         np.testing.assert_array_equal(got[key][:rows], old[key])
     assert [p.name for p in (run / "dvae").iterdir()] == ["model.safetensors"]
-    assert (run / "dvae/model.safetensors").read_bytes() == (folder / "pretrained/dvae.safetensors").read_bytes()
+    assert (run / "dvae/model.safetensors").read_bytes() == (
+        folder / "pretrained/dvae.safetensors"
+    ).read_bytes()
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 2
     # Random weights of std 0.05: nearly uniform over 34 audio tokens, and 1 % of the text's.
-    assert all(abs(loss - np.log(34) - 0.01 * np.log(tokenizer.vocab_size)) < 0.5 for loss in losses)
+    assert all(
+        abs(loss - np.log(34) - 0.01 * np.log(tokenizer.vocab_size)) < 0.5 for loss in losses
+    )
 
 
 def test_old_ids_and_persian_texts(folder, finished):
-    """Every old token keeps its id; the Persian rows are all in the corpus, none has an unknown character."""
+    """Every old token keeps its id; the Persian rows are all in the corpus, none has an unknown
+    character.
+    """
     run, out, _ = finished
     old, new = Tokenizer.load(folder / "vocab.json"), Tokenizer.load(run / "vocab.json")
-    assert [new.token(i) for i in range(old.vocab_size)] == [old.token(i) for i in range(old.vocab_size)]
+    assert [new.token(i) for i in range(old.vocab_size)] == [
+        old.token(i) for i in range(old.vocab_size)
+    ]
     assert new.encode(sentence(3, 3), "en") == old.encode(sentence(3, 3), "en")
     for text in PERSIAN:
         assert not new.unknown_characters(text, "fa")
@@ -114,10 +164,13 @@ def test_old_ids_and_persian_texts(folder, finished):
 
 
 def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
-    """A folder with the run's GPT and DVAE, the vocoder and statistics it began with, its vocabulary, a voice of its speaker, and rules
+    """A folder with the run's GPT and DVAE, the vocoder and statistics it began with, its
+    vocabulary, a voice of its speaker, and rules
     for Persian, which Coqui lacks; imported again it is the same model."""
     run, *_ = finished
-    done = launch("export-coqui", "--run", str(run), "--out", str(folder / "back"), "--device", "cpu")
+    done = launch(
+        "export-coqui", "--run", str(run), "--out", str(folder / "back"), "--device", "cpu"
+    )
     assert done.returncode == 0, done.stderr
     assert f"{len(_state(folder))} tensors" in done.stdout
     assert "Coqui has no rules for fa" in done.stdout
@@ -140,8 +193,16 @@ def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
     ((latents, embedding),) = pretrained.voices(folder / "again").values()
     assert (latents.shape, embedding.shape) == ((1, 8, 32), (1, 512, 1))
     assert abs(np.linalg.norm(embedding.read()) - 1) < 0.2  # a mean of unit vectors
-    for step, message in (("7", "no whole checkpoint 7; it has [2]"), ("x", "--step x: a number, newest or best")):
-        assert launcher.main(["export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth")]) == 2
+    for step, message in (
+        ("7", "no whole checkpoint 7; it has [2]"),
+        ("x", "--step x: a number, newest or best"),
+    ):
+        assert (
+            launcher.main(
+                ["export-coqui", "--run", str(run), "--step", step, "--out", str(folder / "x.pth")]
+            )
+            == 2
+        )
         assert message in capsys.readouterr().err
 
 
@@ -154,8 +215,16 @@ def test_the_same_settings_resume_and_other_weights_do_not(folder, finished):
     assert (run / "identity.json").read_text() == before
     state = {k: a + 1 if k == "gpt.final_norm.bias" else a for k, a in _state(folder).items()}
     write_model(folder / "other.pth", state)
-    import_model(folder / "other.pth", folder / "other", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
-    with pytest.raises(BadInput, match=r"holds another run: weights differ .*model\.weights: .*pretrained.* there, .*other"):
+    import_model(
+        folder / "other.pth",
+        folder / "other",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
+    with pytest.raises(
+        BadInput,
+        match=r"holds another run: weights differ .*model\.weights: .*pretrained.* there, .*other",
+    ):
         prepare(tree(folder, model={"weights": str(folder / "other")}))
     with pytest.raises(BadInput, match=r"holds another run: extend differ"):
         prepare(tree(folder, text={"extend": {"languages": ["fa"], "tokens": 61}}))
@@ -172,7 +241,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder, tmp_path):
         with pytest.raises(BadInput, match=message):
             prepare(settings)
 
-    fails("is not there, nor a run or a model of Coqui's; .*import-coqui", model={"weights": str(tmp_path / "none")})
+    fails(
+        "is not there, nor a run or a model of Coqui's; .*import-coqui",
+        model={"weights": str(tmp_path / "none")},
+    )
     fails("brings its own sizes", model={"weights": str(folder / "pretrained"), "size": "tiny"})
     fails("brings its own sizes", model={"weights": str(folder / "pretrained"), "layers": 1})
     import_model(folder / "model.pth", tmp_path / "bare")
@@ -180,14 +252,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder, tmp_path):
     dvae = {"weights": str(tmp_path / "bare"), "dvae": str(folder / "pretrained/dvae.safetensors")}
     fails("imported without its vocabulary.* --vocab vocab.json", model=dvae)
     fails("already in the vocabulary: en", text={"extend": {"languages": ["en"], "tokens": 60}})
-    fails("the corpus has no texts in tr; it has en, fa", text={"extend": {"languages": ["tr"], "tokens": 60}})
+    fails(
+        "the corpus has no texts in tr; it has en, fa",
+        text={"extend": {"languages": ["tr"], "tokens": 60}},
+    )
     fails("extra=5 is too small", text={"extend": {"languages": ["fa"], "tokens": 5}})
     fails("fa not in vocabulary; have: en", text={})
     write_vocabulary(tmp_path / "small.json", [("ab", "en")], 60, ["en"])
-    fails(r"the vocabulary has \d+ ids, the model in .* has \d+", text={"vocab": str(tmp_path / "small.json")})
-    pairs = [("zyx", "en"), *((t, "fa") for t in PERSIAN), *((sentence(i, 3), "en") for i in range(8))]
+    fails(
+        r"the vocabulary has \d+ ids, the model in .* has \d+",
+        text={"vocab": str(tmp_path / "small.json")},
+    )
+    pairs = [
+        ("zyx", "en"),
+        *((t, "fa") for t in PERSIAN),
+        *((sentence(i, 3), "en") for i in range(8)),
+    ]
     write_vocabulary(tmp_path / "moved.json", pairs, 200, ["fa", "en"])
-    fails(r"another meaning \(4 '\[en\]' → '\[fa\]', .*only new ids may be added", text={"vocab": str(tmp_path / "moved.json")})
+    fails(
+        r"another meaning \(4 '\[en\]' → '\[fa\]', .*only new ids may be added",
+        text={"vocab": str(tmp_path / "moved.json")},
+    )
     with pytest.raises(BadInput, match="text.extend needs a vocabulary to extend"):
         prepare({**tree(folder), "run": str(tmp_path / "run"), "model": {"size": "tiny"}})
     assert not (tmp_path / "run/identity.json").exists()
@@ -197,7 +282,21 @@ def test_the_recipe_config_is_the_recipe():
     config = config_module.load(ROOT / "configs/finetune_xtts.yaml")
     train = config.train
     assert config.batching.batch_size * train.accumulate == 252
-    assert (train.optim.learning_rate, train.optim.beta1, train.optim.beta2, train.optim.weight_decay) == (5e-6, 0.9, 0.96, 0.01)
-    assert (train.optim.schedule, train.optim.clip_norm, train.text_loss_weight, train.epochs) == ("constant", 0.0, 0.01, 1000)
-    assert (config.data.max_text_tokens, round(config.data.max_audio_s * 22050), config.data.min_audio_s) == (200, 255995, 0.5)
+    assert (
+        train.optim.learning_rate,
+        train.optim.beta1,
+        train.optim.beta2,
+        train.optim.weight_decay,
+    ) == (5e-6, 0.9, 0.96, 0.01)
+    assert (train.optim.schedule, train.optim.clip_norm, train.text_loss_weight, train.epochs) == (
+        "constant",
+        0.0,
+        0.01,
+        1000,
+    )
+    assert (
+        config.data.max_text_tokens,
+        round(config.data.max_audio_s * 22050),
+        config.data.min_audio_s,
+    ) == (200, 255995, 0.5)
     assert (config.data.eval_max, config.data.eval_fraction) == (256, 0.01)

@@ -1,4 +1,6 @@
-"""Whatever is killed, frozen, added, removed or replaced: the folded ledger is exactly the plan, and the weights are bit-equal."""
+"""Whatever is killed, frozen, added, removed or replaced: the folded ledger is exactly the plan,
+and the weights are bit-equal.
+"""
 
 import json
 import signal
@@ -20,15 +22,36 @@ STEPS = 60
 SAVING, EVALUATING = "saving", "evaluating"  # after every 5th and every 7th step
 SCHEDULES: dict[str, Schedule] = {
     "trainer in stage 1": [(When(2, stage=1), "trainer"), (When(5, stage=1), "trainer")],
-    "trainer while it saves": [(When(11, SAVING, 0.004), "trainer"), (When(23, SAVING, 0.008), "trainer")],
-    "trainer while it evaluates": [(When(9, EVALUATING), "trainer"), (When(24, EVALUATING), "trainer")],
-    "each producer in turn": [(When(4), "producer-0"), (When(14), "producer-1"), (When(24), "producer-0")],
+    "trainer while it saves": [
+        (When(11, SAVING, 0.004), "trainer"),
+        (When(23, SAVING, 0.008), "trainer"),
+    ],
+    "trainer while it evaluates": [
+        (When(9, EVALUATING), "trainer"),
+        (When(24, EVALUATING), "trainer"),
+    ],
+    "each producer in turn": [
+        (When(4), "producer-0"),
+        (When(14), "producer-1"),
+        (When(24), "producer-0"),
+    ],
     "both producers at once": [(When(9, EVALUATING), "both"), (When(26), "both")],
     "everything but launch.py": [(When(13), "all"), (When(31, SAVING), "all")],
-    "launch.py": [(When(3, stage=1), "launcher"), (When(17), "launcher"), (When(31, SAVING), "launcher")],
-    "a third producer comes and goes": [(When(3), "add"), (When(seconds=1.5), "producer-0"), (When(seconds=0.5), "remove")],
+    "launch.py": [
+        (When(3, stage=1), "launcher"),
+        (When(17), "launcher"),
+        (When(31, SAVING), "launcher"),
+    ],
+    "a third producer comes and goes": [
+        (When(3), "add"),
+        (When(seconds=1.5), "producer-0"),
+        (When(seconds=0.5), "remove"),
+    ],
     "a frozen producer, a frozen trainer": [(When(6), "stop-producer"), (When(20), "stop-trainer")],
-    "replaced under a live launch.py, then killed": [(When(8), "replace"), (When(seconds=1.5), "trainer")],
+    "replaced under a live launch.py, then killed": [
+        (When(8), "replace"),
+        (When(seconds=1.5), "trainer"),
+    ],
     **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(4)},
 }
 
@@ -41,9 +64,15 @@ def outcomes(tmp_path_factory):
 
     def one(number: int, schedule) -> RunFolder:
         folder = root / f"r{number}"
-        # 60 steps of 3 batches, 12 saves, 8 evaluations, 20 epochs; every event comes before the end, as the run waits for it.
+        # 60 steps of 3 batches, 12 saves, 8 evaluations, 20 epochs; every event comes before the
+        # end, as the run waits for it.
         tree = settings(
-            folder / "run", root / "corpus", producers__count=2, producers__lease_ttl_s=8.0, train__max_steps=STEPS, dvae__max_steps=30
+            folder / "run",
+            root / "corpus",
+            producers__count=2,
+            producers__lease_ttl_s=8.0,
+            train__max_steps=STEPS,
+            dvae__max_steps=30,
         )
         driver = Driver.create(folder, tree, step_ms=5, make_ms=5)
         try:
@@ -58,7 +87,9 @@ def outcomes(tmp_path_factory):
             driver.kill_everything()
 
     with ThreadPoolExecutor(4) as pool:
-        futures: dict[str, Future] = {name: pool.submit(one, i, s) for i, (name, s) in enumerate(SCHEDULES.items())}
+        futures: dict[str, Future] = {
+            name: pool.submit(one, i, s) for i, (name, s) in enumerate(SCHEDULES.items())
+        }
         yield futures
 
 
@@ -74,7 +105,9 @@ ENDS_A_TRAINER = ("trainer", "all", "launcher")
 
 
 def test_the_schedules_did_hurt(outcomes):
-    """A suite whose kills all came too late would pass in silence: every trainer that was killed at a step had a successor that resumed."""
+    """A suite whose kills all came too late would pass in silence: every trainer that was killed at
+    a step had a successor that resumed.
+    """
     resumed = {name: chaos.resumes(f.result().path) for name, f in outcomes.items()}
     for name, schedule in SCHEDULES.items():
         if any(event in ENDS_A_TRAINER and when.in_training for when, event in schedule):
@@ -87,7 +120,12 @@ def killed_at_50(tmp_path_factory):
     """A trainer killed at step 50 of stage 2 under two producers, with every lease logged."""
     root = tmp_path_factory.mktemp("at50")
     make_corpus(root / "corpus", 41, seconds=0.6)
-    driver = Driver.create(root, settings(root / "run", root / "corpus", producers__count=2, train__max_steps=100), step_ms=5, make_ms=5)
+    driver = Driver.create(
+        root,
+        settings(root / "run", root / "corpus", producers__count=2, train__max_steps=100),
+        step_ms=5,
+        make_ms=5,
+    )
     driver.env["XTTS_CHANNEL_LOG"] = "1"
     driver.gate.limit(2, 50 + LAG)
     driver.launch()
@@ -103,7 +141,9 @@ def killed_at_50(tmp_path_factory):
 
 def test_a_killed_trainer_costs_the_producers_nothing(killed_at_50):
     driver, before = killed_at_50
-    assert {s.name: s.pid for s in status.read_all(driver.run) if s.role == "producer"} == before, driver.story("producers were restarted")
+    assert {s.name: s.pid for s in status.read_all(driver.run) if s.role == "producer"} == before, (
+        driver.story("producers were restarted")
+    )
     lines = ledger.read(driver.run / "ledger.jsonl")
     at = next(i for i, line in enumerate(lines) if "resumed_from" in line)
     assert lines[at + 1]["step"] == lines[at]["resumed_from"] + 1
@@ -112,12 +152,20 @@ def test_a_killed_trainer_costs_the_producers_nothing(killed_at_50):
 
 
 def test_the_first_batch_comes_within_a_second_of_its_lease(killed_at_50):
-    """Of a machine that keeps nobody waiting: on this one, as much later as the slowest batch before the kill."""
+    """Of a machine that keeps nobody waiting: on this one, as much later as the slowest batch
+    before the kill.
+    """
     driver, _ = killed_at_50
     events = [json.loads(line) for line in (driver.run / "channel.jsonl").read_text().splitlines()]
     last = max(e["gen"] for e in events)
-    first = {kind: next(e["time"] for e in events if e["gen"] == last and e["kind"] == kind) for kind in ("open", "lease", "data")}
-    at = {kind: {e["lease"]: e["time"] for e in events if e["gen"] < last and e["kind"] == kind} for kind in ("lease", "data")}
+    first = {
+        kind: next(e["time"] for e in events if e["gen"] == last and e["kind"] == kind)
+        for kind in ("open", "lease", "data")
+    }
+    at = {
+        kind: {e["lease"]: e["time"] for e in events if e["gen"] < last and e["kind"] == kind}
+        for kind in ("lease", "data")
+    }
     slowest = max(at["data"][n] - at["lease"][n] for n in at["data"])
     assert first["data"] - first["lease"] <= 1.0 + slowest
     assert first["open"] <= first["lease"] <= first["data"]
@@ -141,7 +189,9 @@ def test_the_window_holds(killed_at_50):
 
 def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
     make_corpus(tmp_path / "corpus", 41, seconds=0.6)
-    tree = settings(tmp_path / "run", tmp_path / "corpus", producers__count=2, train__max_steps=100_000)  # not over before it is replaced
+    tree = settings(
+        tmp_path / "run", tmp_path / "corpus", producers__count=2, train__max_steps=100_000
+    )  # not over before it is replaced
     driver = Driver.create(tmp_path, tree, step_ms=15, make_ms=5)
     driver.launch()
     try:
@@ -150,14 +200,19 @@ def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
         driver.replace_trainer()
         driver.wait_for(lambda: driver.pid("trainer") not in (None, trainer), "the new trainer")
         console = driver.config.parent / "console.log"
-        driver.wait_for(lambda: "has taken over; watching it" in console.read_text(errors="replace"), "its adoption")
+        driver.wait_for(
+            lambda: "has taken over; watching it" in console.read_text(errors="replace"),
+            "its adoption",
+        )
         driver.wait_for(lambda: driver.step() > 0, "its first step")
         taken_over = driver.step()
         driver.wait_for(lambda: driver.step() >= taken_over + 5, "its steps")
         assert driver.producers() == before, driver.story("producers were restarted")
         driver.launchers[-1].terminate()
         assert driver.launchers[-1].wait(280) == 143, driver.story("launch.py was told to stop")
-        driver.config.write_text(yaml.safe_dump({**tree, "train": {**tree["train"], "max_steps": driver.step() + 5}}))
+        driver.config.write_text(
+            yaml.safe_dump({**tree, "train": {**tree["train"], "max_steps": driver.step() + 5}})
+        )
         driver.launch()
         driver.finish()
     finally:

@@ -1,4 +1,5 @@
-"""Kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also under another CPU affinity, with another
+"""Kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also
+under another CPU affinity, with another
 number of producers, and with samples spoken meanwhile."""
 
 import json
@@ -31,10 +32,28 @@ def tree(folder, corpus, num_producers=1):
         "text": {"vocab_size": 96},
         "model": {"size": "tiny", "layers": 1},
         "batching": {"batch_size": 2, "buckets": 1},
-        "train": {"max_steps": STEPS, "accumulate": 2, "eval_every": 5, "save_every": 4, "log_every": 4, "optim": {"learning_rate": 1e-3}},
-        "dvae": {"max_steps": 4, "batch_size": 4, "crop_frames": 32, "eval_every": 0, "save_every": 2},
+        "train": {
+            "max_steps": STEPS,
+            "accumulate": 2,
+            "eval_every": 5,
+            "save_every": 4,
+            "log_every": 4,
+            "optim": {"learning_rate": 1e-3},
+        },
+        "dvae": {
+            "max_steps": 4,
+            "batch_size": 4,
+            "crop_frames": 32,
+            "eval_every": 0,
+            "save_every": 2,
+        },
         # Fixed, whatever this machine has: the number of threads decides the bits.
-        "threads": {"trainer_intra": 2, "trainer_inter": 2, "producer_intra": 1, "producer_inter": 1},
+        "threads": {
+            "trainer_intra": 2,
+            "trainer_inter": 2,
+            "producer_intra": 1,
+            "producer_inter": 1,
+        },
         "producers": {"count": num_producers},
         "samples": {"count": 0},
     }
@@ -47,14 +66,23 @@ def result(run: RunFolder):
         files = stages.files_of(run, stage)
         lines = ledger.fold(ledger.read(files.ledger))
         found = Checkpoints(files.checkpoints, 9).load_latest(None)
-        tensors = {(part, k): v.tobytes() for part in found.tensors for k, v in found.tensors[part].items()}
-        out.append(([(x["step"], x["g"], x["count"], x["digest"], x["loss"]) for x in lines], tensors))
+        tensors = {
+            (part, k): v.tobytes() for part in found.tensors for k, v in found.tensors[part].items()
+        }
+        out.append(
+            ([(x["step"], x["g"], x["count"], x["digest"], x["loss"]) for x in lines], tensors)
+        )
     return out
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"), 14, seconds=lambda i: 0.6 + 0.03 * (i % 5), freq=lambda i: 200 + 40 * i)
+    return make_corpus(
+        tmp_path_factory.mktemp("corpus"),
+        14,
+        seconds=lambda i: 0.6 + 0.03 * (i % 5),
+        freq=lambda i: 200 + 40 * i,
+    )
 
 
 def finish(driver):
@@ -78,27 +106,41 @@ def assert_equal(got, want):
     for stage, (g, w) in enumerate(zip(got, want, strict=True)):
         assert g[0] == w[0], f"stage {stage + 1}: the ledger differs"
         differs = [k for k in w[1] if g[1].get(k) != w[1][k]]
-        assert not differs, f"stage {stage + 1}: {len(differs)} of {len(w[1])} tensors differ: {differs[:5]}"
+        assert not differs, (
+            f"stage {stage + 1}: {len(differs)} of {len(w[1])} tensors differ: {differs[:5]}"
+        )
 
 
 def test_nothing_is_traced_twice(undisturbed):
     """Over several epochs, short last batches, accumulation and evaluations."""
     _, run = undisturbed
-    assert run.plan("gpt", "train").batch(run.plan("gpt", "train").step(STEPS, 2).first_g).epoch >= 2
+    assert (
+        run.plan("gpt", "train").batch(run.plan("gpt", "train").step(STEPS, 2).first_g).epoch >= 2
+    )
     for stage in run.stages:
-        records = [json.loads(x) for x in (run.stage_folder(stage) / "metrics.jsonl").read_text().splitlines()]
+        records = [
+            json.loads(x)
+            for x in (run.stage_folder(stage) / "metrics.jsonl").read_text().splitlines()
+        ]
         traces = [r["traces"] for r in records if "traces" in r][-1]
         buckets = range(len(run.plan(stage, "train").buckets))
-        assert {k: n for k, n in traces.items() if k.startswith("micro")} == {f"micro/{b}": 1 for b in buckets}
+        assert {k: n for k, n in traces.items() if k.startswith("micro")} == {
+            f"micro/{b}": 1 for b in buckets
+        }
         assert set(traces.values()) == {1}
 
 
 @pytest.mark.timeout(900)
-def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(undisturbed, corpus, tmp_path):
+def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(
+    undisturbed, corpus, tmp_path
+):
     driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
     driver.gate.limit(1, 3)
     driver.launch()
-    driver.wait_for(lambda: (tmp_path / "run/dvae/checkpoints/step-00000002").exists(), "stage 1's first checkpoint")
+    driver.wait_for(
+        lambda: (tmp_path / "run/dvae/checkpoints/step-00000002").exists(),
+        "stage 1's first checkpoint",
+    )
     driver.kill_launcher()
     driver.launch()
     driver.wait_until(When(6, slack=2))
@@ -106,8 +148,14 @@ def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(undistur
     os.sched_setaffinity(driver.launchers[-1].pid, {min(os.sched_getaffinity(0))})
     producers = driver.producers()
     driver.signal("trainer", signal.SIGKILL)
-    lines = lambda: ledger.read(driver.run / "ledger.jsonl")  # noqa: E731
-    driver.wait_for(lambda: any("resumed_from" in x for x in lines()) and "resumed_from" not in lines()[-1], "its successor's first step")
+
+    def lines():
+        return ledger.read(driver.run / "ledger.jsonl")
+
+    driver.wait_for(
+        lambda: any("resumed_from" in x for x in lines()) and "resumed_from" not in lines()[-1],
+        "its successor's first step",
+    )
     assert driver.producers() == producers, driver.story("a producer was restarted")
     driver.signal("producer-0", signal.SIGKILL)
     run = finish(driver)
@@ -118,12 +166,23 @@ def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(undistur
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(undisturbed, corpus, tmp_path):
+def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
+    undisturbed, corpus, tmp_path
+):
     """The trainer stands between two steps while the sampler dies and comes back."""
-    driver = Driver.create(tmp_path, {**tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0)
+    driver = Driver.create(
+        tmp_path, {**tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0
+    )
     driver.gate.limit(2, 6)
     driver.launch()
-    speaking = lambda: (s := status.read(driver.run, "sampler")) is not None and s.alive and s.phase == "speaking"  # noqa: E731
+
+    def speaking():
+        return (
+            (s := status.read(driver.run, "sampler")) is not None
+            and s.alive
+            and s.phase == "speaking"
+        )
+
     driver.wait_for(speaking, "the first checkpoint to be spoken")
     first = driver.pid("sampler")
     driver.signal("sampler", signal.SIGKILL)
@@ -134,9 +193,14 @@ def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
     assert_equal(result(run), undisturbed[0])
     spoken = sorted(int(p.name[5:]) for p in (run.path / "samples").glob("step-*"))
     assert spoken in ([4], [8], [4, 8])
-    (info,) = json.loads((run.path / "samples" / "samples.json").read_text())  # of the last step, by the trainer
+    (info,) = json.loads(
+        (run.path / "samples" / "samples.json").read_text()
+    )  # of the last step, by the trainer
     events = EventAccumulator(str(run.samples_events), size_guidance={"audio": 0}).Reload()
-    assert sorted({e.step for e in events.Audio(f"samples/{info['name']}/synth")}) == [*spoken, STEPS]
+    assert sorted({e.step for e in events.Audio(f"samples/{info['name']}/synth")}) == [
+        *spoken,
+        STEPS,
+    ]
     for folder in (run.path / "samples", *(run.path / "samples").glob("step-*")):
         wav, rate = soundfile.read(folder / info["synth"])
         assert (rate, len(wav) > 1000, (len(wav) + 256) % 1024) == (22050, True, 0)

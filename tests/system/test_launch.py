@@ -1,4 +1,6 @@
-"""The command line: flags, refusals, exit codes, claims on a run folder, and a whole run from outside."""
+"""The command line: flags, refusals, exit codes, claims on a run folder, and a whole run from
+outside.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ OLD_FLAGS = {
 
 
 def run(*args: str, timeout_s: float = 280, **options) -> subprocess.CompletedProcess:
-    return subprocess.run([*LAUNCH, *args], capture_output=True, text=True, timeout=timeout_s, **options)
+    return subprocess.run(
+        [*LAUNCH, *args], capture_output=True, text=True, timeout=timeout_s, **options
+    )
 
 
 def parsed(*argv: str, command: str = "train") -> list[str]:
@@ -55,7 +59,8 @@ def field(tree: type[BaseModel], key: str):
     return tree
 
 
-# -- flags ----------------------------------------------------------------------------------------------------------------------
+# -- flags
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_old_flag_has_an_answer_and_every_flag_a_config_field():
@@ -73,11 +78,23 @@ def test_every_flag_sets_its_key(flag):
     for part in flag.key.split("."):
         value = getattr(value, part)
     expected = "7" if flag.text else 7
-    assert ([s.path for s in value] if flag.several else value) == (["7"] if flag.several else expected)
+    assert ([s.path for s in value] if flag.several else value) == (
+        ["7"] if flag.several else expected
+    )
 
 
 def test_flags_and_settings_mix_in_any_order():
-    got = parsed("train.epochs=3", "--data-gpu", "0,2", "seed=9", "--train-data", "a", "run=0123", "--train-data", "b")
+    got = parsed(
+        "train.epochs=3",
+        "--data-gpu",
+        "0,2",
+        "seed=9",
+        "--train-data",
+        "a",
+        "run=0123",
+        "--train-data",
+        "b",
+    )
     c = config.parse({"run": "x"})
     tree = c.model_dump()
     for o in got:
@@ -88,7 +105,10 @@ def test_flags_and_settings_mix_in_any_order():
 
 
 def test_batch_size_is_not_hidden_by_a_token_budget():
-    assert parsed("--batch-size", "4") == ["batching.batch_size=4", "batching.positions_per_batch=null"]
+    assert parsed("--batch-size", "4") == [
+        "batching.batch_size=4",
+        "batching.positions_per_batch=null",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,17 +134,29 @@ def test_what_is_not_understood_is_refused(argv, words, capsys):
 
 
 def test_flags_of_the_predecessor_are_answered(tmp_path, capsys):
-    argv = ["--model-start-delay", "30", "--enable-static-shapes", "--resume", f"run={tmp_path}/r", "data.train=/nowhere", "devices=auto"]
+    argv = [
+        "--model-start-delay",
+        "30",
+        "--enable-static-shapes",
+        "--resume",
+        f"run={tmp_path}/r",
+        "data.train=/nowhere",
+        "devices=auto",
+    ]
     assert launch.main(argv) == 2
     out, err = capsys.readouterr()
-    assert "--model-start-delay: replaced by readiness: step 1 starts when `min_ready` batches wait" in out
+    assert (
+        "--model-start-delay: replaced by readiness: step 1 starts when `min_ready` batches wait"
+        in out
+    )
     assert "--enable-static-shapes: always on" in out
     assert "--enable-memory-isolation" not in out
     assert "/nowhere" in err
     assert not (tmp_path / "r").exists()
 
 
-# -- the program ----------------------------------------------------------------------------------------------------------------
+# -- the program
+# --------------------------------------------------------------------------------------------------
 
 
 def card(i: int) -> Device:
@@ -133,28 +165,47 @@ def card(i: int) -> Device:
 
 def test_program_shows_every_process_with_its_device(tmp_path):
     c = config.parse({"producers": {"count": 3}})
-    program = launch.make_program(c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0)))
+    program = launch.make_program(
+        c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0))
+    )
     assert [(p.name, p.env["CUDA_VISIBLE_DEVICES"]) for p in program.processes] == [
         ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"), ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
     ]  # fmt: skip
     assert program.processes[0].argv[1:] == ("-m", "trainer", "--run", str(tmp_path))
-    assert program.processes[1].argv[1:] == ("-m", "producer", "--run", str(tmp_path), "--name", "producer-0")
-    assert program.processes[4].argv[1:] == ("-m", "trainer.previews.sampler", "--run", str(tmp_path))
+    assert program.processes[1].argv[1:] == (
+        "-m",
+        "producer",
+        "--run",
+        str(tmp_path),
+        "--name",
+        "producer-0",
+    )
+    assert program.processes[4].argv[1:] == (
+        "-m",
+        "trainer.previews.sampler",
+        "--run",
+        str(tmp_path),
+    )
     assert [p.main for p in program.processes] == [True, False, False, False, False]
     assert [p.optional for p in program.processes] == [False, False, False, False, True]
     assert all(str(ROOT) in p.env["PYTHONPATH"] for p in program.processes)
     assert len(program.describe()) == 5
 
 
-def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_none(tmp_path, monkeypatch):
+def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_none(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/d")
     c = config.parse({"producers": {"count": 2}})
-    trainer, producer, on_cpu, sampler = launch.make_program(c, tmp_path, Devices((card(0), CPU), card(1), sampler=card(0))).processes
+    trainer, producer, on_cpu, sampler = launch.make_program(
+        c, tmp_path, Devices((card(0), CPU), card(1), sampler=card(0))
+    ).processes
     for p in (trainer, producer, sampler):
         cache = Path(p.env["XTTS_XLA_CACHE"])
         assert (cache.parents[1], cache.name) == (tmp_path / "cache" / "xla", p.name)
-        assert p.env["XLA_FLAGS"] == (
-            f'--xla_dump_to=/d --xla_gpu_enable_triton_gemm=false --xla_gpu_per_fusion_autotune_cache_dir="{cache}"'
+        assert (
+            p.env["XLA_FLAGS"] == "--xla_dump_to=/d --xla_gpu_enable_triton_gemm=false"
+            f' --xla_gpu_per_fusion_autotune_cache_dir="{cache}"'
         )
     assert not [name for name in on_cpu.env if "XLA" in name]
 
@@ -168,26 +219,40 @@ def test_launcher_loads_no_tensorflow_and_nothing_slow():
 import sys, launch, common.launcher.check, producer.creation.prepare, producer.corpus.scan
 slow = {'tensorflow', 'keras', 'librosa', 'numba', 'matplotlib'} & set(sys.modules)
 sys.exit(str(slow) if slow else 0)"""
-    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    p = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
     assert p.returncode == 0, p.stderr
 
 
 def test_cores_is_the_affinity_or_a_containers_quota(tmp_path):
     here = len(os.sched_getaffinity(0))
     assert 1 <= cores() <= here
-    for text, most in (("max 100000", here), ("50000 100000", 1), ("100000 100000", 1), ("99900000 100000", here), ("nonsense", here)):
+    for text, most in (
+        ("max 100000", here),
+        ("50000 100000", 1),
+        ("100000 100000", 1),
+        ("99900000 100000", here),
+        ("nonsense", here),
+    ):
         (tmp_path / "cpu.max").write_text(text)
         assert cores(tmp_path / "cpu.max") == most
     assert cores(tmp_path / "absent") == here
 
 
-# -- claims on a run folder -----------------------------------------------------------------------------------------------------
+# -- claims on a run folder
+# --------------------------------------------------------------------------------------------------
 
 
 def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
     run_dir = tmp_path / "r"
     with ownership.own_run(run_dir):
-        with pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*launch.py stop"), ownership.own_run(run_dir):
+        with (
+            pytest.raises(
+                BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*launch.py stop"
+            ),
+            ownership.own_run(run_dir),
+        ):
             pass
         assert run_dir.exists()
     assert not run_dir.exists()
@@ -204,7 +269,10 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"), ownership.own_run(tmp_path):
+    with (
+        pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"),
+        ownership.own_run(tmp_path),
+    ):
         pass
     with pytest.raises(BadInput, match=rf"pid {p.pid}.*--replace"):
         ownership.make_room(tmp_path, False, print)
@@ -244,7 +312,8 @@ def test_a_port_in_use_or_no_port_is_refused_before_anything_starts():
             ownership.check_bind(address)
 
 
-# -- from outside ---------------------------------------------------------------------------------------------------------------
+# -- from outside
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +329,8 @@ def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
     assert p.returncode == 2
     assert "data_gpu=99" in p.stderr
     assert "--data-gpu cpu --model-gpu cpu" in p.stderr
-    # Less than 5 s on a machine with nothing else to do: it neither loads TensorFlow (several seconds of work) nor waits for anything.
+    # Less than 5 s on a machine with nothing else to do: it neither loads TensorFlow (several
+    # seconds of work) nor waits for anything.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     assert not (tmp_path / "r").exists()
 
@@ -284,7 +354,10 @@ def test_scan_reports_and_strict_refuses(tmp_path):
 
 def test_scan_names_a_vocabulary_that_is_not_there(tmp_path):
     p = run("scan", f"data.train={make_corpus(tmp_path / 'c', 2)}", f"text.vocab={tmp_path}/v.json")
-    assert (p.returncode, p.stderr) == (2, f"error: cannot read the vocabulary {tmp_path}/v.json: No such file or directory\n")
+    assert (p.returncode, p.stderr) == (
+        2,
+        f"error: cannot read the vocabulary {tmp_path}/v.json: No such file or directory\n",
+    )
 
 
 def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):
@@ -293,7 +366,13 @@ def test_a_run_is_kept_from_others_shown_and_stopped(tmp_path, corpus):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
     env = {**os.environ, "ARITHMETIC_STEP_MS": "10"}
     out = open(tmp_path / "out", "w")
-    first = subprocess.Popen([*LAUNCH, "--config", str(tmp_path / "c.yaml")], stdout=out, stderr=out, env=env, start_new_session=True)
+    first = subprocess.Popen(
+        [*LAUNCH, "--config", str(tmp_path / "c.yaml")],
+        stdout=out,
+        stderr=out,
+        env=env,
+        start_new_session=True,
+    )
     try:
         deadline = time.monotonic() + 280
         while (s := status.read(run_dir, "trainer")) is None or s.stage_name != "gpt" or s.step < 3:

@@ -51,7 +51,10 @@ def test_exit_codes(tmp_path, behaviour, code, line):
     assert status.read(tmp_path, "w").exit_code == code
 
 
-@pytest.mark.parametrize(("sig", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)])
+@pytest.mark.parametrize(
+    ("sig", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)],
+)
 def test_signals(tmp_path, sig, code):
     p = start(tmp_path, "trainer", "wait-0.1")
     wait_for(tmp_path, "trainer", p.pid)
@@ -70,7 +73,9 @@ def test_a_busy_child_is_forced_out_with_its_stacks(tmp_path):
     out, _ = p.communicate(timeout=LATER_S)
     assert p.returncode == 143
     assert grace_s < time.monotonic() - began
-    assert GRACE_S < ProcessSpec.grace_s, "before the supervisor kills it, or there would be no stacks"
+    assert GRACE_S < ProcessSpec.grace_s, (
+        "before the supervisor kills it, or there would be no stacks"
+    )
     assert "forced out" in out
     assert "_busy" in out
 

@@ -50,7 +50,11 @@ def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(
 
 def test_a_folder_that_is_no_run_is_bad_input(tmp_path):
     p = subprocess.run(
-        [sys.executable, "-m", "producer", "--run", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LATER_S
+        [sys.executable, "-m", "producer", "--run", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LATER_S,
     )
     assert p.returncode == 2
     assert "is not a run folder" in p.stderr

@@ -25,7 +25,11 @@ def args(*argv, command="train"):
 
 def test_a_run_that_exists_is_named_by_its_folder_alone(tmp_path):
     run = arithmetic_run(tmp_path)
-    for argv in (("--run", run.path), (f"run={run.path}", "--max-steps", "70"), ("--checkpoint-dir", run.path)):
+    for argv in (
+        ("--run", run.path),
+        (f"run={run.path}", "--max-steps", "70"),
+        ("--checkpoint-dir", run.path),
+    ):
         assert resolve.settings_file(args(*argv)) == run.path / "config.yaml"
     config = resolve.config_of(args("--run", run.path, "--max-steps", "70"))
     assert config.model_copy(update={"train": run.config.train}) == run.config
@@ -38,13 +42,24 @@ def test_a_run_that_exists_is_named_by_its_folder_alone(tmp_path):
 def test_a_corpus_of_ones_own_is_not_trained_on_as_the_demo_is(tmp_path):
     configs = ROOT / "configs"
     assert resolve.settings_file(args()) == configs / "demo.yaml"
-    assert resolve.settings_file(args("--max-steps", "5", f"run={tmp_path}/new")) == configs / "demo.yaml"
-    for argv in (("data.train=/data/fa", "data.language=fa"), ("--train-data", "/data/fa"), ("data={train: /data/fa}",)):
+    assert (
+        resolve.settings_file(args("--max-steps", "5", f"run={tmp_path}/new"))
+        == configs / "demo.yaml"
+    )
+    for argv in (
+        ("data.train=/data/fa", "data.language=fa"),
+        ("--train-data", "/data/fa"),
+        ("data={train: /data/fa}",),
+    ):
         assert resolve.settings_file(args(*argv)) == configs / "ljspeech.yaml"
-    assert resolve.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path("mine.yaml")
+    assert resolve.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path(
+        "mine.yaml"
+    )
 
 
-def test_a_command_about_an_existing_run_finds_the_one_that_training_would_make(tmp_path, monkeypatch):
+def test_a_command_about_an_existing_run_finds_the_one_that_training_would_make(
+    tmp_path, monkeypatch
+):
     """Also where only the settings' file names it."""
     monkeypatch.chdir(tmp_path)
     make_corpus(tmp_path / "corpus", 12, seconds=0.6)
@@ -63,7 +78,9 @@ def test_launch_with_the_run_alone_goes_on_with_it(tmp_path):
     train(run)
     (tmp_path / "elsewhere").mkdir()
     command = [sys.executable, str(ROOT / "launch.py"), "--run", str(run.path), "--max-steps", "8"]
-    done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"settings: {run.path}/config.yaml" in done.stdout
     assert "at gpt step 5" in done.stdout

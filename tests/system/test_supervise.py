@@ -1,7 +1,8 @@
 """The supervisor over real processes: restarts, stopping, adoption, and nobody left behind.
 
-What has to happen in an order waits for what comes first, and every deadline is far off: a busy machine takes seconds for what takes
-milliseconds elsewhere. Where a deadline itself is looked at, the console says which one it was.
+What has to happen in an order waits for what comes first, and every deadline is far off: a busy
+machine takes seconds for what takes milliseconds elsewhere. Where a deadline itself is looked at,
+the console says which one it was.
 """
 
 from __future__ import annotations
@@ -55,7 +56,12 @@ def launch(tmp_path):
     started = []
 
     def start(*children: str, backoff_s: float = 0.05, double_s: float = 0.5):
-        env = {**os.environ, "BACKOFF_S": str(backoff_s), "DOUBLE_S": str(double_s), "ORPHAN_S": "2"}
+        env = {
+            **os.environ,
+            "BACKOFF_S": str(backoff_s),
+            "DOUBLE_S": str(double_s),
+            "ORPHAN_S": "2",
+        }
         started.append(processes.start_launcher(tmp_path, *children, env=env))
         return started[-1]
 
@@ -128,7 +134,11 @@ def test_trainer_with_progress_is_restarted_without_limit(launch, finish, tmp_pa
 
 @pytest.mark.parametrize(
     ("behaviour", "code", "words"),
-    [("raise-bad", 2, "the input is bad"), ("raise-hopeless", 1, "a restart would not help"), ("raise-memory", 1, "MemoryError: full")],
+    [
+        ("raise-bad", 2, "the input is bad"),
+        ("raise-hopeless", 1, "a restart would not help"),
+        ("raise-memory", 1, "MemoryError: full"),
+    ],
 )
 def test_what_cannot_get_better_is_not_restarted(launch, finish, tmp_path, behaviour, code, words):
     got, out = finish(launch(f"trainer:trainer:{behaviour}", "producer-0:producer:wait"))
@@ -138,27 +148,39 @@ def test_what_cannot_get_better_is_not_restarted(launch, finish, tmp_path, behav
 
 
 def test_bad_input_of_a_producer_ends_the_program(launch, finish, tmp_path):
-    code, _ = finish(launch("trainer:trainer:wait", "producer-0:producer:wait", "producer-1:producer:raise-bad"))
+    code, _ = finish(
+        launch("trainer:trainer:wait", "producer-0:producer:wait", "producer-1:producer:raise-bad")
+    )
     assert code == 2
     assert gone(*pids(tmp_path, "trainer"), *pids(tmp_path, "producer-0"))
 
 
 def test_hopeless_producer_is_given_up_while_another_works(launch, finish, said, tmp_path):
-    p = launch("trainer:trainer:until-done", "producer-0:producer:until-done", "producer-1:producer:raise-hopeless")
+    p = launch(
+        "trainer:trainer:until-done",
+        "producer-0:producer:until-done",
+        "producer-1:producer:raise-hopeless",
+    )
     until(lambda: "a restart would not help; going on with producer-0" in said())
     (tmp_path / "done").touch()
     assert finish(p)[0] == 0
 
 
 def test_last_producer_hopeless_stops_the_trainer_which_saves(launch, finish, tmp_path):
-    code, out = finish(launch("trainer:trainer:wait-0.2:save=5", "producer-0:producer:late-raise-hopeless"))
+    code, out = finish(
+        launch("trainer:trainer:wait-0.2:save=5", "producer-0:producer:late-raise-hopeless")
+    )
     assert code == 1
     assert status.read(tmp_path, "trainer").saved_step == 1
 
 
 @pytest.mark.parametrize("behaviour", ["raise-bad", "raise-hopeless", "die"])
 def test_without_an_optional_process_the_others_go_on(launch, finish, said, tmp_path, behaviour):
-    p = launch("trainer:trainer:until-done", "producer-0:producer:until-done", f"sampler:sampler:{behaviour}:restarts=1:optional=1")
+    p = launch(
+        "trainer:trainer:until-done",
+        "producer-0:producer:until-done",
+        f"sampler:sampler:{behaviour}:restarts=1:optional=1",
+    )
     until(lambda: "going on without it; see" in said())
     until(lambda: working(tmp_path, "trainer") and working(tmp_path, "producer-0"))
     (tmp_path / "done").touch()
@@ -197,7 +219,9 @@ def test_a_replaced_trainer_alone_takes_its_company_along(launch, finish, tmp_pa
 
 
 def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path):
-    p = launch("trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done")
+    p = launch(
+        "trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done"
+    )
     os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)
     until(lambda: "producer-0 was asked to stop (exited with 143); not restarted" in said())
     (tmp_path / "done").touch()
@@ -205,7 +229,9 @@ def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said,
     assert len(pids(tmp_path, "producer-0")) == 1
 
 
-@pytest.mark.parametrize(("sig", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize(
+    ("sig", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_stop_signals(launch, finish, tmp_path, sig, code):
     """Nobody waits for a deadline: the children leave as soon as they are told."""
     p = launch("trainer:trainer:wait-0.5:grace=120:save=120", "producer-0:producer:wait:grace=120")
@@ -247,8 +273,14 @@ def test_a_child_that_does_not_leave_is_killed(launch, finish, tmp_path, behavio
     assert gone(*pids(tmp_path, "trainer"))
 
 
-def test_second_ctrl_c_kills_at_once_but_a_doubled_one_counts_once(launch, finish, said, later, tmp_path):
-    p = launch("trainer:trainer:wait-600:grace=6000:save=6000", "producer-0:producer:wait:grace=6000", double_s=600)
+def test_second_ctrl_c_kills_at_once_but_a_doubled_one_counts_once(
+    launch, finish, said, later, tmp_path
+):
+    p = launch(
+        "trainer:trainer:wait-600:grace=6000:save=6000",
+        "producer-0:producer:wait:grace=6000",
+        double_s=600,
+    )
     until(lambda: working(tmp_path, "trainer"))
     p.send_signal(signal.SIGINT)
     until(lambda: "Ctrl-C: stopping" in said())
@@ -266,13 +298,24 @@ def test_second_ctrl_c_kills_at_once_but_a_doubled_one_counts_once(launch, finis
 
 
 def test_sigkill_of_the_supervisor_leaves_nobody_and_nothing_saved(launch, tmp_path):
-    p = launch("trainer:trainer:wait-1:save=30", "producer-0:producer:wait", "producer-1:producer:busy")
-    until(lambda: working(tmp_path, "trainer") and working(tmp_path, "producer-0") and pids(tmp_path, "producer-1"))
+    p = launch(
+        "trainer:trainer:wait-1:save=30", "producer-0:producer:wait", "producer-1:producer:busy"
+    )
+    until(
+        lambda: (
+            working(tmp_path, "trainer")
+            and working(tmp_path, "producer-0")
+            and pids(tmp_path, "producer-1")
+        )
+    )
     p.kill()
     everyone = [n for name in ("trainer", "producer-0", "producer-1") for n in pids(tmp_path, name)]
     until(lambda: gone(*everyone))
     assert status.read(tmp_path, "trainer").saved_step == 0
-    logs = {name: (tmp_path / "logs" / f"{name}.log").read_text() for name in ("trainer", "producer-0", "producer-1")}
+    logs = {
+        name: (tmp_path / "logs" / f"{name}.log").read_text()
+        for name in ("trainer", "producer-0", "producer-1")
+    }
     assert all("the supervisor died" in text for text in logs.values())
     assert "forced out" in logs["producer-1"]
 
@@ -313,14 +356,22 @@ def test_adopted_trainer_that_finishes_ends_the_program(launch, finish, said, tm
 
 def test_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
     p = launch("trainer:trainer:family:grace=1")
-    grandchild = int(until(lambda: (tmp_path / "grandchild").exists() and (tmp_path / "grandchild").read_text()))
+    grandchild = int(
+        until(lambda: (tmp_path / "grandchild").exists() and (tmp_path / "grandchild").read_text())
+    )
     p.send_signal(signal.SIGINT)
     assert "trainer did not stop within 1 s: killed" in finish(p)[1]
     until(lambda: gone(grandchild))
 
 
 def test_a_log_begins_with_what_the_process_got(tmp_path):
-    spec = ProcessSpec("p", "producer", ("true",), tmp_path / "p.log", env={"CUDA_VISIBLE_DEVICES": "GPU-1", "XLA_FLAGS": "--a=1 --b=2"})
+    spec = ProcessSpec(
+        "p",
+        "producer",
+        ("true",),
+        tmp_path / "p.log",
+        env={"CUDA_VISIBLE_DEVICES": "GPU-1", "XLA_FLAGS": "--a=1 --b=2"},
+    )
     bare = ProcessSpec("q", "producer", ("true",), tmp_path / "q.log", env={"XLA_FLAGS": None})
     first, second = (_header(s, 3).split(" ", 3)[3] for s in (spec, bare))
     assert first == "start 3 of p: CUDA_VISIBLE_DEVICES=GPU-1 XLA_FLAGS='--a=1 --b=2' true\n"

@@ -1,4 +1,6 @@
-"""`launch.py synthesize`: from a run and from imported weights, to a file and as a stream, on the CPU; and what it refuses."""
+"""`launch.py synthesize`: from a run and from imported weights, to a file and as a stream, on the
+CPU; and what it refuses.
+"""
 
 import argparse
 import io
@@ -23,7 +25,15 @@ from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.synthesize import Voice
 from producer.creation.prepare import prepare_run
-from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, voices, with_tokens, write_model, write_vocabulary
+from tests.support.coqui_files import (
+    GPT_DIMS,
+    dvae_arrays,
+    model_arrays,
+    voices,
+    with_tokens,
+    write_model,
+    write_vocabulary,
+)
 from tests.support.corpora import make_corpus, sine, write_wav
 from trainer.commands import make_voices, speak
 from trainer.commands import synthesize as synthesize_command
@@ -38,7 +48,9 @@ TEXT = "one two three four"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """`run`, a tiny run with checkpoints 2 (the best) and 4, `pretrained`, and `corpus` of clips."""
+    """`run`, a tiny run with checkpoints 2 (the best) and 4, `pretrained`, and `corpus`
+    of clips.
+    """
     folder = tmp_path_factory.mktemp("synthesize")
     make_corpus(folder / "corpus", 4, seconds=1.5)
     tree = {
@@ -54,12 +66,21 @@ def folder(tmp_path_factory):
     publish_dvae(run, weights.state_dict(dvae))
     for step, seed in ((2, 1), (4, 2)):
         gpt = Gpt(run.dims.gpt, seed=seed)
-        checkpoints.save(step, {"model": weights.state_dict(gpt), "optimizer": {}}, {"best_step": 2})
+        checkpoints.save(
+            step, {"model": weights.state_dict(gpt), "optimizer": {}}, {"best_step": 2}
+        )
     tokenizer = write_vocabulary(folder / "vocab.json", [(TEXT, "en")], 60, ["en"])
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
     pth.save(folder / "speakers_xtts.pth", voices("Ana Florence"))
-    files = {name: folder / f for name, f in (("dvae", "dvae.pth"), ("vocab", "vocab.json"), ("speakers", "speakers_xtts.pth"))}
+    files = {
+        name: folder / f
+        for name, f in (
+            ("dvae", "dvae.pth"),
+            ("vocab", "vocab.json"),
+            ("speakers", "speakers_xtts.pth"),
+        )
+    }
     import_model(folder / "model.pth", folder / "pretrained", **files)
     return folder
 
@@ -67,14 +88,34 @@ def folder(tmp_path_factory):
 def synthesize(folder: Path, *args: str, **more) -> subprocess.CompletedProcess:
     clip = str(folder / "corpus/wavs/c0001.wav")
     text = [] if "--text" in args else ["--text", TEXT]
-    command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", *text, *args, "--reference", clip]
+    command = [
+        sys.executable,
+        str(ROOT / "launch.py"),
+        "synthesize",
+        "--device",
+        "cpu",
+        *text,
+        *args,
+        "--reference",
+        clip,
+    ]
     return subprocess.run(command, capture_output=True, timeout=280, **more)
 
 
 def test_a_run_speaks_into_a_file(folder, tmp_path):
     """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook."""
     wild = ("--temperature", "2", "--top-p", "1", "--top-k", "0", "--text", f"{TEXT} ж")
-    done = synthesize(folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.WAV"), "--seed", "3", *wild, cwd=tmp_path)
+    done = synthesize(
+        folder,
+        "--run",
+        str(folder / "run"),
+        "--out",
+        str(tmp_path / "a.WAV"),
+        "--seed",
+        "3",
+        *wild,
+        cwd=tmp_path,
+    )
     said = done.stderr.decode()
     assert done.returncode == 0, said
     wav, rate = soundfile.read(tmp_path / "a.WAV")
@@ -88,7 +129,16 @@ def test_a_run_speaks_into_a_file(folder, tmp_path):
 
 
 def test_imported_weights_stream_through_their_vocoder(folder):
-    done = synthesize(folder, "--weights", str(folder / "pretrained"), "--stream", "--temperature", "0.9", "--text", f"{TEXT} ж")
+    done = synthesize(
+        folder,
+        "--weights",
+        str(folder / "pretrained"),
+        "--stream",
+        "--temperature",
+        "0.9",
+        "--text",
+        f"{TEXT} ж",
+    )
     said = done.stderr.decode()
     assert done.returncode == 0, said
     samples = np.frombuffer(done.stdout, "<i2")  # nothing but samples
@@ -100,7 +150,9 @@ def test_imported_weights_stream_through_their_vocoder(folder):
 
 
 def test_a_text_without_words_is_refused(folder, tmp_path):
-    done = synthesize(folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--text", "😀")
+    done = synthesize(
+        folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--text", "😀"
+    )
     said = done.stderr.decode()
     assert done.returncode == 2, said
     assert "no words in the text '😀': nothing to say" in said
@@ -149,7 +201,9 @@ def test_channels_that_cancel_each_other(tmp_path, caplog, factor):
     (found,), warnings = warnings_of(caplog, [stereo(tmp_path / "a.wav", wav, factor * wav)])
     np.testing.assert_allclose(found.wav, wav, atol=1e-6)
     assert "its channels cancel each other; the louder one is used" in warnings[0]
-    (found,), _ = warnings_of(caplog, [stereo(tmp_path / "b.wav", wav, 0 * wav)])  # one side alone is no such case
+    (found,), _ = warnings_of(
+        caplog, [stereo(tmp_path / "b.wav", wav, 0 * wav)]
+    )  # one side alone is no such case
     np.testing.assert_allclose(found.wav, wav / 2, atol=1e-6)
     assert not found.notes
 
@@ -222,8 +276,16 @@ def test_voices_by_name(folder, capsys):
         return capsys.readouterr().out
 
     assert listed("--run", str(folder / "run")) == "corpus  (speaker of the run, 0.1 min)\n"
-    assert listed("--weights", str(folder / "pretrained")) == "Ana Florence  (came with the weights)\n"
-    run, weights = {"run": str(folder / "run"), "voice": "corpus"}, {"run": None, "voice": "Ana Florence"}
+    assert (
+        listed("--weights", str(folder / "pretrained")) == "Ana Florence  (came with the weights)\n"
+    )
+    run, weights = (
+        {"run": str(folder / "run"), "voice": "corpus"},
+        {
+            "run": None,
+            "voice": "Ana Florence",
+        },
+    )
     sources = of_run(folder / "run", None)
     speaker = speak.named_voice(run, sources)
     assert callable(speaker)
@@ -259,13 +321,25 @@ def test_clips_of_a_voice(folder):
     short = {**columns, "num_samples": num_samples // 4}
     assert trainer_voices._chosen(short, 0) == [5, 3, 6, 1, 4, 7, 2, 0]
     run = RunFolder(folder / "run")
-    assert [u.speaker for u in trainer_voices.clips_of_speaker(run.manifest, "corpus")][0] == "corpus"
+    assert [u.speaker for u in trainer_voices.clips_of_speaker(run.manifest, "corpus")][
+        0
+    ] == "corpus"
     assert trainer_voices.clips_of_speaker(run.manifest, "none") == []
     assert list(trainer_voices.clips_of(run.manifest, 5)) == ["corpus"]
 
 
 def test_a_named_voice_speaks(folder, tmp_path):
-    command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--device", "cpu", "--text", TEXT, "--voice", "Ana Florence"]
+    command = [
+        sys.executable,
+        str(ROOT / "launch.py"),
+        "synthesize",
+        "--device",
+        "cpu",
+        "--text",
+        TEXT,
+        "--voice",
+        "Ana Florence",
+    ]
     command += ["--weights", str(folder / "pretrained"), "--out", str(tmp_path / "a.wav")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -274,8 +348,12 @@ def test_a_named_voice_speaks(folder, tmp_path):
 
 def test_which_checkpoint(folder):
     run = folder / "run"
-    assert of_run(run, None).gpt.parent.name == of_run(run, "best").gpt.parent.name == "step-00000002"
-    assert of_run(run, "newest").gpt.parent.name == of_run(run, "4").gpt.parent.name == "step-00000004"
+    assert (
+        of_run(run, None).gpt.parent.name == of_run(run, "best").gpt.parent.name == "step-00000002"
+    )
+    assert (
+        of_run(run, "newest").gpt.parent.name == of_run(run, "4").gpt.parent.name == "step-00000004"
+    )
     with pytest.raises(BadInput, match="no whole checkpoint 3; it has \\[2, 4\\]"):
         of_run(run, "3")
     with pytest.raises(BadInput, match="--step x: a number, newest or best"):
@@ -298,7 +376,10 @@ def test_sampling_follows_where_the_weights_come_from(folder):
 
 
 def test_what_to_say_and_in_which_voice_must_be_given():
-    for arguments, message in ((["--voice", "x"], "--text is missing"), (["--text", "x"], "one of --voice NAME")):
+    for arguments, message in (
+        (["--voice", "x"], "--text is missing"),
+        (["--text", "x"], "one of --voice NAME"),
+    ):
         with pytest.raises(BadInput, match=message):
             launch.synthesize(_parsed(["--run", "r", "--stream", *arguments]))
 
@@ -308,11 +389,17 @@ def test_what_to_say_and_in_which_voice_must_be_given():
     [
         (["--out", "a.wav"], "one of --run RUN and --weights"),
         (["--run", "r", "--out", "a.wav", "--voice", "x"], "one of --voice NAME"),
-        (["--weights", "w", "--step", "3", "--out", "a.wav"], "--step chooses a checkpoint of --run"),
+        (
+            ["--weights", "w", "--step", "3", "--out", "a.wav"],
+            "--step chooses a checkpoint of --run",
+        ),
         (["--run", "r"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "a.wav", "--stream"], "one of --out FILE.wav and --stream"),
         (["--run", "r", "--out", "no/such/a.wav"], "does not exist"),
-        (["--run", "r", "--out", "x.mp3"], r"--out x.mp3: only WAV is written; name a file that ends in .wav, x.wav"),
+        (
+            ["--run", "r", "--out", "x.mp3"],
+            r"--out x.mp3: only WAV is written; name a file that ends in .wav, x.wav",
+        ),
         (["--run", "r", "--out", "x"], "only WAV is written; name a file that ends in .wav, x.wav"),
         (["--run", "r", "--out", "."], "--out . is a folder: name the file to write, speech.wav"),
         (["--run", "r", "--stream", "--speed", "0"], "--speed must be positive"),
@@ -330,12 +417,16 @@ def test_refused_before_anything_starts(folder, monkeypatch, arguments, message)
     monkeypatch.setattr(synthesize_command.os, "execve", lambda *_: pytest.fail("started"))
     text = [] if "--text" in arguments else ["--text", TEXT]
     with pytest.raises(BadInput, match=message):
-        launch.synthesize(_parsed([*arguments, *text, "--reference", str(folder / "corpus/wavs/c0001.wav")]))
+        launch.synthesize(
+            _parsed([*arguments, *text, "--reference", str(folder / "corpus/wavs/c0001.wav")])
+        )
 
 
 def test_a_missing_clip_is_named():
     with pytest.raises(BadInput, match="--reference nowhere.wav: no such file .* --voice"):
-        launch.synthesize(_parsed(["--run", "r", "--stream", "--text", TEXT, "--reference", "nowhere.wav"]))
+        launch.synthesize(
+            _parsed(["--run", "r", "--stream", "--text", TEXT, "--reference", "nowhere.wav"])
+        )
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

@@ -12,7 +12,10 @@ from trainer.history.checkpoint import Checkpoints, SaveFailed
 
 
 def tensors(x=1.0):
-    return {"model": {"w": np.full((4, 3), x, np.float32), "t": np.int64(7).reshape(())}, "optimizer": {"m": np.zeros(5, np.float32)}}
+    return {
+        "model": {"w": np.full((4, 3), x, np.float32), "t": np.int64(7).reshape(())},
+        "optimizer": {"m": np.zeros(5, np.float32)},
+    }
 
 
 def filled(tmp_path, steps=(20, 40, 60), keep=3, best=None):
@@ -29,9 +32,16 @@ def test_round_trip_to_the_bit_and_no_temporary_left(tmp_path):
     assert found.state["next_g"] == 60
     for part, arrays in tensors(60).items():
         for k, v in arrays.items():
-            assert (found.tensors[part][k].dtype, found.tensors[part][k].shape) == (v.dtype, v.shape)
+            assert (found.tensors[part][k].dtype, found.tensors[part][k].shape) == (
+                v.dtype,
+                v.shape,
+            )
             assert found.tensors[part][k].tobytes() == v.tobytes()
-    assert sorted(p.name for p in ckpt.folder.iterdir()) == ["step-00000020", "step-00000040", "step-00000060"]
+    assert sorted(p.name for p in ckpt.folder.iterdir()) == [
+        "step-00000020",
+        "step-00000040",
+        "step-00000060",
+    ]
 
 
 def test_keep_and_best(tmp_path):
@@ -86,7 +96,10 @@ def test_the_same_step_may_be_damaged_twice(tmp_path):
     ckpt.save(60, tensors(), {"best_step": None})  # trained again from 40
     flip_a_byte(ckpt.path(60))
     assert ckpt.load_latest(60).step == 40
-    assert sorted(p.name for p in ckpt.folder.glob("damaged-*")) == ["damaged-step-00000060", "damaged-step-00000060-2"]
+    assert sorted(p.name for p in ckpt.folder.glob("damaged-*")) == [
+        "damaged-step-00000060",
+        "damaged-step-00000060-2",
+    ]
 
 
 def test_never_a_silent_fresh_start(tmp_path):
@@ -103,7 +116,9 @@ def test_never_a_silent_fresh_start(tmp_path):
 
 def test_no_room_says_needed_and_free_and_keeps_the_old(tmp_path, monkeypatch):
     ckpt = filled(tmp_path, (20,))
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=5_000_000))
+    monkeypatch.setattr(
+        checkpoint.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=5_000_000)
+    )
     with pytest.raises(SaveFailed, match=r"needs 17 MB, .* has 5 MB free"):
         ckpt.save(40, tensors(), {"best_step": None})
     assert ckpt.load_latest(20).step == 20

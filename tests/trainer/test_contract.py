@@ -15,7 +15,9 @@ STEPS = {
     "dvae": lambda: DvaeStep(SIZES["tiny"], StepOptions(init_seed=None), []),
     "gpt": lambda: GptStep(SIZES["tiny"], StepOptions(init_seed=None), []),
 }
-CALLS = {name: f for name, f in vars(Step).items() if inspect.isfunction(f) and not name.startswith("_")}
+CALLS = {
+    name: f for name, f in vars(Step).items() if inspect.isfunction(f) and not name.startswith("_")
+}
 
 
 @pytest.mark.parametrize("make", STEPS.values(), ids=STEPS)
@@ -24,7 +26,9 @@ def test_a_step_keeps_the_contract(make):
     for name in Step.__annotations__:
         assert hasattr(step, name), name
     for name, asked in CALLS.items():
-        given, wanted = (list(inspect.signature(f).parameters) for f in (getattr(step, name), asked))
+        given, wanted = (
+            list(inspect.signature(f).parameters) for f in (getattr(step, name), asked)
+        )
         assert given == wanted[1:], name
 
 

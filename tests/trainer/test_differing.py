@@ -1,4 +1,6 @@
-"""The same batch made twice with different bytes: a deterministic run ends and says which; elsewhere it is counted, once each."""
+"""The same batch made twice with different bytes: a deterministic run ends and says which;
+elsewhere it is counted, once each.
+"""
 
 import io
 import json
@@ -51,7 +53,13 @@ def test_differences_are_counted_once_each_also_after_a_restart(tmp_path, caplog
 
 
 def test_a_deterministic_run_ends_with_the_batch_and_its_makers(tmp_path):
-    with pytest.raises(BytesDiffer, match="batch train 17 was made twice.* by producer-0 and by producer-1: this run is deterministic"):
+    with pytest.raises(
+        BytesDiffer,
+        match=(
+            "batch train 17 was made twice.* by producer-0 and by producer-1: this run is"
+            " deterministic"
+        ),
+    ):
         Differing(tmp_path, deterministic=True).look(Found(A))
     assert issubclass(BytesDiffer, Hopeless)
     assert json.loads((tmp_path / differing.FILE).read_text())["digests"] == ["0" * 32, "f" * 32]
@@ -79,10 +87,16 @@ def test_a_run_that_is_not_deterministic_goes_on_and_its_summary_counts(tmp_path
     assert count > 0
     figures = summary.finish(run)
     assert figures["stages"]["gpt"]["differing"] == count  # 3 evaluations of them: each counts once
-    assert [line.split()[-1] for line in summary.lines(figures) if "made twice" in line] == [str(count), str(count)]
+    assert [line.split()[-1] for line in summary.lines(figures) if "made twice" in line] == [
+        str(count),
+        str(count),
+    ]
     both = sum(f["differing"] for f in figures["stages"].values())
     out = io.StringIO()
-    assert launch._show_summary(run.path, out) == f"; {both} batches were made twice, with different bytes (differing.jsonl)"
+    assert (
+        launch._show_summary(run.path, out)
+        == f"; {both} batches were made twice, with different bytes (differing.jsonl)"
+    )
     assert "made twice" in out.getvalue()
 
 
@@ -107,11 +121,17 @@ class Changed(ArithmeticMaker):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_a_step_that_is_trained_again_after_a_crash_is_held_to_its_first_bytes(tmp_path, stop_at, deterministic):
-    run = arithmetic_run(tmp_path, train__max_steps=30, deterministic=deterministic, train__save_every=5)
+def test_a_step_that_is_trained_again_after_a_crash_is_held_to_its_first_bytes(
+    tmp_path, stop_at, deterministic
+):
+    run = arithmetic_run(
+        tmp_path, train__max_steps=30, deterministic=deterministic, train__save_every=5
+    )
     stop, Changed.salt = Stop(), 1
     steps_of_stage_1 = schedule_of(run, "dvae").total_steps
-    stop_at(stop, steps_of_stage_1 + 14, "orphan")  # leaves without saving: step 10 is on disk, batch 33 belongs to step 12
+    stop_at(
+        stop, steps_of_stage_1 + 14, "orphan"
+    )  # leaves without saving: step 10 is on disk, batch 33 belongs to step 12
     with pytest.raises(Exception, match="stopped"):
         train(run, stop, make=Changed)
     assert newest(run)["position"]["step"] == 10
@@ -119,11 +139,19 @@ def test_a_step_that_is_trained_again_after_a_crash_is_held_to_its_first_bytes(t
     assert again["g"] <= 33 < again["g"] + again["count"]
     Changed.salt = 0
     if deterministic:
-        with pytest.raises(BytesDiffer, match=rf"one of the batches train {again['g']} to {again['g'] + 2} \(step 12, before the restart"):
+        with pytest.raises(
+            BytesDiffer,
+            match=(
+                rf"one of the batches train {again['g']} to {again['g'] + 2} \(step 12, before the"
+                r" restart"
+            ),
+        ):
             train(run, make=Changed)
         assert newest(run)["position"]["step"] == 10
     train(run, make=Changed)  # the same command goes on
     [entry] = differing.read(run.stage_folder("gpt"))
     assert (entry["plan"], entry["step"]) == ("train", 12)
     lines = ledger.fold(ledger.read(stages.files_of(run, "gpt").ledger))
-    assert [line["digest"] for line in lines] == [line["digest"] for line in replay(run, "gpt").steps]
+    assert [line["digest"] for line in lines] == [
+        line["digest"] for line in replay(run, "gpt").steps
+    ]

@@ -27,7 +27,11 @@ def mels():
 def batch_of(mels, seed, rows=16, num_frames=FRAMES, padding_rows=0):
     """Random crops; clips shorter than a crop are followed by zeros, padding rows are all zeros."""
     rng = np.random.default_rng(seed)
-    mel, lengths, weights = np.zeros((rows, num_frames, 80), np.float32), np.zeros(rows, np.int32), np.ones(rows, np.float32)
+    mel, lengths, weights = (
+        np.zeros((rows, num_frames, 80), np.float32),
+        np.zeros(rows, np.int32),
+        np.ones(rows, np.float32),
+    )
     for row in range(rows - padding_rows):
         clip = mels[rng.integers(len(mels))]
         start = rng.integers(max(1, len(clip) - num_frames + 1))
@@ -39,12 +43,16 @@ def batch_of(mels, seed, rows=16, num_frames=FRAMES, padding_rows=0):
 
 def make_step(rows=16, num_frames=FRAMES, **options):
     defaults = dict(learning_rate=2e-3, warmup_steps=10, betas=(0.9, 0.99), init_seed=0)
-    return DvaeStep(TINY, StepOptions(**{**defaults, **options}), [Bucket(rows, num_frames, 0, num_frames // 4)])
+    return DvaeStep(
+        TINY, StepOptions(**{**defaults, **options}), [Bucket(rows, num_frames, 0, num_frames // 4)]
+    )
 
 
 @pytest.fixture(scope="module")
 def small():
-    """One compiled step of 4 x 32 frames and its state at birth, shared by the tests that need no particular size."""
+    """One compiled step of 4 x 32 frames and its state at birth, shared by the tests that need no
+    particular size.
+    """
     step = make_step(rows=4, num_frames=32)
     return step, step.state_dict()
 
@@ -83,9 +91,12 @@ def test_micro_and_evaluate_change_no_state(small, mels):
     step.evaluate(0, batch)
     assert changed(birth, step.state_dict()) == set()
     step.apply()
-    assert {"model/codebook.embed", "model/codebook.cluster_size", "model/encoder.0.0.weight", "optimizer/step"} <= changed(
-        birth, step.state_dict()
-    )
+    assert {
+        "model/codebook.embed",
+        "model/codebook.cluster_size",
+        "model/encoder.0.0.weight",
+        "optimizer/step",
+    } <= changed(birth, step.state_dict())
 
 
 def test_first_update_draws_the_codebook_from_the_batch(small, mels):
@@ -162,7 +173,9 @@ def test_accumulating_two_halves_is_one_whole_batch(small, mels):
     assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
     assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-4)
     after_two = step.state_dict()
-    assert after_two["model"]["encoder.0.0.weight"] == pytest.approx(after_one["model"]["encoder.0.0.weight"], abs=1e-5)
+    assert after_two["model"]["encoder.0.0.weight"] == pytest.approx(
+        after_one["model"]["encoder.0.0.weight"], abs=1e-5
+    )
 
 
 def test_padding_rows_and_frames_do_not_count(small, mels):
@@ -178,7 +191,11 @@ def test_padding_rows_and_frames_do_not_count(small, mels):
     assert float(a["recon_count"]) == float(b["recon_count"]) == 18 + 32 + 32
     assert float(a["commitment_count"]) == 5 + 8 + 8
     assert float(a["baseline_sum"]) == pytest.approx(float(b["baseline_sum"]), rel=1e-6)
-    empty = {"mel": np.zeros((4, 32, 80), np.float32), "num_frames": np.zeros(4, np.int32), "weights": np.zeros(4, np.float32)}
+    empty = {
+        "mel": np.zeros((4, 32, 80), np.float32),
+        "num_frames": np.zeros(4, np.int32),
+        "weights": np.zeros(4, np.float32),
+    }
     report = step.micro(0, empty, (0, 1), 1.0)
     assert float(report["loss"]) == 0.0
     assert bool(step.apply()["finite"])
@@ -191,7 +208,9 @@ def test_baseline_is_the_error_of_the_mean_mel(small, mels):
     batch = batch_of(mels, 4, 4, 32)
     frames = batch["mel"].reshape(-1, 80)
     got = step.evaluate(0, batch)
-    assert float(got["baseline_sum"] / got["baseline_count"]) == pytest.approx(((frames - frames.mean(0)) ** 2).mean(), rel=1e-4)
+    assert float(got["baseline_sum"] / got["baseline_count"]) == pytest.approx(
+        ((frames - frames.mean(0)) ** 2).mean(), rel=1e-4
+    )
 
 
 def test_perplexity():

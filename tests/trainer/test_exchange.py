@@ -1,4 +1,6 @@
-"""Folders of Coqui's in and out: all that is there is taken, all of it comes back, and what does not fit is told in one line."""
+"""Folders of Coqui's in and out: all that is there is taken, all of it comes back, and what does
+not fit is told in one line.
+"""
 
 import importlib.util
 import json
@@ -43,7 +45,13 @@ SETTINGS = {
     "languages": ["en", "de"],
     "temperature": 0.65,
     "gpt_cond_len": 12,
-    "model_args": {"gpt_layers": 2, "gpt_n_heads": 4, "gpt_start_text_token": None, "tokenizer_file": "", "num_chars": 255},
+    "model_args": {
+        "gpt_layers": 2,
+        "gpt_n_heads": 4,
+        "gpt_start_text_token": None,
+        "tokenizer_file": "",
+        "num_chars": 255,
+    },
 }
 FILES = {"model.pth", "config.json", "vocab.json", "dvae.pth", "mel_stats.pth", "speakers_xtts.pth"}
 
@@ -53,7 +61,9 @@ def published(tmp_path_factory):
     """A folder as Coqui has them; the number of heads is in config.json alone."""
     folder = tmp_path_factory.mktemp("exchange") / "published"
     folder.mkdir()
-    tokenizer = write_vocabulary(folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"])
+    tokenizer = write_vocabulary(
+        folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"]
+    )
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)), None)
     pth.save(folder / "dvae.pth", dvae_arrays())
     pth.save(folder / "mel_stats.pth", mel_stats())
@@ -75,7 +85,8 @@ def export(folder: Path, out: Path, lines: list[str] | None = None) -> Path:
     return out
 
 
-# -- in --------------------------------------------------------------------------------------------------------------------------------
+# -- in
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_taken_whole(published, imported):
@@ -87,13 +98,17 @@ def test_a_folder_is_taken_whole(published, imported):
     found = pretrained.voices(imported)
     assert set(found) == {"Claribel Dervla", "Đặng/../ö"}
     latents, embedding = found["Đặng/../ö"]
-    np.testing.assert_array_equal(latents.read(), voices("Claribel Dervla", "Đặng/../ö")["Đặng/../ö"]["gpt_cond_latent"])
+    np.testing.assert_array_equal(
+        latents.read(), voices("Claribel Dervla", "Đặng/../ö")["Đặng/../ö"]["gpt_cond_latent"]
+    )
     assert embedding.shape == (1, 512, 1)
 
 
 def test_a_folder_may_hold_safetensors(published, imported, tmp_path):
     with pth.PthFile(published / "model.pth") as file:
-        save_file({k: t.read() for k, t in file.value["model"].items()}, tmp_path / "model.safetensors")
+        save_file(
+            {k: t.read() for k, t in file.value["model"].items()}, tmp_path / "model.safetensors"
+        )
     for name in FILES - {"model.pth"}:
         shutil.copyfile(published / name, tmp_path / name)
     import_model(tmp_path, tmp_path / "out")
@@ -113,7 +128,11 @@ def test_bfloat16_is_read_as_float32(tmp_path):
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.xtts."])
 def test_prefixes_of_wrappers(published, imported, tmp_path, prefix):
     with pth.PthFile(published / "model.pth") as file:
-        write_model(tmp_path / "best_model.pth", {prefix + k: t.read() for k, t in file.value["model"].items()}, None)
+        write_model(
+            tmp_path / "best_model.pth",
+            {prefix + k: t.read() for k, t in file.value["model"].items()},
+            None,
+        )
     for name in FILES - {"model.pth"}:
         shutil.copyfile(published / name, tmp_path / name)
     import_model(tmp_path, tmp_path / "out")
@@ -128,12 +147,21 @@ def _v1() -> dict:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"state": {"step": 3}, "param_groups": [1]}, "is the state of an optimizer and holds no weights"),
-        ({"optimizer": {"state": {}, "param_groups": [1]}, "step": 3}, "is the state of an optimizer and holds no weights"),
+        (
+            {"state": {"step": 3}, "param_groups": [1]},
+            "is the state of an optimizer and holds no weights",
+        ),
+        (
+            {"optimizer": {"state": {}, "param_groups": [1]}, "step": 3},
+            "is the state of an optimizer and holds no weights",
+        ),
         (dvae_arrays(), "is a DVAE, not the model itself; give it as --dvae"),
         (voices("a"), "is a file of voices"),
         ({"mel_stats": mel_stats()}, "holds mel statistics alone; give it as --mel-stats"),
-        ({"decoder.weight": np.ones(3, np.float32)}, "holds the weights of another model, not of XTTS v2: 1 tensors, decoder.weight"),
+        (
+            {"decoder.weight": np.ones(3, np.float32)},
+            "holds the weights of another model, not of XTTS v2: 1 tensors, decoder.weight",
+        ),
         (arrays(shapes.gpt_shapes(GPT_DIMS), 0), "is the GPT of a checkpoint of this project"),
         (_v1(), "is an XTTS v1"),
         ({"epoch": 3}, "holds no weights: expected a dict with the key 'model', has epoch"),
@@ -157,11 +185,21 @@ def test_folders_that_hold_no_single_model(published, imported, tmp_path):
     refused(tmp_path / "a", "holds no model: expected one of model.pth")
     for name in ("checkpoint_1000.pth", "checkpoint_2000.pth"):
         (tmp_path / "a" / name).write_bytes(b"")
-    refused(tmp_path / "a", r"holds 2 checkpoints \(checkpoint_1000.pth, checkpoint_2000.pth\) and no model.pth: name one, --model")
+    refused(
+        tmp_path / "a",
+        r"holds 2 checkpoints \(checkpoint_1000.pth, checkpoint_2000.pth\) and no model.pth: name"
+        r" one, --model",
+    )
     (tmp_path / "a/identity.json").write_text("{}")
-    refused(tmp_path / "a", "is a run of this project, nothing to import: begin from it with model.weights=")
+    refused(
+        tmp_path / "a",
+        "is a run of this project, nothing to import: begin from it with model.weights=",
+    )
     shutil.copytree(published, tmp_path / "b")
-    for text, message in (('{"model": "vits"}', "is of another model \\('vits'\\)"), ("{", "is not JSON")):
+    for text, message in (
+        ('{"model": "vits"}', "is of another model \\('vits'\\)"),
+        ("{", "is not JSON"),
+    ):
         (tmp_path / "b/config.json").write_text(text)
         refused(tmp_path / "b", message)
     (tmp_path / "b/config.json").write_text(json.dumps(SETTINGS))
@@ -179,7 +217,9 @@ def test_an_import_names_an_out_that_cannot_be(published, tmp_path, capsys, out)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("x")
     before = below(tmp_path)
-    assert launch.main(["import-coqui", "--model", str(published), "--out", str(tmp_path / out)]) == 2
+    assert (
+        launch.main(["import-coqui", "--model", str(published), "--out", str(tmp_path / out)]) == 2
+    )
     assert "--out" in capsys.readouterr().err
     assert below(tmp_path) == before
 
@@ -187,19 +227,24 @@ def test_an_import_names_an_out_that_cannot_be(published, tmp_path, capsys, out)
 def test_another_dvae_is_refused_by_digest(published, tmp_path):
     """Named beside the folder's own; and with a model that says which one it was trained with."""
     pth.save(tmp_path / "other.pth", arrays(shapes.dvae_shapes(DVAE_DIMS), 9, 0.3))
-    with pytest.raises(CoquiError, match="is not the DVAE that lies beside the model .* --other-dvae"):
+    with pytest.raises(
+        CoquiError, match="is not the DVAE that lies beside the model .* --other-dvae"
+    ):
         import_model(published, tmp_path / "in", dvae=tmp_path / "other.pth")
     shutil.copyfile(published / "dvae.pth", tmp_path / "same.pth")
     import_model(published, tmp_path / "in", dvae=tmp_path / "same.pth")
     voice = export(tmp_path / "in", tmp_path / "voice")
-    with pytest.raises(CoquiError, match="is not the one that .*model.pth was trained with .* --other-dvae"):
+    with pytest.raises(
+        CoquiError, match="is not the one that .*model.pth was trained with .* --other-dvae"
+    ):
         import_model(voice / "model.pth", tmp_path / "x", dvae=tmp_path / "other.pth")
     import_model(voice / "model.pth", tmp_path / "x", dvae=tmp_path / "other.pth", other_dvae=True)
     import_model(voice / "model.pth", tmp_path / "bare")
     assert pretrained.dvae_of_gpt(tmp_path / "bare") == pretrained.dvae_of_gpt(tmp_path / "in")
 
 
-# -- out -------------------------------------------------------------------------------------------------------------------------------
+# -- out
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_comes_back_to_the_bit(published, imported, tmp_path):
@@ -210,39 +255,65 @@ def test_a_folder_comes_back_to_the_bit(published, imported, tmp_path):
             assert_same_tensors(published / name, voice / name)
     assert (voice / "vocab.json").read_bytes() == (published / "vocab.json").read_bytes()
     config = json.loads((voice / "config.json").read_text())
-    assert {k: config[k] for k in SETTINGS if k != "model_args"} == {k: v for k, v in SETTINGS.items() if k != "model_args"}
+    assert {k: config[k] for k in SETTINGS if k != "model_args"} == {
+        k: v for k, v in SETTINGS.items() if k != "model_args"
+    }
     assert SETTINGS["model_args"].items() <= config["model_args"].items()
     import_model(voice, tmp_path / "again")
     assert contents(export(tmp_path / "again", tmp_path / "voice2")) == contents(voice)
     with pth.PthFile(voice / "speakers_xtts.pth") as file:
-        assert [list(v) for v in file.value.values()] == [["gpt_cond_latent", "speaker_embedding"]] * 2  # Coqui goes by their order
+        assert [list(v) for v in file.value.values()] == [
+            ["gpt_cond_latent", "speaker_embedding"]
+        ] * 2  # Coqui goes by their order
 
 
 def test_settings_without_an_imported_configuration(published, tmp_path):
     """Those of the published XTTS v2: Coqui's class has the sizes of v1."""
     import_model(write_model(tmp_path / "model.pth", model_arrays(), CONFIG), tmp_path / "in")
     lines: list[str] = []
-    config = json.loads((export(tmp_path / "in", tmp_path / "voice", lines) / "config.json").read_text())
+    config = json.loads(
+        (export(tmp_path / "in", tmp_path / "voice", lines) / "config.json").read_text()
+    )
     args = config["model_args"]
-    assert (args["gpt_layers"], args["gpt_n_heads"], args["gpt_n_model_channels"], args["gpt_number_text_tokens"]) == (2, 4, 32, 60)
-    assert (args["gpt_num_audio_tokens"], args["gpt_start_audio_token"], args["gpt_stop_audio_token"]) == (34, 32, 33)
+    assert (
+        args["gpt_layers"],
+        args["gpt_n_heads"],
+        args["gpt_n_model_channels"],
+        args["gpt_number_text_tokens"],
+    ) == (2, 4, 32, 60)
+    assert (
+        args["gpt_num_audio_tokens"],
+        args["gpt_start_audio_token"],
+        args["gpt_stop_audio_token"],
+    ) == (34, 32, 33)
     assert args["gpt_use_perceiver_resampler"] is True
     assert args["decoder_input_dim"] == 32
-    assert (config["temperature"], config["repetition_penalty"], config["gpt_cond_len"]) == (0.75, 5.0, 30)
+    assert (config["temperature"], config["repetition_penalty"], config["gpt_cond_len"]) == (
+        0.75,
+        5.0,
+        30,
+    )
     assert len(config["languages"]) == 17
     assert any("no vocabulary" in line for line in lines)
-    assert any("num_latents 8, not 32, cond_blocks 2, not 6, vocoder channels 32, not 512" in line for line in lines)
+    assert any(
+        "num_latents 8, not 32, cond_blocks 2, not 6, vocoder channels 32, not 512" in line
+        for line in lines
+    )
 
 
 def below(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("out", ["new", "new/", "deep/er/new", "there", "there/", "my.voice", "x.pth/"])
+@pytest.mark.parametrize(
+    "out", ["new", "new/", "deep/er/new", "there", "there/", "my.voice", "x.pth/"]
+)
 def test_out_names_a_folder(imported, tmp_path, out, capsys):
     (tmp_path / "there").mkdir()
     before = below(tmp_path)
-    assert launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 0, capsys.readouterr().err
+    assert (
+        launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 0
+    ), capsys.readouterr().err
     assert (tmp_path / out / "model.pth").is_file()
     made = {p for p in below(tmp_path) - before if not f"{p}/".startswith(out.rstrip("/") + "/")}
     assert made == ({"deep", "deep/er"} if "deep" in out else set())
@@ -250,7 +321,9 @@ def test_out_names_a_folder(imported, tmp_path, out, capsys):
 
 @pytest.mark.parametrize("out", ["x.pth", "new/x.pth", "x.PTH"])
 def test_out_names_one_file(imported, tmp_path, out):
-    assert launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 0
+    assert (
+        launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 0
+    )
     assert {p for p in below(tmp_path) if not (tmp_path / p).is_dir()} == {out}
 
 
@@ -270,7 +343,9 @@ def test_out_that_cannot_be_is_named(imported, tmp_path, capsys, out, message):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("x")
     before = below(tmp_path)
-    assert launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 2
+    assert (
+        launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 2
+    )
     said = capsys.readouterr().err
     assert "--out" in said
     assert message.replace("\\", "") in said
@@ -301,7 +376,8 @@ def test_what_fails_leaves_what_was_there(imported, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-# -- texts -----------------------------------------------------------------------------------------------------------------------------
+# -- texts
+# --------------------------------------------------------------------------------------------------
 
 MIXED = [
     ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."), ("de", "Er sagte »ja« für 1.000 €."), ("de", "u\u0308ber"),
@@ -312,9 +388,13 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory):
-    """A vocabulary of en, de and ar, and the same with Persian, whose merges would change Arabic."""
+    """A vocabulary of en, de and ar, and the same with Persian, whose merges would
+    change Arabic.
+    """
     folder = tmp_path_factory.mktemp("grown")
-    texts = [(t, x) for x, t in MIXED] + [("abcdefghijklmnopqrstuvwxyz ,.!?%$€“”»«—’№0123456789ßäöü", "de")]
+    texts = [(t, x) for x, t in MIXED] + [
+        ("abcdefghijklmnopqrstuvwxyz ,.!?%$€“”»«—’№0123456789ßäöü", "de")
+    ]
     base = Tokenizer.train(texts, 400, ["en", "de", "ar"], parity=True)
     longer = base.extend([("مرحبا کتاب کتاب سلام", "fa"), ("کتاب سلام", "fa")] * 5, ["fa"], 60)
     longer.save(folder / "vocab.json")
@@ -339,7 +419,9 @@ def test_texts_in_other_tokens_are_counted(grown):
 
 
 class VoiceBpeTokenizer:
-    """Stands for Coqui's class: the same interface and manners, its cleaning by ours with parity."""
+    """Stands for Coqui's class: the same interface and manners, its cleaning by ours
+    with parity.
+    """
 
     def __init__(self, vocab_file):
         self.tokenizer = tokenizers.Tokenizer.from_file(str(vocab_file))
@@ -365,7 +447,13 @@ class VoiceBpeTokenizer:
 def coquis(monkeypatch):
     """A fresh stand-in for Coqui's class, where coqui_languages looks for it."""
     made = type("VoiceBpeTokenizer", (VoiceBpeTokenizer,), dict(VoiceBpeTokenizer.__dict__))
-    for name in ("TTS", "TTS.tts", "TTS.tts.layers", "TTS.tts.layers.xtts", "TTS.tts.layers.xtts.tokenizer"):
+    for name in (
+        "TTS",
+        "TTS.tts",
+        "TTS.tts.layers",
+        "TTS.tts.layers.xtts",
+        "TTS.tts.layers.xtts.tokenizer",
+    ):
         module = types.ModuleType(name)
         module.VoiceBpeTokenizer = made
         monkeypatch.setitem(sys.modules, name, module)
@@ -377,10 +465,14 @@ def coquis(monkeypatch):
 
 @pytest.mark.parametrize("parity", [True, False])
 def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
-    """Persian, Arabic as before the vocabulary grew, and where the voice was trained with our cleaning, that; carried in the file."""
+    """Persian, Arabic as before the vocabulary grew, and where the voice was trained with our
+    cleaning, that; carried in the file.
+    """
     rules = Rules(grown, parity=parity, keep_diacritics=True)
     (tmp_path / "coqui_languages.py").write_text(rules.module(), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("coqui_languages", tmp_path / "coqui_languages.py")
+    spec = importlib.util.spec_from_file_location(
+        "coqui_languages", tmp_path / "coqui_languages.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     early = coquis(grown)
@@ -398,7 +490,12 @@ def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monke
     module.install()
     assert module.rules().__name__.startswith("voice_rules")
     for tokenizer in (early, coquis(grown)):
-        for language, text in [*MIXED, ("fa", "می‌خواهم ۱۲۳ کتاب"), ("fa", "سلام کتاب"), ("ar", "مرحبا کتاب")]:
+        for language, text in [
+            *MIXED,
+            ("fa", "می‌خواهم ۱۲۳ کتاب"),
+            ("fa", "سلام کتاب"),
+            ("ar", "مرحبا کتاب"),
+        ]:
             assert tokenizer.encode(text, language) == rules.tokenizer.encode(text, language), text
         assert tokenizer.char_limits["fa"] == 250
         assert tokenizer.char_limits["en"] == 250
@@ -412,7 +509,12 @@ def test_the_readme_shows_what_there_is(imported, grown, tmp_path):
     text = (voice / "README.md").read_text(encoding="utf-8")
     assert "speakers['Claribel Dervla']" in text
     assert "coqui_languages" not in text
-    bare = readme(json.loads((voice / "config.json").read_text()), [], {}, Rules(grown, parity=True, keep_diacritics=True))
+    bare = readme(
+        json.loads((voice / "config.json").read_text()),
+        [],
+        {},
+        Rules(grown, parity=True, keep_diacritics=True),
+    )
     assert 'get_conditioning_latents(audio_path=["clip.wav"]' in bare
     assert "coqui_languages.install()" in bare
     assert "pip install coqui-tts`" in text

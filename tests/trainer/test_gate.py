@@ -53,12 +53,18 @@ def test_without_a_folder_the_step_is_its_own(monkeypatch):
     assert gate.held(step, 1, 0, lambda: False) is step
 
 
-@pytest.mark.parametrize(("stage", "limit", "position", "groups"), [(1, (1, 3), 0, 3), (2, (2, 12), 10, 2), (2, (1, 30), 0, 0)])
+@pytest.mark.parametrize(
+    ("stage", "limit", "position", "groups"),
+    [(1, (1, 3), 0, 3), (2, (2, 12), 10, 2), (2, (1, 30), 0, 0)],
+)
 def test_no_step_begins_beyond_the_limit(closed, stage, limit, position, groups):
     closed.limit(*limit)
     step = held(stage, position)
     train(step, groups)
-    with pytest.raises(RuntimeError, match=rf"held step {position + groups + 1} of stage {stage}: \S+/limit for 0 s"):
+    with pytest.raises(
+        RuntimeError,
+        match=rf"held step {position + groups + 1} of stage {stage}: \S+/limit for 0 s",
+    ):
         train(step, 1)
     assert step.calls == ["micro", "micro", "apply"] * groups
     closed.limit(limit[0], limit[1] + 1) if groups else closed.open()

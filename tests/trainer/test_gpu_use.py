@@ -38,7 +38,11 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, h):  # noqa: N802
         self.asked += 1
-        return type("M", (), {"total": 80 << 30, "free": 0, "used": (h + 1) * (1 << 30) + (self.asked << 20)})
+        return type(
+            "M",
+            (),
+            {"total": 80 << 30, "free": 0, "used": (h + 1) * (1 << 30) + (self.asked << 20)},
+        )
 
     def nvmlDeviceGetUtilizationRates(self, h):  # noqa: N802
         return type("U", (), {"gpu": 10 * (h + 1)})
@@ -60,7 +64,11 @@ class FakeNvml:
 
 
 def test_the_cards_of_both_roles_are_sampled_and_no_other():
-    labels = [("trainer", f"GPU {UUIDS[1]} (0000:01:00.0, Fake)"), ("producer", f"GPU {UUIDS[0]} (x)"), ("producer", "CPU")]
+    labels = [
+        ("trainer", f"GPU {UUIDS[1]} (0000:01:00.0, Fake)"),
+        ("producer", f"GPU {UUIDS[0]} (x)"),
+        ("producer", "CPU"),
+    ]
     use = GpuUse(lambda: labels, FakeNvml())
     try:
         found = []
@@ -70,7 +78,10 @@ def test_the_cards_of_both_roles_are_sampled_and_no_other():
                 break
         again = use.take()
         assert [u.index for u in again] == [0, 1], "what was kept is told again"
-        assert [(u.index, u.roles, u.percent) for u in found] == [(0, ("producer",), 10.0), (1, ("trainer",), 20.0)]
+        assert [(u.index, u.roles, u.percent) for u in found] == [
+            (0, ("producer",), 10.0),
+            (1, ("trainer",), 20.0),
+        ]
         assert found[1].memory_mb > 2 << 10
         assert found[1].total_mb == 80 << 10
         assert str(found[1]).startswith("GPU 1 (trainer) 20 %, 2.")
@@ -81,7 +92,10 @@ def test_the_cards_of_both_roles_are_sampled_and_no_other():
 
 
 def test_a_card_with_little_to_do_is_mentioned():
-    busy, idle = Use(0, ("trainer",), 97.0, 60 << 10, 80 << 10), Use(1, ("producer",), 6.0, 10 << 10, 80 << 10)
+    busy, idle = (
+        Use(0, ("trainer",), 97.0, 60 << 10, 80 << 10),
+        Use(1, ("producer",), 6.0, 10 << 10, 80 << 10),
+    )
     assert spare([busy, idle]).startswith("GPU 1 is 6 % busy making batches: 70 GB are free")
     assert spare([busy]) == ""
     assert spare([Use(0, ("trainer", "producer"), 20.0, 1, 2)]) == ""

@@ -1,4 +1,6 @@
-"""The real loop, feed, ledger, checkpoints and lease protocol in one process, against a plain loop over the plan."""
+"""The real loop, feed, ledger, checkpoints and lease protocol in one process, against a plain loop
+over the plan.
+"""
 
 import json
 import re
@@ -33,7 +35,11 @@ def test_both_stages_come_to_what_the_plan_says(tmp_path):
     schedule = schedule_of(run, "gpt")
     records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     evaluated = [r["step"] for r in records if "eval_audio" in r]
-    assert evaluated == [s for s in range(1, 61) if s % 7 == 0 or s % schedule.train.steps_per_epoch(3) == 0 or s == 60]
+    assert evaluated == [
+        s
+        for s in range(1, 61)
+        if s % 7 == 0 or s % schedule.train.steps_per_epoch(3) == 0 or s == 60
+    ]
 
 
 def test_the_number_of_batches_asked_for_changes_no_bit_and_is_shown(tmp_path):
@@ -56,7 +62,9 @@ def test_the_number_of_batches_asked_for_changes_no_bit_and_is_shown(tmp_path):
 
 
 def test_each_steps_metrics_are_asked_for_before_the_step_before_has_ended(tmp_path, monkeypatch):
-    """A copy from a GPU waits for all that was begun before the asking. Asked for one after the other, every second step's would wait for
+    """A copy from a GPU waits for all that was begun before the asking.
+
+    Asked for one after the other, every second step's would wait for
     the next step, too. Here step k ends only once those of step k + 1 were asked for."""
     changed, asked, alone = threading.Condition(), set(), []
     issue, read = ArithmeticStep.apply, ArithmeticStep.read
@@ -80,8 +88,11 @@ def test_each_steps_metrics_are_asked_for_before_the_step_before_has_ended(tmp_p
     assert not alone
 
 
-def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tmp_path, monkeypatch):
-    """Else several steps' copies, asked for together, end together, and the device stands still until the next several are begun. Threads
+def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(
+    tmp_path, monkeypatch
+):
+    """Else several steps' copies, asked for together, end together, and the device stands still
+    until the next several are begun. Threads
     that are slow to start must change nothing."""
     asked, early = set(), []
     issue, read = ArithmeticStep.apply, ArithmeticStep.read
@@ -109,7 +120,9 @@ def test_no_step_is_begun_before_the_metrics_of_the_one_before_were_asked_for(tm
     assert not early
 
 
-def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp_path, monkeypatch, caplog):
+def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(
+    tmp_path, monkeypatch, caplog
+):
     hang, read = threading.Event(), ArithmeticStep.read
 
     def hangs(self, scalars):
@@ -117,7 +130,9 @@ def test_a_device_that_never_ends_a_step_is_told_and_not_waited_for_for_ever(tmp
             hang.wait(200)
         return read(self, scalars)
 
-    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1)
+    run = arithmetic_run(
+        tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=5, dvae__max_steps=1
+    )
     monkeypatch.setattr(ArithmeticStep, "read", hangs)
     monkeypatch.setattr(readback, "_STEP_SAY_S", 1.0)
     monkeypatch.setattr(readback, "_MAX_STEP_S", 2.0)
@@ -155,10 +170,18 @@ def test_stop_and_resume_anywhere(tmp_path, stop_at, update, cause):
     assert_exact(run)
 
 
-def test_resume_says_so_in_the_ledger_and_goes_on_after_the_checkpoint(tmp_path, stop_at, monkeypatch):
+def test_resume_says_so_in_the_ledger_and_goes_on_after_the_checkpoint(
+    tmp_path, stop_at, monkeypatch
+):
     run = arithmetic_run(tmp_path, dvae__max_steps=1)
     stop = Stop()
-    stop_at(stop, 1 + 33, "orphan")  # no save: step 30 is the newest checkpoint, or one before it if that one was still being written
+    stop_at(
+        stop,
+        1 + 33,
+        "orphan",
+        # no save: step 30 is the newest checkpoint, or one before it if that one was still being
+        # written
+    )
     with pytest.raises(Stopped):
         train(run, stop)
     train(run)
@@ -186,7 +209,13 @@ def test_another_corpus_seed_or_batch_is_another_run(tmp_path):
         arithmetic_run(tmp_path, seed=2)
     metadata = tmp_path / "corpus" / "metadata.csv"
     metadata.write_text(re.sub(r"(?m)^(c0003\|.*)$", r"\1 indeed", metadata.read_text()))
-    with pytest.raises(BadInput, match=r"manifest, plan differ \(the files of the corpus changed; clips .*changed: 1 \(.*c0003.wav\)"):
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"manifest, plan differ \(the files of the corpus changed; clips .*changed: 1"
+            r" \(.*c0003.wav\)"
+        ),
+    ):
         arithmetic_run(tmp_path)
 
 
@@ -239,7 +268,11 @@ class BadVoice(BadClip):
 def test_a_row_whose_lent_clip_cannot_be_made_is_made_again_with_its_own(tmp_path, stop_at):
     run = arithmetic_run(tmp_path, train__eval_every=9, batching__prompt="speaker")
     plan = run.plan("gpt", "train")
-    lent = [g for g in range(3 * 60) if ((b := plan.batch(g)).prompts == 7).any() and 7 not in b.utterances]
+    lent = [
+        g
+        for g in range(3 * 60)
+        if ((b := plan.batch(g)).prompts == 7).any() and 7 not in b.utterances
+    ]
     assert lent, "a batch needs utterance 7 for its voice alone"
     stop = Stop()
     stop_at(stop, 6 + 31)
@@ -256,7 +289,9 @@ def test_a_row_whose_lent_clip_cannot_be_made_is_made_again_with_its_own(tmp_pat
 def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monkeypatch):
     """The feed works ahead: batch 2 may be there before the loop is."""
     once = {"train__eval_every": 0, "train__eval_at_epoch_end": False, "train__save_every": 100}
-    run = arithmetic_run(tmp_path, batching__prompt="speaker", train__max_steps=10, dvae__max_steps=1, **once)
+    run = arithmetic_run(
+        tmp_path, batching__prompt="speaker", train__max_steps=10, dvae__max_steps=1, **once
+    )
     made = session._feed
 
     def feed(run, stage, *args, quarantine, **more):
@@ -272,7 +307,9 @@ def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monk
 
 
 def test_a_list_that_was_lost_between_a_checkpoint_and_itself_is_written_again(tmp_path, stop_at):
-    run = arithmetic_run(tmp_path, batching__prompt="speaker", train__max_steps=20, dvae__max_steps=1)
+    run = arithmetic_run(
+        tmp_path, batching__prompt="speaker", train__max_steps=20, dvae__max_steps=1
+    )
     stop, file = Stop(), run.path / "quarantine.jsonl"
     stop_at(stop, 1 + 12)
     with pytest.raises(Stopped):
@@ -291,12 +328,22 @@ class SlowNan(ArithmeticStep):
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls in self.bad:
             self._group = np.zeros(8, np.int64)
-            return {"loss": float("nan"), "grad_norm": float("inf"), "learning_rate": 1.0, "finite": False}
+            return {
+                "loss": float("nan"),
+                "grad_norm": float("inf"),
+                "learning_rate": 1.0,
+                "finite": False,
+            }
         return super().apply()
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset({5})}))
+def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(
+        "tests.support.arithmetic_step.ArithmeticStep",
+        type("S", (SlowNan,), {"bad": frozenset({5})}),
+    )
     run = arithmetic_run(tmp_path, train__max_steps=10, dvae__max_steps=1)
     train(run)
     lines = ledger.fold(ledger.read(run.path / "ledger.jsonl"))
@@ -304,21 +351,32 @@ def test_a_step_that_is_not_finite_is_skipped_and_logged_with_its_clips(tmp_path
     assert lines[4]["loss"] is None
     planned = schedule_of(run, "gpt").step(5)
     plan = run.plan("gpt", "train")
-    ids = [int(u) for g in range(planned.first_g, planned.first_g + planned.count) for u in plan.batch(g).utterances if u >= 0]
+    ids = [
+        int(u)
+        for g in range(planned.first_g, planned.first_g + planned.count)
+        for u in plan.batch(g).utterances
+        if u >= 0
+    ]
     assert f"utterances {ids}" in caplog.text
 
 
 def test_ten_in_a_row_stop_the_run_and_the_weights_before_them_are_saved(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}))
+    monkeypatch.setattr(
+        "tests.support.arithmetic_step.ArithmeticStep",
+        type("S", (SlowNan,), {"bad": frozenset(range(12, 40))}),
+    )
     run = arithmetic_run(tmp_path, dvae__max_steps=1)
     with pytest.raises(Hopeless, match="10 steps in a row"):
         train(run)
-    # The metrics are read two steps late: up to two more steps were begun when step 21 was known to be bad.
+    # The metrics are read two steps late: up to two more steps were begun when step 21 was known to
+    # be bad.
     state = newest(run)
     assert 21 <= state["position"]["step"] <= 23
     lines = ledger.fold(ledger.read(run.path / "ledger.jsonl"))
     assert len(lines) == state["position"]["step"]
-    assert [line["step"] for line in lines if line.get("skipped")] == list(range(12, len(lines) + 1))
+    assert [line["step"] for line in lines if line.get("skipped")] == list(
+        range(12, len(lines) + 1)
+    )
     short = arithmetic_run(tmp_path / "short", dvae__max_steps=1, train__max_steps=11)
     monkeypatch.undo()
     train(short)
@@ -327,7 +385,9 @@ def test_ten_in_a_row_stop_the_run_and_the_weights_before_them_are_saved(tmp_pat
 
 def test_no_producer_is_an_error_with_a_cause_within_the_deadline(tmp_path):
     run = arithmetic_run(tmp_path, transport__data_timeout_s=1.0)
-    with pytest.raises(Hopeless, match="no data for 1 s, 0 producers connected.*`launch.py producer"):
+    with pytest.raises(
+        Hopeless, match="no data for 1 s, 0 producers connected.*`launch.py producer"
+    ):
         train(run, num_producers=0)
 
 

@@ -1,4 +1,6 @@
-"""The loop's checkpoints: saves that take long or fail, which one is the best, and what a stop leaves on disk."""
+"""The loop's checkpoints: saves that take long or fail, which one is the best, and what a stop
+leaves on disk.
+"""
 
 import errno
 import threading
@@ -47,8 +49,12 @@ def failing_saves(monkeypatch, steps, cause=None):
 
 def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
     failing_saves(monkeypatch, {25})
-    run = arithmetic_run(tmp_path, train__max_steps=25, train__eval_every=0, train__eval_at_epoch_end=False)
-    with pytest.raises(Hopeless, match="step 25, could not be written; on disk is step 20; make room"):
+    run = arithmetic_run(
+        tmp_path, train__max_steps=25, train__eval_every=0, train__eval_at_epoch_end=False
+    )
+    with pytest.raises(
+        Hopeless, match="step 25, could not be written; on disk is step 20; make room"
+    ):
         train(run)
     monkeypatch.undo()
     train(run)
@@ -56,7 +62,9 @@ def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monkeypatch):
-    """The checkpoint is there; the ledger's line about it, and that of the step after it, follow once there is room."""
+    """The checkpoint is there; the ledger's line about it, and that of the step after it, follow
+    once there is room.
+    """
     run = arithmetic_run(tmp_path, train__max_steps=40, train__accumulate=1, dvae__max_steps=1)
     left, write_out, save = [], ledger.Ledger._write_out, checkpoint.Checkpoints.save
 
@@ -83,7 +91,9 @@ def test_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monk
     assert saved[-1] == 40
 
 
-def test_a_disk_without_room_for_one_checkpoint_is_told_before_the_first_step(tmp_path, caplog, monkeypatch):
+def test_a_disk_without_room_for_one_checkpoint_is_told_before_the_first_step(
+    tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr(stages.shutil, "disk_usage", lambda folder: SimpleNamespace(free=6_000_000))
     stages.check_room(tmp_path / "run" / "checkpoints", 5_999_999)
     assert not caplog.text
@@ -99,9 +109,13 @@ def test_three_failed_saves_in_a_row_end_the_run_and_two_do_not(tmp_path, monkey
     (tmp_path / "b").mkdir()
     failing_saves(monkeypatch, {15, 20, 25})
     run = arithmetic_run(tmp_path / "b", train__max_steps=40, data__eval_fraction=0.0)
-    with pytest.raises(Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"):
+    with pytest.raises(
+        Hopeless, match="3 saves in a row failed; the newest checkpoint is of step 10; make room"
+    ):
         train(run)
-    assert newest(run)["step"] >= 25, "what was trained until then is tried once more on the way out"
+    assert newest(run)["step"] >= 25, (
+        "what was trained until then is tried once more on the way out"
+    )
 
 
 def test_too_many_open_files_are_no_full_disk(tmp_path, monkeypatch):
@@ -136,8 +150,12 @@ def test_the_best_is_one_that_is_on_disk(tmp_path, monkeypatch):
     assert Checkpoints(stages.files_of(run, "gpt").checkpoints, 1).steps() == [10, 40]
 
 
-def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best(tmp_path, monkeypatch, caplog):
-    """Every evaluation is better than the last one, and the save of the first does not end before step 30 was trained."""
+def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best(
+    tmp_path, monkeypatch, caplog
+):
+    """Every evaluation is better than the last one, and the save of the first does not end before
+    step 30 was trained.
+    """
     caplog.set_level("INFO", "trainer.saves")
     scores = iter(range(100, 0, -1))
     monkeypatch.setattr("trainer.loop.mean_losses", lambda results: {"audio": float(next(scores))})
@@ -155,19 +173,36 @@ def test_training_does_not_wait_for_the_disk_at_each_evaluation_that_is_the_best
             in_time.append(trained.wait(200))
         save(self, step, *args, **kwargs)
 
-    off = {"train__eval_at_epoch_end": False, "train__save_every": 100, "train__accumulate": 1, "dvae__max_steps": 1, "dvae__eval_every": 0}
+    off = {
+        "train__eval_at_epoch_end": False,
+        "train__save_every": 100,
+        "train__accumulate": 1,
+        "dvae__max_steps": 1,
+        "dvae__eval_every": 0,
+    }
     run = arithmetic_run(tmp_path, train__max_steps=60, train__eval_every=5, **off)
     monkeypatch.setattr(ArithmeticStep, "apply", apply)
     monkeypatch.setattr(Checkpoints, "save", slow)
     train(run)
     assert in_time == [True]
-    assert caplog.messages.count("the best so far is not kept: the checkpoint of step 5 is still being written") >= 4
+    assert (
+        caplog.messages.count(
+            "the best so far is not kept: the checkpoint of step 5 is still being written"
+        )
+        >= 4
+    )
     position = newest(run)["position"]
     assert (position["step"], position["best_step"], position["best_score"]) == (60, 60, 100.0 - 12)
 
 
 def test_an_evaluation_made_up_for_after_a_stop_is_kept(tmp_path, stop_at):
-    run = arithmetic_run(tmp_path, dvae__max_steps=1, train__max_steps=20, train__eval_every=0, train__eval_at_epoch_end=False)
+    run = arithmetic_run(
+        tmp_path,
+        dvae__max_steps=1,
+        train__max_steps=20,
+        train__eval_every=0,
+        train__eval_at_epoch_end=False,
+    )
     stop = Stop()
     stop_at(stop, 1 + 20)  # during the last step: its evaluation does not happen
     with pytest.raises(Stopped):
@@ -184,7 +219,10 @@ def test_status_says_what_is_saved(tmp_path, stop_at):
     stop_at(stop, 6 + 2)
     with pytest.raises(Stopped):
         train(run, stop)
-    assert (status_module.read(run.path, "trainer").stage_name, status_module.read(run.path, "trainer").saved_step) == ("gpt", 2)
+    assert (
+        status_module.read(run.path, "trainer").stage_name,
+        status_module.read(run.path, "trainer").saved_step,
+    ) == ("gpt", 2)
 
 
 def test_the_ledger_has_the_devices_times_also_after_saves_and_evaluations(tmp_path, monkeypatch):
@@ -201,8 +239,16 @@ def test_the_ledger_has_the_devices_times_also_after_saves_and_evaluations(tmp_p
 
     monkeypatch.setattr(ArithmeticStep, "update", issue)
     monkeypatch.setattr(ArithmeticStep, "read", wait)
-    once = {"train__accumulate": 1, "train__save_every": 5, "train__eval_every": 5, "train__eval_at_epoch_end": False, "dvae__max_steps": 1}
+    once = {
+        "train__accumulate": 1,
+        "train__save_every": 5,
+        "train__eval_every": 5,
+        "train__eval_at_epoch_end": False,
+        "dvae__max_steps": 1,
+    }
     run = arithmetic_run(tmp_path, train__max_steps=40, **once)
     train(run)
     times = [line["step_ms"] for line in ledger.fold(ledger.read(run.path / "ledger.jsonl"))]
-    assert sum(times) > 0.95 * 40 * 30, "an end that is noticed late makes the next step shorter, and nothing else does"
+    assert sum(times) > 0.95 * 40 * 30, (
+        "an end that is noticed late makes the next step shorter, and nothing else does"
+    )

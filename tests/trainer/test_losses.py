@@ -26,7 +26,9 @@ def case(seed=0):
 def test_sum_and_count_by_the_definition():
     for weights in ([1, 1, 1], [1, 0, 1], [0.5, 2, 0]):
         logits, targets, _ = case()
-        total, count = cross_entropy(tf.constant(logits), tf.constant(targets), tf.constant(weights, tf.float32))
+        total, count = cross_entropy(
+            tf.constant(logits), tf.constant(targets), tf.constant(weights, tf.float32)
+        )
         np.testing.assert_allclose((total, count), reference(logits, targets, weights), rtol=1e-6)
 
 
@@ -49,7 +51,12 @@ def test_ignored_targets_and_weightless_rows_leave_no_trace():
 
 def test_means_run_over_all_tokens_of_the_micro_batch():
     (text, text_targets, weights), (audio, audio_targets, _) = case(1), case(2)
-    out = {k: v.numpy() for k, v in gpt_losses(*map(tf.constant, (text, audio, text_targets, audio_targets, weights))).items()}
+    out = {
+        k: v.numpy()
+        for k, v in gpt_losses(
+            *map(tf.constant, (text, audio, text_targets, audio_targets, weights))
+        ).items()
+    }
     text_sum, text_count = reference(text, text_targets, weights)
     audio_sum, audio_count = reference(audio, audio_targets, weights)
     expected = {
@@ -67,18 +74,24 @@ def test_means_run_over_all_tokens_of_the_micro_batch():
 
 
 def test_a_batch_without_targets_loses_nothing():
-    """The original divides 0 by 0 here, when the prompt's segment hides every code of the only row."""
+    """The original divides 0 by 0 here, when the prompt's segment hides every code of
+    the only row.
+    """
     logits, targets, weights = case()
     with tf.GradientTape() as tape:
         x = tf.constant(logits)
         tape.watch(x)
-        loss = gpt_losses(x, x, tf.constant(targets), tf.fill(targets.shape, -1), tf.zeros_like(weights))["loss"]
+        loss = gpt_losses(
+            x, x, tf.constant(targets), tf.fill(targets.shape, -1), tf.zeros_like(weights)
+        )["loss"]
     assert loss.numpy() == 0
     assert not tape.gradient(loss, x).numpy().any()
 
 
 def test_bfloat16_logits_are_summed_in_float32():
     logits, targets, weights = case()
-    total, count = cross_entropy(tf.cast(logits, tf.bfloat16), tf.constant(targets), tf.constant(weights))
+    total, count = cross_entropy(
+        tf.cast(logits, tf.bfloat16), tf.constant(targets), tf.constant(weights)
+    )
     assert (total.dtype, count.dtype) == (tf.float32, tf.float32)
     np.testing.assert_allclose(total, reference(logits, targets, weights)[0], rtol=2e-2)

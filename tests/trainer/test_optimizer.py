@@ -28,11 +28,15 @@ def make(net, lr=1e-2, **kwargs):
 
 def gradients_of(optimizer, step):
     rng = np.random.default_rng(step)
-    return [rng.standard_normal(p.shape) * 10.0 ** rng.integers(-6, 2) for p in optimizer.parameters]
+    return [
+        rng.standard_normal(p.shape) * 10.0 ** rng.integers(-6, 2) for p in optimizer.parameters
+    ]
 
 
 def torch_adamw(parameters, gradients, lr, betas, eps, decays):
-    """torch.optim.AdamW as documented: decay first, then m, v, bias corrections, eps after the corrected root."""
+    """torch.optim.AdamW as documented: decay first, then m, v, bias corrections, eps after the
+    corrected root.
+    """
     m, v = [np.zeros_like(p) for p in parameters], [np.zeros_like(p) for p in parameters]
     for t, step in enumerate(gradients, 1):
         for i, g in enumerate(step):
@@ -54,34 +58,56 @@ def test_twenty_steps_are_torchs(dtype, tolerance):
     for step in gradients:
         update(*[tf.constant(g, dtype) for g in step])
     expected, m, v = torch_adamw(before, gradients, 1e-2, (0.9, 0.96), 1e-8, [0.1, 0, 0, 0])
-    for got, want in zip((*optimizer.parameters, *optimizer.exp_avg, *optimizer.exp_avg_sq), (*expected, *m, *v), strict=True):
+    for got, want in zip(
+        (*optimizer.parameters, *optimizer.exp_avg, *optimizer.exp_avg_sq),
+        (*expected, *m, *v),
+        strict=True,
+    ):
         np.testing.assert_allclose(got.numpy(), want, rtol=tolerance, atol=tolerance)
     assert optimizer.t.numpy() == 20
 
 
 def test_a_disabled_update_keeps_every_bit():
     optimizer = make(Net())
-    optimizer.update([tf.constant(g, tf.float32) for g in gradients_of(optimizer, 0)], tf.constant(True))
+    optimizer.update(
+        [tf.constant(g, tf.float32) for g in gradients_of(optimizer, 0)], tf.constant(True)
+    )
     held = [*optimizer.parameters, *optimizer.exp_avg, *optimizer.exp_avg_sq, optimizer.t]
     before = [v.numpy().tobytes() for v in held]
     for poison in (math.nan, math.inf, 1.0):
-        optimizer.update([tf.fill(p.shape, poison) for p in optimizer.parameters], tf.constant(False))
+        optimizer.update(
+            [tf.fill(p.shape, poison) for p in optimizer.parameters], tf.constant(False)
+        )
         assert [v.numpy().tobytes() for v in held] == before
 
 
 def test_decay_groups_of_parity_are_coquis():
     golden = load_golden()
-    optimizer = AdamW(list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_latents=True)
-    decayed = [t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays]
+    optimizer = AdamW(
+        list(Gpt(golden.gpt).tensors()), schedule("constant", 1.0), decay_latents=True
+    )
+    decayed = [
+        t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays
+    ]
     assert sorted(decayed) == json.loads(str(golden.arrays["train/decayed"]))
 
 
 def test_by_default_latents_and_gamma_do_not_decay():
     optimizer = AdamW(list(Gpt(MICRO).tensors()), schedule("constant", 1.0))
-    decayed = {t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays}
-    assert {"gpt.h.0.mlp.c_fc.weight", "conditioning_encoder.init.weight", "mel_head.weight"} <= decayed
+    decayed = {
+        t.key for t, decays in zip(optimizer.tensors, optimizer.decayed, strict=True) if decays
+    }
+    assert {
+        "gpt.h.0.mlp.c_fc.weight",
+        "conditioning_encoder.init.weight",
+        "mel_head.weight",
+    } <= decayed
     assert all(key.endswith(".weight") for key in decayed)
-    assert not decayed & {"text_embedding.weight", "mel_pos_embedding.emb.weight", "gpt.ln_f.weight"}
+    assert not decayed & {
+        "text_embedding.weight",
+        "mel_pos_embedding.emb.weight",
+        "gpt.ln_f.weight",
+    }
 
 
 def rates(*args, **kwargs):
@@ -111,7 +137,10 @@ def test_norm_and_clipping():
 def test_state_continues_where_it_stopped():
     def train(optimizer, steps):
         for step in steps:
-            optimizer.update([tf.constant(g, tf.float32) for g in gradients_of(optimizer, step)], tf.constant(True))
+            optimizer.update(
+                [tf.constant(g, tf.float32) for g in gradients_of(optimizer, step)],
+                tf.constant(True),
+            )
         return [p.numpy() for p in optimizer.parameters]
 
     through = train(make(Net()), range(6))

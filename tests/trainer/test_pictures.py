@@ -1,4 +1,6 @@
-"""Pictures: what a reader would see, checked through matplotlib's own objects where pixels say too little."""
+"""Pictures: what a reader would see, checked through matplotlib's own objects where pixels say too
+little.
+"""
 
 import io
 import math
@@ -10,7 +12,15 @@ import pytest
 from matplotlib.figure import Figure
 
 from trainer.report import pictures
-from trainer.report.pictures import Curve, Level, MelRow, Panel, curves_picture, mel_picture, smoothed
+from trainer.report.pictures import (
+    Curve,
+    Level,
+    MelRow,
+    Panel,
+    curves_picture,
+    mel_picture,
+    smoothed,
+)
 
 
 def pixels(png):
@@ -34,7 +44,12 @@ def test_size_is_said_rightly_and_equal_pictures_are_equal_bytes():
 def test_rough_curves_have_their_mean_on_top():
     y = 5 + np.random.default_rng(0).standard_normal(200)
     ax = drawn(
-        Panel("a", [Curve("training", range(200), y, rough=True), Curve("held out", [100, 200], [4, 3])], "y", [Level("floor", 2.0)])
+        Panel(
+            "a",
+            [Curve("training", range(200), y, rough=True), Curve("held out", [100, 200], [4, 3])],
+            "y",
+            [Level("floor", 2.0)],
+        )
     )
     faint, mean, held_out, floor = ax.get_lines()
     np.testing.assert_array_equal(faint.get_ydata(), y)
@@ -46,7 +61,14 @@ def test_rough_curves_have_their_mean_on_top():
 
 
 def test_gaps_and_missing_curves_are_left_out():
-    ax = drawn(Panel("a", [Curve("a", [1, 2, 3], [1.0, math.nan, 3.0]), Curve("none", [], [])], "y", [Level("unknown", math.nan)]))
+    ax = drawn(
+        Panel(
+            "a",
+            [Curve("a", [1, 2, 3], [1.0, math.nan, 3.0]), Curve("none", [], [])],
+            "y",
+            [Level("unknown", math.nan)],
+        )
+    )
     assert [line.get_xdata().tolist() for line in ax.get_lines()] == [[1, 3]]
     assert [t.get_text() for t in drawn(Panel("a", [], "y")).texts] == ["no data"]
 
@@ -69,12 +91,16 @@ def test_low_frequencies_are_at_the_bottom_and_time_is_shared():
     low[:, :20] = 0.0
     png = mel_picture("x", [MelRow("true", low), MelRow("spoken", low[:50])], hop_s=0.01)
     image = pixels(png)[:, :, :3]
-    loud = (np.abs(image - [0.987, 0.991, 0.75]).sum(-1) < 0.1)[:, : int(png.width * 0.9)]  # magma's top colour, without the colour bar
+    loud = (np.abs(image - [0.987, 0.991, 0.75]).sum(-1) < 0.1)[
+        :, : int(png.width * 0.9)
+    ]  # magma's top colour, without the colour bar
     rows = np.flatnonzero(loud.sum(1) > 100)
     first, second = (r for r in np.split(rows, np.flatnonzero(np.diff(rows) > 20) + 1))
     assert 1.8 < loud[first[5]].sum() / loud[second[5]].sum() < 2.2
     assert len(first) == pytest.approx(len(second), abs=3)
-    below = image[first[-1] + 5 : first[-1] + 30]  # the axis lies right below the loud band, quiet channels above
+    below = image[
+        first[-1] + 5 : first[-1] + 30
+    ]  # the axis lies right below the loud band, quiet channels above
     assert below.mean() > 0.6
     assert image[first[0] - 20, png.width // 3].mean() < 0.1
 

@@ -1,4 +1,6 @@
-"""The process that speaks a run's checkpoints: which ones, what it leaves, and what it does when they are gone, damaged or too quick."""
+"""The process that speaks a run's checkpoints: which ones, what it leaves, and what it does when
+they are gone, damaged or too quick.
+"""
 
 import json
 import logging
@@ -60,7 +62,9 @@ def test_none_is_next_where_none_are_wanted():
 def test_no_process_where_no_samples_are_wanted(tmp_path):
     def of(**samples):
         size = samples.pop("size", "tiny")
-        c = config_module.parse({"model": {"size": size}, "train": {"save_every": 7}, "samples": samples})
+        c = config_module.parse(
+            {"model": {"size": size}, "train": {"save_every": 7}, "samples": samples}
+        )
         return c.sample_every, len(launch.sampler_specs(c, tmp_path, CPU))
 
     assert of() == (7, 1)
@@ -83,9 +87,16 @@ def test_a_trainer_alone_has_its_sampler(run, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A tiny run of 100 steps, samples every 4, its trainer at work. Griffin-Lim is left out: the sound is the mel itself."""
-    monkeypatch.setattr(Synthesizer, "from_mel", lambda self, mel: np.ravel(mel).astype(np.float32) / 50)
-    monkeypatch.setattr(common.gpu.device, "prove_device", lambda **_: DeviceInfo("cpu", "/device:CPU:0", "CPU"))
+    """A tiny run of 100 steps, samples every 4, its trainer at work.
+
+    Griffin-Lim is left out: the sound is the mel itself.
+    """
+    monkeypatch.setattr(
+        Synthesizer, "from_mel", lambda self, mel: np.ravel(mel).astype(np.float32) / 50
+    )
+    monkeypatch.setattr(
+        common.gpu.device, "prove_device", lambda **_: DeviceInfo("cpu", "/device:CPU:0", "CPU")
+    )
     make_corpus(tmp_path / "corpus", 4, seconds=1.0)
     tree = {
         "run": str(tmp_path / "run"),
@@ -106,7 +117,9 @@ def run(tmp_path, monkeypatch):
 
 
 class Script:
-    """Saves checkpoints while the sampler works: it is asked between two of them whether the trainer is done."""
+    """Saves checkpoints while the sampler works: it is asked between two of them whether the
+    trainer is done.
+    """
 
     def __init__(self, run, *acts):
         self.run, self.acts, self.asked = run, list(acts), 0
@@ -115,7 +128,9 @@ class Script:
 
     def save(self, *steps):
         for step in steps:
-            self.checkpoints.save(step, {"model": weights.state_dict(self.gpt), "optimizer": {}}, {"best_step": None})
+            self.checkpoints.save(
+                step, {"model": weights.state_dict(self.gpt), "optimizer": {}}, {"best_step": None}
+            )
 
     def __call__(self) -> bool:
         if self.asked < len(self.acts):
@@ -138,11 +153,21 @@ def test_checkpoints_are_spoken_as_they_come(run, caplog, monkeypatch):
         path.write_bytes(path.read_bytes()[:-10])
 
     script = Script(run)
-    script.acts = [lambda: None, lambda: script.save(3), lambda: script.save(4, 6), damage, lambda: script.save(20, 24, 28)]
+    script.acts = [
+        lambda: None,
+        lambda: script.save(3),
+        lambda: script.save(4, 6),
+        damage,
+        lambda: script.save(20, 24, 28),
+    ]
     with caplog.at_level(logging.INFO):
         sampler.PreviewProcess(run.path, Stop()).run(script)
     assert spoken(run) == ["step-00000004", "step-00000028"]
-    alarms = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainer.previews.sampler"]
+    alarms = [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno >= logging.WARNING and r.name == "trainer.previews.sampler"
+    ]
     assert len(alarms) == 2
     assert "the samples of step 8 failed" in alarms[0]
     assert "damaged" in alarms[0]
@@ -159,13 +184,18 @@ def check_files(run, steps):
         folder = run.path / "samples" / f"step-{step:08d}"
         (info,) = json.loads((folder / "samples.json").read_text())
         wav, rate = soundfile.read(folder / info["synth"])
-        assert len(wav) == 4 * 80 * info["num_codes"] == pytest.approx(info["seconds"] * rate, abs=15)  # the mel: 4 frames a code
+        assert (
+            len(wav) == 4 * 80 * info["num_codes"] == pytest.approx(info["seconds"] * rate, abs=15)
+        )  # the mel: 4 frames a code
         assert info["recon"] is None
         assert (folder / info["picture"]).read_bytes()[:4] == b"\x89PNG"
     tag = f"samples/{info['name']}"
     assert [e.step for e in events.Images(tag)] == list(steps)
     assert [e.step for e in events.Audio(f"{tag}/synth")] == list(steps)
-    assert events.Audio(f"{tag}/synth")[-1].encoded_audio_string == (folder / info["synth"]).read_bytes()
+    assert (
+        events.Audio(f"{tag}/synth")[-1].encoded_audio_string
+        == (folder / info["synth"]).read_bytes()
+    )
 
 
 def test_a_checkpoint_that_vanishes_is_passed_over(run, caplog, monkeypatch):
@@ -218,7 +248,9 @@ def test_failures_that_stay_end_the_process_and_others_do_not(run, monkeypatch, 
             sampler.PreviewProcess(run.path, Stop()).run(lambda: False)
     monkeypatch.setattr(FakeNetworks, "error", OSError(28, "No space left on device"))
     sampler.PreviewProcess(run.path, Stop()).run(Script(run, lambda: None))
-    assert "the samples of step 4 failed: OSError: [Errno 28] No space left on device" in caplog.text
+    assert (
+        "the samples of step 4 failed: OSError: [Errno 28] No space left on device" in caplog.text
+    )
 
 
 def test_a_stop_does_not_wait_for_the_speaker(run, monkeypatch):
@@ -242,12 +274,16 @@ def test_a_stop_does_not_wait_for_the_speaker(run, monkeypatch):
 def test_settings_that_change_are_taken_up(run, monkeypatch):
     monkeypatch.setattr(sampler, "POLL_S", 0.0)
     made = []
-    monkeypatch.setattr(sampler, "Networks", lambda run: made.append(run.config.samples.every) or FakeNetworks(run))
+    monkeypatch.setattr(
+        sampler, "Networks", lambda run: made.append(run.config.samples.every) or FakeNetworks(run)
+    )
     script = Script(run)
 
     def change():
         every = run.config.samples.model_copy(update={"every": 6})
-        config_module.dump(run.config.model_copy(update={"samples": every}), run.path / "config.yaml")
+        config_module.dump(
+            run.config.model_copy(update={"samples": every}), run.path / "config.yaml"
+        )
         script.save(10, 12)
 
     script.acts = [lambda: script.save(4), lambda: script.save(8), change]

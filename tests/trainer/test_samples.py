@@ -22,7 +22,14 @@ from common.xtts.gpt import Gpt
 from common.xtts.sampling import SamplingOptions
 from common.xtts.synthesize import Synthesizer
 from producer.creation.prepare import prepare_run
-from tests.support.coqui_files import GPT_DIMS, dvae_arrays, model_arrays, with_tokens, write_model, write_vocabulary
+from tests.support.coqui_files import (
+    GPT_DIMS,
+    dvae_arrays,
+    model_arrays,
+    with_tokens,
+    write_model,
+    write_vocabulary,
+)
 from tests.support.corpora import make_corpus, sentence, sine, write_wav
 from trainer.previews import samples
 from trainer.previews.samples import SampleMaker, _file_name, choose
@@ -47,15 +54,27 @@ class FakeBoard:
 def columns(*rows):
     """(split, language, speaker) per utterance."""
     split, language, speaker = np.array(rows).T
-    return {"split": split.astype(np.uint8), "language": language.astype(np.int16), "speaker": speaker.astype(np.int32)}
+    return {
+        "split": split.astype(np.uint8),
+        "language": language.astype(np.int16),
+        "speaker": speaker.astype(np.int32),
+    }
 
 
 def test_utterances_are_chosen_across_languages_then_speakers():
     held_out = [(1, 0, 0), (1, 0, 0), (0, 2, 9), (1, 0, 1), (1, 1, 0), (1, 1, 2)]
-    assert choose(columns(*held_out), 4) == [0, 5, 3, 4]  # en; de, by another speaker; en, by a third; what is left of de
+    assert choose(columns(*held_out), 4) == [
+        0,
+        5,
+        3,
+        4,
+    ]  # en; de, by another speaker; en, by a third; what is left of de
     assert choose(columns(*held_out), 9) == [0, 5, 3, 4, 1]
     assert choose(columns(*held_out), 0) == []
-    assert choose(columns((0, 0, 0), (0, 0, 1)), 2) == [0, 1]  # no evaluation split: the training set's
+    assert choose(columns((0, 0, 0), (0, 0, 1)), 2) == [
+        0,
+        1,
+    ]  # no evaluation split: the training set's
 
 
 def test_file_names():
@@ -113,18 +132,31 @@ def test_files_of_each_sample(run, made, tmp_path, caplog):
     for i in texts:
         assert (i.recon, i.true_codes, i.reference) == (None, None, own[0].reference)
         assert (tmp_path / "samples" / i.synth).is_file()
-    assert [e["name"] for e in json.loads((tmp_path / "samples" / "samples.json").read_text())] == [i.name for i in infos]
-    assert {f"samples/{own[0].name}", f"samples/{own[0].name}/synth", f"samples/{own[0].name}/recon"} <= set(board.tags)
+    assert [e["name"] for e in json.loads((tmp_path / "samples" / "samples.json").read_text())] == [
+        i.name for i in infos
+    ]
+    assert {
+        f"samples/{own[0].name}",
+        f"samples/{own[0].name}/synth",
+        f"samples/{own[0].name}/recon",
+    } <= set(board.tags)
 
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     """A run that begins with imported weights, vocoder included."""
     folder = tmp_path_factory.mktemp("imported")
-    tokenizer = write_vocabulary(folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"])
+    tokenizer = write_vocabulary(
+        folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"]
+    )
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(folder / "model.pth", folder / "pretrained", dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
+    import_model(
+        folder / "model.pth",
+        folder / "pretrained",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
     make_corpus(folder / "corpus", 4, seconds=1.0, text=lambda i: sentence(i, 3))
     tree = {
         "run": str(folder / "run"),
@@ -141,7 +173,9 @@ def maker_of_imported(run):
     maker = samples.maker_of(run, gpt, dvae)
     maker._options = dataclasses.replace(maker._options, max_codes=12)
     vocoder = maker._synthesizer.vocoder
-    for t in vocoder.encoder.tensors() if vocoder else ():  # drawn at random, as no variance and no filter bank can be
+    for t in (
+        vocoder.encoder.tensors() if vocoder else ()
+    ):  # drawn at random, as no variance and no filter bank can be
         if t.key.endswith(("running_var", ".fb")):
             t.variable.assign(np.abs(t.variable.numpy()) + 0.1)
     return maker
@@ -152,7 +186,10 @@ def test_imported_weights_speak_through_their_vocoder(imported, tmp_path, monkey
     maker = maker_of_imported(imported)
     (info,) = maker.make(tmp_path, 7)
     assert maker._options.text_stop_input
-    for name, codes in ((info.synth, info.num_codes + info.stopped), (info.recon, info.true_codes + 1)):  # STOP's frame is heard, too
+    for name, codes in (
+        (info.synth, info.num_codes + info.stopped),
+        (info.recon, info.true_codes + 1),
+    ):  # STOP's frame is heard, too
         wav, rate = soundfile.read(tmp_path / name)
         assert rate == 24000
         assert len(wav) == 256 * int(int(4 * codes) * 24000 / 22050)
@@ -176,8 +213,12 @@ def test_a_vocoder_that_is_damaged_is_done_without(imported, tmp_path, caplog):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No Griffin-Lim and no drawing, for tests that are about neither: the sound is the mel itself."""
-    monkeypatch.setattr(Synthesizer, "from_mel", lambda self, mel: np.ravel(mel).astype(np.float32) / 50)
+    """No Griffin-Lim and no drawing, for tests that are about neither: the sound is the
+    mel itself.
+    """
+    monkeypatch.setattr(
+        Synthesizer, "from_mel", lambda self, mel: np.ravel(mel).astype(np.float32) / 50
+    )
     monkeypatch.setattr(samples, "mel_picture", lambda *_: Png(b"", 0, 0))
 
 
@@ -187,14 +228,18 @@ def test_weights_decide_the_sound_and_nothing_is_compiled_again(made, tmp_path):
     first, again = (maker.make(tmp_path / name, 7) for name in "ab")
     traces = maker._synthesizer.sampler.trace_counts.copy()
     assert first == again
-    assert (tmp_path / "a" / first[0].synth).read_bytes() == (tmp_path / "b" / first[0].synth).read_bytes()
+    assert (tmp_path / "a" / first[0].synth).read_bytes() == (
+        tmp_path / "b" / first[0].synth
+    ).read_bytes()
     weight = gpt.mel_head.weight.numpy()
     gpt.mel_head.weight.assign(-weight)
     try:
         maker.make(tmp_path / "c", 8)
     finally:
         gpt.mel_head.weight.assign(weight)
-    assert (tmp_path / "a" / first[0].synth).read_bytes() != (tmp_path / "c" / first[0].synth).read_bytes()
+    assert (tmp_path / "a" / first[0].synth).read_bytes() != (
+        tmp_path / "c" / first[0].synth
+    ).read_bytes()
     assert maker._synthesizer.sampler.trace_counts == traces
 
 
@@ -207,7 +252,12 @@ def test_a_model_that_stops_at_once_leaves_the_reconstruction(made, tmp_path, ca
         infos = maker.make(tmp_path, 7)
     finally:
         gpt.mel_head.bias.assign(bias)
-    assert (infos[0].synth, infos[0].seconds, infos[0].level, infos[0].stopped) == (None, 0.0, 0.0, True)
+    assert (infos[0].synth, infos[0].seconds, infos[0].level, infos[0].stopped) == (
+        None,
+        0.0,
+        0.0,
+        True,
+    )
     assert (tmp_path / infos[0].recon).is_file()
     assert "nothing was said" in caplog.text
 
@@ -222,9 +272,16 @@ def test_interim_samples_leave_out_what_stays_the_same(made, tmp_path, caplog):
 
 
 def test_whose_voice_says_the_users_texts(run, tmp_path, caplog):
-    """The text's own clip, else the shared ones in turn, else the first utterance; what has vanished is passed over."""
+    """The text's own clip, else the shared ones in turn, else the first utterance; what has
+    vanished is passed over.
+    """
     clips = [str(write_wav(tmp_path / f"{n}.wav", sine(22050, 200 + 100 * n))) for n in range(3)]
-    texts = [{"text": "one"}, {"text": "two", "reference": clips[2]}, {"text": "three", "reference": str(tmp_path / "gone.wav")}, "one two"]
+    texts = [
+        {"text": "one"},
+        {"text": "two", "reference": clips[2]},
+        {"text": "three", "reference": str(tmp_path / "gone.wav")},
+        "one two",
+    ]
 
     def voices(**samples_):
         wanted = Samples.model_validate({"count": 1, "texts": texts, **samples_})
@@ -238,13 +295,21 @@ def test_whose_voice_says_the_users_texts(run, tmp_path, caplog):
     own = (f"en_{held_out.name}", held_out.name)
     assert voices() == [own, ("en_text0", own[1]), ("en_text1", clips[2]), ("en_text3", own[1])]
     assert "samples.texts[2] is skipped: there is no voice to say it in" in caplog.text
-    assert voices(references=clips[:2], count=0) == [("en_text0", clips[0]), ("en_text1", clips[2]), ("en_text3", clips[1])]
-    assert voices(count=0, texts=["one"]) == [("en_text0", own[1])], "a voice is found although no utterance is to be said"
+    assert voices(references=clips[:2], count=0) == [
+        ("en_text0", clips[0]),
+        ("en_text1", clips[2]),
+        ("en_text3", clips[1]),
+    ]
+    assert voices(count=0, texts=["one"]) == [("en_text0", own[1])], (
+        "a voice is found although no utterance is to be said"
+    )
 
 
 def test_a_text_without_words_is_passed_over(run, caplog):
     changed = RunFolder(run.path)
-    changed.config = run.config.model_copy(update={"samples": Samples.model_validate({"count": 1, "texts": ["😀", "one"]})})
+    changed.config = run.config.model_copy(
+        update={"samples": Samples.model_validate({"count": 1, "texts": ["😀", "one"]})}
+    )
     lines = SampleMaker(changed, Gpt(run.dims.gpt, seed=1), Dvae(run.dims.dvae))._lines
     assert [line.name for line in lines][1:] == ["en_text1"]
     assert "samples.texts[0] is skipped: no words in the text '😀': nothing to say" in caplog.text
@@ -265,22 +330,55 @@ def test_a_model_that_prefers_start_makes_samples_all_the_same(made, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"texts": ["fine", "😀"]}, r"samples.texts\[1\] \('😀'\) cannot be spoken: no words in the text '😀': nothing to say"),
-        ({"texts": ["fine", " "]}, r"samples.texts\[1\] \(' '\) cannot be spoken: the text is empty"),
-        ({"texts": [{"text": "hallo", "language": "de"}]}, r"samples.texts\[0\] .*language de not in vocabulary; have: en"),
-        ({"references": ["nowhere.wav"]}, r"samples.references\[0\]: reference .*nowhere.wav: cannot be read as audio"),
-        ({"texts": [{"text": "a", "reference": "noise.wav"}]}, r"samples.texts\[0\].reference: .*noise.wav: cannot be read as audio"),
+        (
+            {"texts": ["fine", "😀"]},
+            (
+                r"samples.texts\[1\] \('😀'\) cannot be spoken: no words in the text '😀': nothing"
+                r" to say"
+            ),
+        ),
+        (
+            {"texts": ["fine", " "]},
+            r"samples.texts\[1\] \(' '\) cannot be spoken: the text is empty",
+        ),
+        (
+            {"texts": [{"text": "hallo", "language": "de"}]},
+            r"samples.texts\[0\] .*language de not in vocabulary; have: en",
+        ),
+        (
+            {"references": ["nowhere.wav"]},
+            r"samples.references\[0\]: reference .*nowhere.wav: cannot be read as audio",
+        ),
+        (
+            {"texts": [{"text": "a", "reference": "noise.wav"}]},
+            r"samples.texts\[0\].reference: .*noise.wav: cannot be read as audio",
+        ),
         ({"references": ["short.wav"]}, r"samples.references\[0\]: .*short.wav is 0.10 s long"),
     ],
 )
-def test_what_cannot_be_spoken_is_refused_before_anything_starts(run, tmp_path, monkeypatch, capsys, wrong, words):
+def test_what_cannot_be_spoken_is_refused_before_anything_starts(
+    run, tmp_path, monkeypatch, capsys, wrong, words
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "noise.wav").write_text("no sound")
     write_wav(tmp_path / "short.wav", sine(2205))
     monkeypatch.setattr(launch, "Supervisor", lambda *_: pytest.fail("processes were started"))
-    settings = [f"samples.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wrong.items()]
+    settings = [
+        f"samples.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wrong.items()
+    ]
     source = run.config.data.train[0].path
-    assert launch.main([f"run={tmp_path / 'new'}", f"data.train={source}", "data.scan_threads=1", "devices=auto", *settings]) == 2
+    assert (
+        launch.main(
+            [
+                f"run={tmp_path / 'new'}",
+                f"data.train={source}",
+                "data.scan_threads=1",
+                "devices=auto",
+                *settings,
+            ]
+        )
+        == 2
+    )
     assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "new").exists()
 
@@ -293,9 +391,13 @@ def test_steps_between_checkpoints_are_told(run, tmp_path, caplog):
 
 
 def test_recordings_that_vanished_are_passed_over(run, tmp_path, caplog):
-    (moved := run.manifest.utterances([choose(run.manifest.columns(), 1)[0]])[0].path).rename(tmp_path / "away.wav")
+    (moved := run.manifest.utterances([choose(run.manifest.columns(), 1)[0]])[0].path).rename(
+        tmp_path / "away.wav"
+    )
     try:
-        infos = SampleMaker(run, Gpt(run.dims.gpt, seed=1), Dvae(run.dims.dvae), SamplingOptions(max_codes=3))._lines
+        infos = SampleMaker(
+            run, Gpt(run.dims.gpt, seed=1), Dvae(run.dims.dvae), SamplingOptions(max_codes=3)
+        )._lines
     finally:
         (tmp_path / "away.wav").rename(moved)
     assert len([line for line in infos if line.recording]) == 1

@@ -15,7 +15,10 @@ from trainer.history.tensor_file import save_file
 
 
 def state(x=1.0):
-    return {"model": {"w": np.full((4, 3), x, np.float32)}, "optimizer": {"m": np.zeros(5, np.float32)}}
+    return {
+        "model": {"w": np.full((4, 3), x, np.float32)},
+        "optimizer": {"m": np.zeros(5, np.float32)},
+    }
 
 
 @pytest.fixture
@@ -67,7 +70,9 @@ def test_training_goes_on_while_it_is_written_and_one_at_a_time(tmp_path, saver,
     assert (saving.now, saving.total) == (0, 1)
     assert not saver.busy
     assert saver.take(90.0) is None
-    np.testing.assert_array_equal(Checkpoints(tmp_path, 3).load(3).tensors["model"]["w"], state()["model"]["w"])
+    np.testing.assert_array_equal(
+        Checkpoints(tmp_path, 3).load(3).tensors["model"]["w"], state()["model"]["w"]
+    )
 
 
 def test_a_failed_save_is_an_outcome_and_a_mistake_is_raised(saver, monkeypatch):
@@ -84,7 +89,9 @@ def test_a_failed_save_is_an_outcome_and_a_mistake_is_raised(saver, monkeypatch)
 
 
 def test_an_abandoned_save_renames_nothing(tmp_path, saver, slow, monkeypatch):
-    monkeypatch.setattr("trainer.history.saver._ABANDONED_S", 0.1)  # what a stop waits for a save that hangs
+    monkeypatch.setattr(
+        "trainer.history.saver._ABANDONED_S", 0.1
+    )  # what a stop waits for a save that hangs
     saver.begin(3, state, {"best_step": None})
     saver.abandon()
     assert saver.busy

@@ -1,4 +1,6 @@
-"""A step's call makes no tensor on the host once its bucket has been used: each would be copied to the device, behind the step before."""
+"""A step's call makes no tensor on the host once its bucket has been used: each would be copied to
+the device, behind the step before.
+"""
 
 import dataclasses
 
@@ -37,7 +39,9 @@ def on_device(upload, batch, seed):
 
 def gpt():
     bucket = Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8)
-    step = GptStep(model_dims(dataclasses.replace(MICRO, layers=1, cond_blocks=1)), StepOptions(), [bucket])
+    step = GptStep(
+        model_dims(dataclasses.replace(MICRO, layers=1, cond_blocks=1)), StepOptions(), [bucket]
+    )
     return step, [make_batch(bucket, seed=i) for i in range(3)]
 
 
@@ -46,7 +50,9 @@ def dvae():
     empty = empty_batch("dvae", bucket, SIZES["tiny"], "float32")
     full = {"num_frames": np.full(4, 32, np.int32), "weights": np.ones(4, np.float32)}
     mels = [rng.normal(size=empty["mel"].shape).astype(np.float32) for _ in range(3)]
-    return DvaeStep(SIZES["tiny"], StepOptions(init_seed=0), [bucket]), [{**full, "mel": mel} for mel in mels]
+    return DvaeStep(SIZES["tiny"], StepOptions(init_seed=0), [bucket]), [
+        {**full, "mel": mel} for mel in mels
+    ]
 
 
 @pytest.mark.parametrize("make", [gpt, dvae])
@@ -69,7 +75,9 @@ def test_a_call_makes_nothing_on_the_host_once_its_bucket_was_used(make, made_on
 
 
 def test_seeds_and_scales_still_count():
-    """What became resident is the value that was asked for: the group's loss is the scaled sum, and another seed drops other units."""
+    """What became resident is the value that was asked for: the group's loss is the scaled sum, and
+    another seed drops other units.
+    """
     step, (batch, *_) = gpt()
     birth = step.state_dict()
 
@@ -94,7 +102,12 @@ def test_resident_scalars_are_made_once_and_told_apart_by_type():
 
 
 def test_packed_scalars_are_read_by_name():
-    scalars = {"b": tf.constant(2, tf.int32), "a": tf.constant(0.5), "finite": tf.constant(True), "nan": tf.constant(np.nan)}
+    scalars = {
+        "b": tf.constant(2, tf.int32),
+        "a": tf.constant(0.5),
+        "finite": tf.constant(True),
+        "nan": tf.constant(np.nan),
+    }
     values = read(packed(scalars))
     assert np.isnan(values.pop("nan"))
     assert values == {"a": 0.5, "b": 2.0, "finite": 1.0}

@@ -7,7 +7,10 @@ from trainer.history.schedule import Position, Schedule
 
 
 def make(tmp_path, total=20, accumulate=3, eval_every=7, save_every=5, n=50, num_eval=9):
-    train, evaluation = small_plan(tmp_path / "t", n, batch_size=4), small_plan(tmp_path / "e", num_eval, batch_size=4, name="eval")
+    train, evaluation = (
+        small_plan(tmp_path / "t", n, batch_size=4),
+        small_plan(tmp_path / "e", num_eval, batch_size=4, name="eval"),
+    )
     return Schedule(train, evaluation, accumulate, total, eval_every, save_every)
 
 

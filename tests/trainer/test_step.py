@@ -1,4 +1,6 @@
-"""The training step of stage 2: learning, accumulation, non-finite groups, determinism, and Coqui's own loss curve."""
+"""The training step of stage 2: learning, accumulation, non-finite groups, determinism, and Coqui's
+own loss curve.
+"""
 
 import dataclasses
 import math
@@ -15,7 +17,10 @@ from trainer.step.gpt import GptStep, StepOptions
 
 # One layer of each kind: compiling is most of these tests' time.
 SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)
-BUCKETS = [Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8), Bucket(batch_size=2, row_len=26, text_len=9, num_codes=12)]
+BUCKETS = [
+    Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8),
+    Bucket(batch_size=2, row_len=26, text_len=9, num_codes=12),
+]
 FAST = StepOptions(learning_rate=1e-2)
 
 
@@ -25,7 +30,11 @@ def numpy(scalars):
 
 def snapshot(step):
     """Every bit of weights, moments and t."""
-    return {f"{part}/{key}": array.tobytes() for part, arrays in step.state_dict().items() for key, array in arrays.items()}
+    return {
+        f"{part}/{key}": array.tobytes()
+        for part, arrays in step.state_dict().items()
+        for key, array in arrays.items()
+    }
 
 
 def train_on(step, batch, bucket=0, seed=(0, 0)):
@@ -38,7 +47,9 @@ def gradients_of(step, batch, seed=None):
     with tf.GradientTape() as tape:
         out = step.losses({name: tf.constant(array) for name, array in batch.items()}, seed)
     gradients = tape.gradient(out["loss"], step.optimizer.parameters)
-    return numpy(out), {t.key: g.numpy() for t, g in zip(step.optimizer.tensors, gradients, strict=True)}
+    return numpy(out), {
+        t.key: g.numpy() for t, g in zip(step.optimizer.tensors, gradients, strict=True)
+    }
 
 
 def norm_of(gradients):
@@ -78,7 +89,10 @@ def test_one_batch_is_learnt_by_heart():
 
 
 def test_two_micro_batches_equal_one_of_both():
-    """Rows of equal lengths, so that the mean of two means is the mean over all. After one update, exp_avg is a tenth of the gradient."""
+    """Rows of equal lengths, so that the mean of two means is the mean over all.
+
+    After one update, exp_avg is a tenth of the gradient.
+    """
     big = Bucket(batch_size=4, row_len=20, text_len=7, num_codes=8)
     batch = make_batch(big, lengths=([5] * 4, [6] * 4))
     step = GptStep(model_dims(without_dropout(SMALL)), FAST, BUCKETS[:1])
@@ -90,7 +104,9 @@ def test_two_micro_batches_equal_one_of_both():
         assert out[name] == pytest.approx(whole[name], rel=1e-5)
     assert out["grad_norm"] == pytest.approx(norm_of(gradients), rel=1e-4)
     for t, m in zip(step.optimizer.tensors, step.optimizer.exp_avg, strict=True):
-        np.testing.assert_allclose(m.numpy(), 0.1 * gradients[t.key], rtol=1e-3, atol=1e-6, err_msg=t.key)
+        np.testing.assert_allclose(
+            m.numpy(), 0.1 * gradients[t.key], rtol=1e-3, atol=1e-6, err_msg=t.key
+        )
 
 
 def test_rows_of_weight_zero_leave_no_trace():
@@ -98,7 +114,9 @@ def test_rows_of_weight_zero_leave_no_trace():
     step = GptStep(model_dims(without_dropout(SMALL)), FAST, [])
     batch = make_batch(BUCKETS[0])
     empty = {name: np.concatenate([a, np.zeros_like(a[:1])]) for name, a in batch.items()}
-    filled = {name: np.concatenate([a, a[:1]]) for name, a in batch.items()} | {"weights": empty["weights"]}
+    filled = {name: np.concatenate([a, a[:1]]) for name, a in batch.items()} | {
+        "weights": empty["weights"]
+    }
     expected, gradients = gradients_of(step, batch)
     for other in (empty, filled):
         out, others = gradients_of(step, other)
@@ -120,7 +138,10 @@ def test_a_non_finite_group_changes_no_bit_and_is_dropped(shared):
     out = train_on(shared, good)
     assert out["finite"]
     assert np.isfinite(out["loss"])
-    assert shared.state_dict()["optimizer"]["step"] == np.frombuffer(before["optimizer/step"], np.int64)[0] + 1
+    assert (
+        shared.state_dict()["optimizer"]["step"]
+        == np.frombuffer(before["optimizer/step"], np.int64)[0] + 1
+    )
 
 
 def test_an_infinite_gradient_under_a_finite_loss_is_dropped_too(shared):
@@ -145,13 +166,19 @@ def test_each_function_is_traced_once(shared):
     for i in range(3):
         for bucket in (0, 1):
             shared.micro(bucket, make_batch(BUCKETS[bucket], seed=i), (i, bucket), 0.25 * (i + 1))
-            shared.evaluate(bucket, {k: tf.constant(v) for k, v in make_batch(BUCKETS[bucket], seed=i).items()})
+            shared.evaluate(
+                bucket, {k: tf.constant(v) for k, v in make_batch(BUCKETS[bucket], seed=i).items()}
+            )
         shared.apply()
-    assert dict(shared.trace_counts) == {f"{kind}/{bucket}": 1 for kind in ("micro", "evaluate") for bucket in (0, 1)} | {"apply": 1}
+    assert dict(shared.trace_counts) == {
+        f"{kind}/{bucket}": 1 for kind in ("micro", "evaluate") for bucket in (0, 1)
+    } | {"apply": 1}
 
 
 def test_a_batch_of_another_bucket_is_refused(shared):
-    with pytest.raises(ValueError, match=r"bucket 0: ids is int32\[2, 26\], the bucket's is int32\[2, 20\]"):
+    with pytest.raises(
+        ValueError, match=r"bucket 0: ids is int32\[2, 26\], the bucket's is int32\[2, 20\]"
+    ):
         shared.micro(0, make_batch(BUCKETS[1]), (0, 0), 1.0)
     batch = make_batch(BUCKETS[0])
     batch["weights"] = batch["weights"].astype(np.float64)
@@ -178,7 +205,10 @@ def test_the_same_batches_give_the_same_bits_also_after_a_resume():
             step.apply()
         return step
 
-    one, other = (GptStep(model_dims(SMALL), StepOptions(learning_rate=1e-2, init_seed=i), BUCKETS[:1]) for i in (0, None))
+    one, other = (
+        GptStep(model_dims(SMALL), StepOptions(learning_rate=1e-2, init_seed=i), BUCKETS[:1])
+        for i in (0, None)
+    )
     birth = one.state_dict()
     half = train(one, range(2)).state_dict()
     through = snapshot(train(one, range(2, 4)))
@@ -190,10 +220,16 @@ def test_the_same_batches_give_the_same_bits_also_after_a_resume():
 
 
 def test_clipping_bounds_the_update_not_the_report():
-    step, batch = GptStep(model_dims(without_dropout(SMALL)), StepOptions(clip_norm=0.1), BUCKETS[:1]), make_batch(BUCKETS[0])
+    step, batch = (
+        GptStep(model_dims(without_dropout(SMALL)), StepOptions(clip_norm=0.1), BUCKETS[:1]),
+        make_batch(BUCKETS[0]),
+    )
     _, gradients = gradients_of(step, batch)
     assert train_on(step, batch)["grad_norm"] == pytest.approx(norm_of(gradients), rel=1e-4)
-    m = {t.key: m.numpy() for t, m in zip(step.optimizer.tensors, step.optimizer.exp_avg, strict=True)}
+    m = {
+        t.key: m.numpy()
+        for t, m in zip(step.optimizer.tensors, step.optimizer.exp_avg, strict=True)
+    }
     assert norm_of(m) == pytest.approx(0.1 * 0.1, rel=1e-4)
 
 
@@ -204,7 +240,9 @@ def golden():
 
 @pytest.fixture(scope="module")
 def golden_step(golden):
-    options = StepOptions(learning_rate=golden.meta["learning_rate"], decay_latents=True, init_seed=None)
+    options = StepOptions(
+        learning_rate=golden.meta["learning_rate"], decay_latents=True, init_seed=None
+    )
     return GptStep(model_dims(golden.gpt, golden.meta["frames"]), options, [golden.bucket])
 
 
@@ -226,7 +264,9 @@ def test_losses_are_coquis_with_and_without_the_masked_prompt(golden, golden_ste
 
 
 def moved_by_noise(key, size):
-    """Positions of the keys' biases: softmax ignores them, so their gradient is rounding noise, which Adam blows up to whole steps."""
+    """Positions of the keys' biases: softmax ignores them, so their gradient is rounding noise,
+    which Adam blows up to whole steps.
+    """
     at = np.arange(size)
     if key.endswith("attn.c_attn.bias"):
         return (at >= size // 3) & (at < 2 * size // 3)  # q | k | v
@@ -246,7 +286,9 @@ def test_gradients_are_those_of_torch(golden, golden_step):
 
 
 def test_twenty_steps_follow_coquis(golden, golden_step):
-    """The same batches, no dropout: losses, then weights and moments, against torch's autograd and AdamW."""
+    """The same batches, no dropout: losses, then weights and moments, against torch's autograd and
+    AdamW.
+    """
     weights.load_state_dict(golden_step.model, golden.weights)
     curve = []
     for i in range(golden.meta["steps"]):
@@ -261,7 +303,12 @@ def test_twenty_steps_follow_coquis(golden, golden_step):
         for moment in ("exp_avg", "exp_avg_sq"):
             want = golden.arrays[f"train/{moment}/{key}"]
             atol = 2e-5 * np.abs(want).max() + 1e-8
-            np.testing.assert_allclose(kept(state["optimizer"][f"{moment}.{key}"]), want, atol=atol, err_msg=f"{moment}.{key}")
+            np.testing.assert_allclose(
+                kept(state["optimizer"][f"{moment}.{key}"]),
+                want,
+                atol=atol,
+                err_msg=f"{moment}.{key}",
+            )
 
 
 def kept(array):

@@ -23,7 +23,16 @@ def write(folder: Path, metrics: list[dict], ledger: list[dict], torn: str = "")
 
 
 def step(s: int, **values) -> dict:
-    return {"step": s, "epoch": (s - 1) // 10, "rows": 8, "bytes": 1, "step_ms": 100.0, "wait_ms": 10.0, "ready": 4, **values}
+    return {
+        "step": s,
+        "epoch": (s - 1) // 10,
+        "rows": 8,
+        "bytes": 1,
+        "step_ms": 100.0,
+        "wait_ms": 10.0,
+        "ready": 4,
+        **values,
+    }
 
 
 def steps_of(ledger_steps: int) -> list[dict]:
@@ -32,15 +41,42 @@ def steps_of(ledger_steps: int) -> list[dict]:
 
 @pytest.fixture
 def run(tmp_path):
-    """40 GPT steps whose audio CE falls from 4.0 by 0.05 a step, 20 DVAE steps; both evaluated twice."""
+    """40 GPT steps whose audio CE falls from 4.0 by 0.05 a step, 20 DVAE steps; both evaluated
+    twice.
+    """
     gpt = [step(s, loss=4.1, text_ce=3.0, audio_ce=4.05 - 0.05 * s) for s in range(1, 41)]
     gpt[0]["step_ms"] = 60000.0  # the first step compiles
     gpt[5] = step(6, loss=None, text_ce=None, audio_ce=None, skipped=True)
-    evals = [{"step": s, "eval_audio": a, "eval_text": 2.5, "seconds": 1.0} for s, a in ((20, 2.9), (40, 3.1))]
-    write(tmp_path, [*gpt[:20], evals[0], *gpt[20:], evals[1], {"traces": {"update/0": 1, "apply": 1}}], steps_of(40))
-    dvae = [step(s, loss=1.0, recon=1.0 - 0.04 * s, baseline=0.9, perplexity=50.0, codebook_perplexity=40.0 + s) for s in range(1, 21)]
-    evaluated = {"step": 20, "eval_recon": 0.25, "eval_baseline": 1.0, "eval_perplexity": 30.0, "seconds": 0.1}
-    write(tmp_path / "dvae", [*dvae, evaluated, {"traces": {"micro/0": 2, "apply": 1}}], steps_of(20))
+    evals = [
+        {"step": s, "eval_audio": a, "eval_text": 2.5, "seconds": 1.0}
+        for s, a in ((20, 2.9), (40, 3.1))
+    ]
+    write(
+        tmp_path,
+        [*gpt[:20], evals[0], *gpt[20:], evals[1], {"traces": {"update/0": 1, "apply": 1}}],
+        steps_of(40),
+    )
+    dvae = [
+        step(
+            s,
+            loss=1.0,
+            recon=1.0 - 0.04 * s,
+            baseline=0.9,
+            perplexity=50.0,
+            codebook_perplexity=40.0 + s,
+        )
+        for s in range(1, 21)
+    ]
+    evaluated = {
+        "step": 20,
+        "eval_recon": 0.25,
+        "eval_baseline": 1.0,
+        "eval_perplexity": 30.0,
+        "seconds": 0.1,
+    }
+    write(
+        tmp_path / "dvae", [*dvae, evaluated, {"traces": {"micro/0": 2, "apply": 1}}], steps_of(20)
+    )
     (tmp_path / "quarantine.jsonl").write_text('{"id": 3}\n{"id": 5}\n')
     return SimpleNamespace(
         path=tmp_path,
@@ -56,15 +92,25 @@ def run(tmp_path):
 def test_figures_of_both_stages(run):
     stages = summary.summarise(run, unigram_nats=4.0)["stages"]
     gpt, dvae = stages["gpt"], stages["dvae"]
-    first = np.mean([4.05 - 0.05 * s for s in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)])  # step 6 was skipped
+    first = np.mean(
+        [4.05 - 0.05 * s for s in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)]
+    )  # step 6 was skipped
     last = np.mean([4.05 - 0.05 * s for s in range(31, 41)])
     assert gpt["first"] == pytest.approx(first)
     assert gpt["last"] == pytest.approx(last)
     assert gpt["ratio"] == pytest.approx(last / first)
-    assert (gpt["steps"], gpt["epochs"], gpt["skipped"], gpt["quarantined"], gpt["retraces"]) == (40, 4, 1, 2, 0)
+    assert (gpt["steps"], gpt["epochs"], gpt["skipped"], gpt["quarantined"], gpt["retraces"]) == (
+        40,
+        4,
+        1,
+        2,
+        0,
+    )
     assert (gpt["eval_last"], gpt["eval_best"], gpt["eval_best_step"]) == (3.1, 2.9, 20)
     assert gpt["below_unigram"] == pytest.approx(1 - 2.9 / 4.0)
-    assert gpt["utterances_per_s"] == pytest.approx(80.0)  # 8 rows in 100 ms: the compiling step is in the first half
+    assert gpt["utterances_per_s"] == pytest.approx(
+        80.0
+    )  # 8 rows in 100 ms: the compiling step is in the first half
     assert gpt["data_wait"] == pytest.approx(0.1)
     assert dvae["below_mean_mel"] == pytest.approx(0.75)
     assert (dvae["codebook_perplexity"], dvae["codebook_share"]) == (60.0, 60.0 / 128)
@@ -85,9 +131,14 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
 
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
-    finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None))
+    finale.finish(
+        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None)
+    )
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
-    assert error == f"no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run {run.path}` speaks later"
+    assert (
+        error == "no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run"
+        f" {run.path}` speaks later"
+    )
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40
 
 
@@ -96,7 +147,14 @@ def test_people_read_the_same_figures(run):
     console = Console(width=140, record=True, file=open("/dev/null", "w"))
     console.print(summary.table(figures))
     for text in (console.export_text(), "\n".join(summary.lines(figures))):
-        for expected in ("2.9", "27.5 % lower", "75.0 % lower", "60 of 128 (46.9 %)", "40, 1 skipped in 4 epochs", "10.0 %"):
+        for expected in (
+            "2.9",
+            "27.5 % lower",
+            "75.0 % lower",
+            "60 of 128 (46.9 %)",
+            "40, 1 skipped in 4 epochs",
+            "10.0 %",
+        ):
             assert expected in text, expected
 
 
@@ -109,7 +167,11 @@ def test_a_run_that_has_not_trained_yet(run):
     for name in ("metrics.jsonl", "ledger.jsonl", "dvae/metrics.jsonl", "dvae/ledger.jsonl"):
         (run.path / name).unlink()
     figures = summary.finish(run)
-    assert (figures["stages"]["gpt"]["steps"], figures["stages"]["gpt"]["last"], figures["stages"]["dvae"]["below_mean_mel"]) == (
+    assert (
+        figures["stages"]["gpt"]["steps"],
+        figures["stages"]["gpt"]["last"],
+        figures["stages"]["dvae"]["below_mean_mel"],
+    ) == (
         0,
         None,
         None,
@@ -124,13 +186,18 @@ def test_a_run_that_has_not_trained_yet(run):
 def test_dvae_without_an_evaluation_is_judged_by_its_last_steps(run):
     write(run.path / "dvae", [step(s, recon=0.3, baseline=0.6) for s in range(1, 21)], steps_of(20))
     dvae = summary.summarise(run)["stages"]["dvae"]
-    assert (dvae["mean_mel_error"], dvae["below_mean_mel"]) == (pytest.approx(0.6), pytest.approx(0.5))
+    assert (dvae["mean_mel_error"], dvae["below_mean_mel"]) == (
+        pytest.approx(0.6),
+        pytest.approx(0.5),
+    )
     assert (dvae["eval_best"], dvae["codebook_perplexity"]) == (None, None)
 
 
 def test_steps_trained_again_after_a_crash_count_once(tmp_path):
     """Steps 4 and 5 were lost with a crash and trained again; step 6 was lost for good."""
-    lines = [step(s, audio_ce=float(s)) for s in (1, 2, 3, 4, 5, 6)] + [step(s, audio_ce=10.0 * s) for s in (4, 5)]
+    lines = [step(s, audio_ce=float(s)) for s in (1, 2, 3, 4, 5, 6)] + [
+        step(s, audio_ce=10.0 * s) for s in (4, 5)
+    ]
     evals = [{"step": 3, "eval_audio": 1.0}, {"step": 6, "eval_audio": 9.0}]
     ledger = [*steps_of(6), {"resumed_from": 3}, {"step": 4}, {"step": 5}]
     write(tmp_path, [*lines, *evals], ledger, torn='{"step": 6, "aud')
@@ -151,4 +218,6 @@ def test_targets_are_counted_without_padding():
     assert counts.tolist() == [0, 1, 2, 0, 0, 4]
     # The best constant prediction of these targets has exactly this cross-entropy.
     p = counts / counts.sum()
-    assert unigram_entropy(counts) == pytest.approx(-np.mean([math.log(p[t]) for t in (1, 2, 2, 5, 5, 5, 5)]))
+    assert unigram_entropy(counts) == pytest.approx(
+        -np.mean([math.log(p[t]) for t in (1, 2, 2, 5, 5, 5, 5)])
+    )

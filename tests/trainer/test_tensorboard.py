@@ -14,7 +14,11 @@ def test_tensorboard_reads_back_what_was_written(tmp_path):
     events.picture(3, "mel/0", b"png", 4, 5)
     events.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"audio": 0, "images": 0}).Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 9.0), (2, 8.0), (3, 7.0)]
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [
+        (1, 9.0),
+        (2, 8.0),
+        (3, 7.0),
+    ]
     assert events.Images("mel/0")[0].encoded_image_string == b"png"
     (tmp_path / "a.wav").write_bytes(events.Audio("sample/0")[0].encoded_audio_string)
     samples, rate = soundfile.read(tmp_path / "a.wav")

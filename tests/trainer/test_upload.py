@@ -1,4 +1,6 @@
-"""A batch through one buffer comes out to the bit; the loop waits for the next copy to be issued, and for nothing longer."""
+"""A batch through one buffer comes out to the bit; the loop waits for the next copy to be issued,
+and for nothing longer.
+"""
 
 import os
 import threading
@@ -77,7 +79,8 @@ def test_fields_are_aligned_and_do_not_overlap():
     assert Layout.of(fields(1)).key == layout.key
 
 
-# -- the feed ---------------------------------------------------------------------------------------------------------------------------
+# -- the feed
+# --------------------------------------------------------------------------------------------------
 
 
 class Server:
@@ -95,7 +98,9 @@ class Server:
                 return None
         self.left, self.taken = self.left - 1, self.taken + 1
         arrays = {"weights": np.ones(2, np.float32)}
-        return Delivery("train", self.taken - 1, arrays, Notes(sent=time.time()), (), "p", "d", 0.0, self.taken)
+        return Delivery(
+            "train", self.taken - 1, arrays, Notes(sent=time.time()), (), "p", "d", 0.0, self.taken
+        )
 
 
 class SlowUpload(HostCopy):
@@ -117,12 +122,20 @@ class SlowUpload(HostCopy):
 def feed_of(server, upload):
     bucket = Bucket(2, 4, 2, 2)
     ids = np.array([0, 1])
-    plan = lambda plan, g: PlannedBatch(plan, g, 0, 0, ids, ids, np.ones(2, np.float32), np.zeros(2, np.uint64), (g, g))  # noqa: E731
+
+    def plan(plan, g):
+        return PlannedBatch(
+            plan, g, 0, 0, ids, ids, np.ones(2, np.float32), np.zeros(2, np.uint64), (g, g)
+        )
+
     assert bucket.batch_size == 2
     spec = {"weights": (np.dtype(np.float32), (2,))}
     stop = threading.Event()
     options = {"quarantine": Quarantine([]), "data_timeout_s": 90.0, "should_stop": stop.is_set}
-    return Feed(server, planned=lambda name, g: (plan(name, g), spec), upload=upload, **options), stop
+    return (
+        Feed(server, planned=lambda name, g: (plan(name, g), spec), upload=upload, **options),
+        stop,
+    )
 
 
 LATER_S = 60.0  # instead of 50 ms: whoever waits for a copy that is not issued waits for so long
@@ -136,7 +149,9 @@ def test_a_batch_is_handed_out_once_the_copy_of_the_next_is_issued(monkeypatch):
         upload.ended.release()  # the first copy may end
         fed, _ = feed.next()
         assert fed.planned.g == 0
-        assert len(upload.issued) == 2, "the copy of batch 1 waits only for what was issued before batch 0's step"
+        assert len(upload.issued) == 2, (
+            "the copy of batch 1 waits only for what was issued before batch 0's step"
+        )
         assert time.perf_counter() >= upload.issued[1]
     finally:
         stop.set()

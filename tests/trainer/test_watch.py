@@ -1,4 +1,6 @@
-"""What a run says of its own speed: waits on the device's clock, variation by shape, GPUs, one warning per cause."""
+"""What a run says of its own speed: waits on the device's clock, variation by shape, GPUs, one
+warning per cause.
+"""
 
 import json
 import logging
@@ -59,11 +61,13 @@ def watch_of(ticks, batches, per_step=1, **more) -> Watch:
     return watch
 
 
-# -- arithmetic of the clock ---------------------------------------------------------------------------------------------------------
+# -- arithmetic of the clock
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_step_waits_for_data_only_once_the_one_before_has_finished():
-    """Issued at 0, 1, 2, 3 …, each 10 long: the host waits for batch 2 until 15, the device is busy until 20, so nothing was lost;
+    """Issued at 0, 1, 2, 3 …, each 10 long: the host waits for batch 2 until 15, the device is busy
+    until 20, so nothing was lost;
     batch 4 comes at 47, when the device had been done since 40."""
     ticks = [(0, 1, 10), (1, 2, 20), (15, 16, 30), (16, 17, 40), (47, 48, 57)]
     batches = [fed(0, 0), fed(1, 1), fed(2, 15), fed(16, 16), fed(17, 47)]
@@ -83,7 +87,11 @@ def test_what_later_batches_of_a_step_are_waited_for_is_no_work():
 
 
 def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
-    watch = Watch(Settings(), Ticks((0, 1, 10), (10, 11, 20), (20, 21, 99), (99, 100, 110), (110, 111, 120)), warm_up=0)
+    watch = Watch(
+        Settings(),
+        Ticks((0, 1, 10), (10, 11, 20), (20, 21, 99), (99, 100, 110), (110, 111, 120)),
+        warm_up=0,
+    )
     for g in range(6):
         watch.fed(g, fed(10 * g, 10 * g))
     watch.step(0, 1)
@@ -97,8 +105,10 @@ def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
 
 
 def test_a_step_after_an_interruption_is_timed_from_its_own_start():
-    """Each is 10 long and issued in 1. After an evaluation until 50, batch 2 is waited for until 51. Then a checkpoint is on disk, which
-    held up nothing: step 3 was issued while step 2 ran."""
+    """Each is 10 long and issued in 1.
+
+    After an evaluation until 50, batch 2 is waited for until 51. Then a checkpoint is on disk,
+    which held up nothing: step 3 was issued while step 2 ran."""
     watch = Watch(Settings(), Ticks((0, 1, 10), (1, 2, 20), (51, 52, 61), (53, 54, 71)), warm_up=0)
     for g, batch in enumerate([fed(0, 0), fed(1, 1), fed(50, 51), fed(53, 53)]):
         watch.fed(g, batch)
@@ -113,7 +123,9 @@ def test_a_step_after_an_interruption_is_timed_from_its_own_start():
         (11, 1, 10, True),
         (10, 0, 10, True),
     ]
-    assert [s.total_s for s in watch.steps] == [10], "only what followed a step says how fast steps follow each other"
+    assert [s.total_s for s in watch.steps] == [10], (
+        "only what followed a step says how fast steps follow each other"
+    )
 
 
 def even_ticks(durations):
@@ -122,7 +134,10 @@ def even_ticks(durations):
 
 
 def test_variation_is_within_a_shape():
-    """Shapes that take 1 and 3 seconds, each ± nothing: 0 %. The same with ±0.5: 50 % and 17 %; the worst is said."""
+    """Shapes that take 1 and 3 seconds, each ± nothing: 0 %.
+
+    The same with ±0.5: 50 % and 17 %; the worst is said.
+    """
     shapes = [0, 1] * 20
     for jitter, expected in ((0.0, 0.0), (0.5, 0.5)):
         durations = [(1.0, 3.0)[b] + jitter * (-1) ** (i // 2) for i, b in enumerate(shapes)]
@@ -138,15 +153,21 @@ def test_variation_is_within_a_shape():
 
 
 def test_variation_of_steps_whose_shapes_hardly_recur():
-    """Steps of two batches of six shapes: 21 kinds, of which none comes ten times. All take 1 s or 3 s for a reason that is not their
-    shape's, half and half: ±50 % of 2 s. Where each kind comes once, nothing is known, and nothing is said."""
+    """Steps of two batches of six shapes: 21 kinds, of which none comes ten times.
+
+    All take 1 s or 3 s for a reason that is not their
+    shape's, half and half: ±50 % of 2 s. Where each kind comes once, nothing is known, and nothing
+    is said.
+    """
     pairs = [(a, b) for a in range(6) for b in range(a, 6)]
     kinds = [pairs[0], *[p for p in pairs[:8] for _ in range(6)]]
     durations = [1.0 if i % 2 else 3.0 for i in range(len(kinds))]
     for chosen, expected in ((kinds, 0.5), ([pairs[0], *pairs[:12]], None)):
         ticks, ends = even_ticks(durations[: len(chosen)])
         starts = [0.0, *ends[:-1]]
-        batches = [fed(t, t, bucket=b) for t, pair in zip(starts, chosen, strict=True) for b in pair]
+        batches = [
+            fed(t, t, bucket=b) for t, pair in zip(starts, chosen, strict=True) for b in pair
+        ]
         speed = watch_of(ticks, batches, per_step=2, recent=100).speed()
         if expected is None:
             assert speed.variation is None
@@ -160,7 +181,13 @@ def test_variation_of_steps_whose_shapes_hardly_recur():
 def test_rates_and_producers_come_from_what_they_sent():
     ticks, ends = even_ticks([0.1] * 41)
     starts = [0.0, *ends[:-1]]
-    notes = Notes(spent_ms={"read": 1.0, "codes": 20.0, "decode": 30.0}, threads=2, clips=4, cached=1, cpu_ms=8.0)
+    notes = Notes(
+        spent_ms={"read": 1.0, "codes": 20.0, "decode": 30.0},
+        threads=2,
+        clips=4,
+        cached=1,
+        cpu_ms=8.0,
+    )
     batches = [fed(t, t, producer=f"p{g % 2}", notes=notes) for g, t in enumerate(starts)]
     speed = watch_of(ticks, batches, recent=100).speed()
     assert speed.steps == 40
@@ -168,17 +195,24 @@ def test_rates_and_producers_come_from_what_they_sent():
     assert speed.produced_per_s == pytest.approx(10)
     assert speed.cpu_s == pytest.approx(0.002)
     assert [p.name for p in speed.measured.producers] == ["p0", "p1"]
-    assert speed.measured.producers[0].own_s == pytest.approx(0.020)  # its thread's 1 ms of reading is under it
+    assert speed.measured.producers[0].own_s == pytest.approx(
+        0.020
+    )  # its thread's 1 ms of reading is under it
     assert speed.measured.producers[0].cached == pytest.approx(0.25)
     assert speed.measured.made_per_s == pytest.approx(2 / 0.020)
     record = speed.record()
     assert all(isinstance(v, (int, float)) for v in record.values())
     assert record["p1_codes_ms"] == 20.0
-    assert "wait_data=0.0% step=100.0ms (±0%) utterances/s=40.0 produced/s=10.00 queue=3/8 bottleneck=trainer" in speed.line("3/8")
+    assert (
+        "wait_data=0.0% step=100.0ms (±0%) utterances/s=40.0 produced/s=10.00 queue=3/8"
+        " bottleneck=trainer" in speed.line("3/8")
+    )
 
 
 def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
-    """Metrics are read two steps late; what is left out must be the step that compiled all the same."""
+    """Metrics are read two steps late; what is left out must be the step that compiled all the
+    same.
+    """
     watches = []
 
     class Compiling(ArithmeticStep):
@@ -189,8 +223,17 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
             return super().update(bucket, batch, seed)
 
     monkeypatch.setattr("tests.support.arithmetic_step.ArithmeticStep", Compiling)
-    monkeypatch.setattr(session, "Watch", lambda *a, **k: watches.append(Watch(*a, warm_up=0, **k)) or watches[-1])
-    run = arithmetic_run(tmp_path, train__accumulate=1, train__eval_every=0, train__save_every=1000, train__max_steps=20, dvae__max_steps=1)
+    monkeypatch.setattr(
+        session, "Watch", lambda *a, **k: watches.append(Watch(*a, warm_up=0, **k)) or watches[-1]
+    )
+    run = arithmetic_run(
+        tmp_path,
+        train__accumulate=1,
+        train__eval_every=0,
+        train__save_every=1000,
+        train__max_steps=20,
+        dvae__max_steps=1,
+    )
     train_asleep(run, {})
     plan = run.plan("gpt", "train")
     assert {plan.batch(g).bucket for g in range(18)} == {0, 1}
@@ -198,7 +241,8 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     assert max(s.total_s for s in watches[-1].steps) < 1.0
 
 
-# -- how busy the cards are ---------------------------------------------------------------------------------------------------------------
+# -- how busy the cards are
+# --------------------------------------------------------------------------------------------------
 
 
 class Metered:
@@ -244,14 +288,25 @@ def test_a_profile_tells_of_its_free_steps_and_of_none_that_was_waited_for():
     assert [u.percent for u in watch._gpus] == [80.0]
 
 
-# -- C31: a slow producer -----------------------------------------------------------------------------------------------------------------
+# -- C31: a slow producer
+# --------------------------------------------------------------------------------------------------
 
 
 def asleep(folder, caplog, slow: dict, steps: int) -> tuple[list[str], list[str], list[dict]]:
-    """Lines of the log, warnings about waits, and the speeds' records of a run whose parts sleep."""
+    """Lines of the log, warnings about waits, and the speeds' records of a run whose
+    parts sleep.
+    """
     folder.mkdir()
-    options = {"accumulate": 1, "eval_every": 0, "save_every": 1000, "max_steps": steps, "log_every": 25}
-    run = arithmetic_run(folder, **{f"train__{k}": v for k, v in options.items()}, dvae__max_steps=1)
+    options = {
+        "accumulate": 1,
+        "eval_every": 0,
+        "save_every": 1000,
+        "max_steps": steps,
+        "log_every": 25,
+    }
+    run = arithmetic_run(
+        folder, **{f"train__{k}": v for k, v in options.items()}, dvae__max_steps=1
+    )
     caplog.clear()
     with caplog.at_level(logging.INFO):
         train_asleep(run, slow)
@@ -265,10 +320,13 @@ def asleep(folder, caplog, slow: dict, steps: int) -> tuple[list[str], list[str]
 def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
     """Decoding takes 20 ms per clip, four clips on two threads: 40 ms per batch, of a step of 10.
 
-    A busy machine makes the short sleeps longer too: then the same is tried with all of them longer.
+    A busy machine makes the short sleeps longer too: then the same is tried with all of them
+    longer.
     """
     for slower in (1, 2, 4):
-        lines, warnings, speeds = asleep(tmp_path / f"x{slower}", caplog, {"decode": 20.0 * slower, "compute": 10.0 * slower}, 75)
+        lines, warnings, speeds = asleep(
+            tmp_path / f"x{slower}", caplog, {"decode": 20.0 * slower, "compute": 10.0 * slower}, 75
+        )
         if len(warnings) == 1 and 60 < speeds[-1]["speed"]["wait_percent"] < 90:
             break
     assert len(lines) >= 3
@@ -283,14 +341,19 @@ def test_c31_a_slow_producer_is_named_once_with_the_setting(tmp_path, caplog):
 
 
 def test_c31_a_fast_producer_keeps_the_trainer_busy(tmp_path, caplog):
-    """Everything a producer does takes a third of the step: no wait beyond 1 %, and no warning about it."""
+    """Everything a producer does takes a third of the step: no wait beyond 1 %, and no warning
+    about it.
+    """
     for slower in (1, 2, 4):
         slow = {"decode": 4.0 * slower, "codes": 4.0 * slower, "compute": 25.0 * slower}
         _, _, speeds = asleep(tmp_path / f"x{slower}", caplog, slow, 50)
         if speeds[-1]["speed"]["wait_percent"] < 10:  # of a busy machine; the goal is 1
             break
     assert speeds[-1]["speed"]["wait_percent"] < 10
-    assert "the bottleneck is the trainer" in speeds[-1]["bottleneck"] or speeds[-1]["speed"]["wait_percent"] > 1
+    assert (
+        "the bottleneck is the trainer" in speeds[-1]["bottleneck"]
+        or speeds[-1]["speed"]["wait_percent"] > 1
+    )
 
 
 def test_c31_decode_threads_share_the_cores(tmp_path, monkeypatch):
@@ -300,13 +363,23 @@ def test_c31_decode_threads_share_the_cores(tmp_path, monkeypatch):
     assert decode_threads(config.parse({"producers": {"count": 4, "decode_threads": 11}})) == 11
 
 
-# -- C25: a new length is no new shape -----------------------------------------------------------------------------------------------
+# -- C25: a new length is no new shape
+# -----------------------------------------------------------------------------------------------
 
 
 def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplog):
-    """50 batches of one clip each, 50 text lengths, the real networks in little: one function per bucket, each announced."""
-    letters = "abcdefghijklmnopqrstuvwxyz" * 3  # words of one letter: no merges, so each text has a length of its own
-    corpus = make_corpus(tmp_path / "corpus", 52, seconds=lambda i: 0.7 + 0.02 * i, text=lambda i: " ".join(letters[: 2 + i]))
+    """50 batches of one clip each, 50 text lengths, the real networks in little: one function per
+    bucket, each announced.
+    """
+    letters = (
+        "abcdefghijklmnopqrstuvwxyz" * 3
+    )  # words of one letter: no merges, so each text has a length of its own
+    corpus = make_corpus(
+        tmp_path / "corpus",
+        52,
+        seconds=lambda i: 0.7 + 0.02 * i,
+        text=lambda i: " ".join(letters[: 2 + i]),
+    )
     tree = settings(
         tmp_path / "run",
         corpus,
@@ -314,7 +387,14 @@ def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplo
         text={"vocab_size": 64},
         batching={"batch_size": 1, "buckets": 2},
         data={"train": str(corpus), "eval_fraction": 0.03},
-        train={"max_steps": 50, "accumulate": 1, "eval_every": 0, "eval_at_epoch_end": False, "save_every": 1000, "log_every": 50},
+        train={
+            "max_steps": 50,
+            "accumulate": 1,
+            "eval_every": 0,
+            "eval_at_epoch_end": False,
+            "save_every": 1000,
+            "log_every": 50,
+        },
     )
     run = prepare_run(config.parse(tree), on_cpu=True, cores=1, out=lambda line: None)
     write_dvae(run)
@@ -324,7 +404,9 @@ def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplo
     assert len(plan.buckets) == 2
     with caplog.at_level(logging.INFO):
         step = train_real(run)
-    training = {k: n for k, n in step.trace_counts.items() if k.split("/")[0] in ("micro", "update")}
+    training = {
+        k: n for k, n in step.trace_counts.items() if k.split("/")[0] in ("micro", "update")
+    }
     assert sum(training.values()) <= len(plan.buckets), step.trace_counts
     assert all(n == 1 for n in step.trace_counts.values()), step.trace_counts
     said = [r.message for r in caplog.records if r.message.startswith("compiling ")]
@@ -346,10 +428,14 @@ def train_real(run):
     server = LeaseServer("", run.run_id, run.config.transport.high_water_mark, link=hub)
     client = LeaseClient(hub.endpoint, run.run_id, "producer-0", capacity=2, link=hub.link())
     done, pool = threading.Event(), DecodePool(1, 1000)
-    thread = threading.Thread(target=Service(client, lambda stage: GptMaker(run), pool, done.is_set).run, daemon=True)
+    thread = threading.Thread(
+        target=Service(client, lambda stage: GptMaker(run), pool, done.is_set).run, daemon=True
+    )
     thread.start()
     try:
-        return session.train_stage(run, "gpt", server, StatusFile(run.path, "trainer", "trainer"), Stop()).step
+        return session.train_stage(
+            run, "gpt", server, StatusFile(run.path, "trainer", "trainer"), Stop()
+        ).step
     finally:
         done.set()
         thread.join(90)
@@ -361,7 +447,9 @@ def train_real(run):
 def example_of(run, step):
     from common.data.batch import empty_batch
 
-    return empty_batch("gpt", run.plan("gpt", "train").buckets[0], run.dims, run.config.transport.mel_dtype)
+    return empty_batch(
+        "gpt", run.plan("gpt", "train").buckets[0], run.dims, run.config.transport.mel_dtype
+    )
 
 
 def test_c25_what_takes_long_is_said_again(caplog):
@@ -373,7 +461,11 @@ def test_c25_what_takes_long_is_said_again(caplog):
             assert time.monotonic() < deadline
             threading.Event().wait(0.01)
         reminder.stop()
-        while any(t.name == "reminder" for t in threading.enumerate()):  # the one that was about to be said may still be
+        while any(
+            t.name == "reminder" for t in threading.enumerate()
+        ):  # the one that was about to be said may still be
             assert time.monotonic() < deadline, "silent once it is done"
             threading.Event().wait(0.01)
-    assert re.fullmatch(r"compiling update for bucket 1 of 4: \d+ s so far", caplog.records[0].message)
+    assert re.fullmatch(
+        r"compiling update for bucket 1 of 4: \d+ s so far", caplog.records[0].message
+    )

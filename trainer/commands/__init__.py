@@ -1,1 +1,3 @@
-"""The launcher's commands on a run or on weights: synthesize, import-coqui, export-coqui, profile."""
+"""The launcher's commands on a run or on weights: synthesize, import-coqui,
+export-coqui, profile.
+"""

@@ -1,4 +1,6 @@
-"""The commands import-coqui and export-coqui: Coqui's files → a folder of weights; weights or a run's checkpoint → Coqui's folder."""
+"""The commands import-coqui and export-coqui: Coqui's files → a folder of weights; weights or a
+run's checkpoint → Coqui's folder.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +30,54 @@ IMPORT_FLAGS: dict[str, dict] = {
     "--model": {
         "metavar": "PATH",
         "required": True,
-        "help": "a folder with model.pth, config.json, vocab.json, dvae.pth, …, of which all is taken; or the model's file alone",
+        "help": (
+            "a folder with model.pth, config.json, vocab.json, dvae.pth, …, of which all is taken;"
+            " or the model's file alone"
+        ),
     },
     "--out": {"metavar": "FOLDER", "required": True, "help": "the folder to make"},
     "--dvae": {"metavar": "PATH", "help": "dvae.pth: training needs it"},
     "--vocab": {"metavar": "PATH", "help": "vocab.json of the model"},
     "--mel-stats": {"metavar": "PATH", "help": "mel_stats.pth, where model.pth holds none"},
     "--speakers": {"metavar": "PATH", "help": "speakers_xtts.pth: named voices"},
-    "--other-dvae": {"action": "store_true", "help": "take a DVAE that the model was not trained with"},
+    "--other-dvae": {
+        "action": "store_true",
+        "help": "take a DVAE that the model was not trained with",
+    },
 }
 EXPORT_FLAGS: dict[str, dict] = {
     "--weights": {
         "metavar": "FOLDER",
-        "help": "a folder made by import-coqui, instead of --run; with --run: where the vocoder is, if the run has lost it",
+        "help": (
+            "a folder made by import-coqui, instead of --run; with --run: where the vocoder is, if"
+            " the run has lost it"
+        ),
     },
-    "--out": {"metavar": "PATH", "required": True, "help": "the folder to make, or a file x.pth for the model alone"},
-    "--step": {"metavar": "N", "help": "which checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
-    "--voices": {"metavar": "N", "type": int, "default": 50, "help": "at most so many of --run's speakers as named voices (50); 0: none"},
-    "--device": {"metavar": "X", "help": "where voices are made: a GPU's index or UUID, or cpu; default: a GPU where there is one"},
+    "--out": {
+        "metavar": "PATH",
+        "required": True,
+        "help": "the folder to make, or a file x.pth for the model alone",
+    },
+    "--step": {
+        "metavar": "N",
+        "help": (
+            "which checkpoint of --run: a step, newest or best (default: best by evaluation, else"
+            " newest)"
+        ),
+    },
+    "--voices": {
+        "metavar": "N",
+        "type": int,
+        "default": 50,
+        "help": "at most so many of --run's speakers as named voices (50); 0: none",
+    },
+    "--device": {
+        "metavar": "X",
+        "help": (
+            "where voices are made: a GPU's index or UUID, or cpu; default: a GPU where there"
+            " is one"
+        ),
+    },
 }
 # Texts of the run's corpus that are compared with Coqui's tokenizer, at most.
 _COMPARED = 5000
@@ -53,9 +85,17 @@ _VOICES_LIMIT_S = 3600
 
 
 def import_files(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """`--model` and what is named besides → the folder `--out`. BadInput: what does not fit; RunError: no room, no permission."""
+    """`--model` and what is named besides → the folder `--out`.
+
+    BadInput: what does not fit; RunError: no room, no permission.
+    """
     with _as_run_errors(args):
-        named = {"dvae": args.dvae, "vocab": args.vocab, "mel_stats": args.mel_stats, "speakers": args.speakers}
+        named = {
+            "dvae": args.dvae,
+            "vocab": args.vocab,
+            "mel_stats": args.mel_stats,
+            "speakers": args.speakers,
+        }
         import_model(args.model, args.out, **named, other_dvae=args.other_dvae, tell=tell)
     tell(f"written: {args.out}")
     return OK
@@ -66,10 +106,13 @@ def export(
     tell: Callable[[str], None],
     device: Callable[[], tuple[Device, Mapping[str, str | None]]],
 ) -> int:
-    """`--weights`, or `--run` and `--step` → the folder, or the file x.pth, `--out`. Errors as of `import_files`.
+    """`--weights`, or `--run` and `--step` → the folder, or the file x.pth, `--out`.
+
+    Errors as of `import_files`.
 
     Args:
-        device: the one that voices are made on, and a child's environment for it; asked only where there are voices to make.
+        device: the one that voices are made on, and a child's environment for it; asked only where
+        there are voices to make.
     """
     if args.run is None and args.weights is None:
         raise BadInput("give one of --run RUN and --weights FOLDER")
@@ -80,7 +123,11 @@ def export(
     with _as_run_errors(args), tempfile.TemporaryDirectory(prefix="export-") as aside:
         alone = is_one_file(args.out)
         run = None if args.run is None else RunFolder(args.run)
-        parts = Parts.of_weights(args.weights) if run is None else parts_of_run(run, args.step, args.weights)
+        parts = (
+            Parts.of_weights(args.weights)
+            if run is None
+            else parts_of_run(run, args.step, args.weights)
+        )
         if alone:
             number = export_model(parts, args.out, tell)
         else:
@@ -94,13 +141,19 @@ def export(
 
 
 def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) -> Parts:
-    """What a run's checkpoint is exported with. BadInput: there is none, or the run never had a vocoder."""
+    """What a run's checkpoint is exported with.
+
+    BadInput: there is none, or the run never had a vocoder.
+    """
     if not run.trains_networks:
-        raise BadInput(f"{run.path} trains arithmetic instead of networks: there is nothing to export")
+        raise BadInput(
+            f"{run.path} trains arithmetic instead of networks: there is nothing to export"
+        )
     pieces = pieces_of(run.path, weights)
     if pieces is None:
         raise BadInput(
-            f"{run.path} began from nothing, not with imported weights (model.weights), and has no vocoder: Coqui cannot speak without one"
+            f"{run.path} began from nothing, not with imported weights (model.weights), and has no"
+            " vocoder: Coqui cannot speak without one"
         )
     return Parts(
         pieces,
@@ -112,22 +165,36 @@ def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) 
     )
 
 
-# -- voices ----------------------------------------------------------------------------------------------------------------------------
+# -- voices
+# --------------------------------------------------------------------------------------------------
 
 
 def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, device) -> Parts:
-    """`parts` with voices of the run's speakers, made by a process of its own, since it needs TensorFlow."""
+    """`parts` with voices of the run's speakers, made by a process of its own, since it needs
+    TensorFlow.
+    """
     chosen, environment = device()
     env = {k: v for k, v in {**os.environ, **environment}.items() if v is not None}
-    job = {"run": str(run.path), "gpt": str(parts.gpt), "weights": str(parts.weights), "most": most, "out": str(aside)}
+    job = {
+        "run": str(run.path),
+        "gpt": str(parts.gpt),
+        "weights": str(parts.weights),
+        "most": most,
+        "out": str(aside),
+    }
     tell(f"making voices of the run's speakers on {chosen}")
     command = [sys.executable, "-m", "trainer.commands.make_voices", json.dumps(job)]
     try:
         done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=_VOICES_LIMIT_S)
     except subprocess.TimeoutExpired as e:
-        raise RunError(f"the voices were not made within {_VOICES_LIMIT_S} s; --voices 0 exports without them") from e
+        raise RunError(
+            f"the voices were not made within {_VOICES_LIMIT_S} s; --voices 0 exports without them"
+        ) from e
     if done.returncode:
-        raise RunError(f"the voices could not be made (exit {done.returncode}, see above); --voices 0 exports without them")
+        raise RunError(
+            f"the voices could not be made (exit {done.returncode}, see above); --voices 0 exports"
+            " without them"
+        )
     made = json.loads((aside / "voices.json").read_text(encoding="utf-8"))
     if not made:
         return parts
@@ -135,7 +202,8 @@ def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, dev
     return replace(parts, made_voices=aside / "speakers.safetensors", clips=clips)
 
 
-# -- texts -----------------------------------------------------------------------------------------------------------------------------
+# -- texts
+# --------------------------------------------------------------------------------------------------
 
 
 def _rules(run: RunFolder | None, parts: Parts) -> Rules | None:
@@ -150,10 +218,16 @@ def _tell_of_texts(run: RunFolder | None, rules: Rules | None, tell: Callable[[s
     if rules is None:
         return
     if rules.unknown:
-        tell(f"Coqui has no rules for {', '.join(rules.unknown)} and refuses such texts until coqui_languages.install() has run there")
+        tell(
+            f"Coqui has no rules for {', '.join(rules.unknown)} and refuses such texts until"
+            " coqui_languages.install() has run there"
+        )
     if rules.merge_limits:
         grown = ", ".join(x for x in rules.tokenizer.languages if x in rules.merge_limits)
-        tell(f"the vocabulary grew for {grown}: Coqui uses the new tokens for all languages, until coqui_languages.install() has run")
+        tell(
+            f"the vocabulary grew for {grown}: Coqui uses the new tokens for all languages, until"
+            " coqui_languages.install() has run"
+        )
     if run is not None:
         compared, differing, shown = rules.differences(_texts(run.manifest))
         if compared:
@@ -161,7 +235,10 @@ def _tell_of_texts(run: RunFolder | None, rules: Rules | None, tell: Callable[[s
             listed = ", ".join(f"{x} {n} of {compared[x]}" for x, n in sorted(differing.items()))
             tell(f"texts in other tokens in Coqui, of {total} compared: {listed or 'none'}")
         for d in shown:
-            tell(f"  {d.language} {d.text[:60]!r}: trained on {d.ours[:60]!r}, Coqui reads {d.coquis[:60]!r}")
+            tell(
+                f"  {d.language} {d.text[:60]!r}: trained on {d.ours[:60]!r}, Coqui reads"
+                f" {d.coquis[:60]!r}"
+            )
         if differing:
             tell("  coqui_languages.install() makes Coqui read them as in training")
     if rules.needed:

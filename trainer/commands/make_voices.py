@@ -1,4 +1,6 @@
-"""`python -m trainer.commands.make_voices JSON`: the voices of a run's speakers for an export; started by `launch.py export-coqui`."""
+"""`python -m trainer.commands.make_voices JSON`: the voices of a run's speakers for an export;
+started by `launch.py export-coqui`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ def main(stop: Stop) -> None:
 
     prove_device()
     sources = Sources(
-        Path(job["gpt"]), None, run.path / "vocab.json", run.path / "mel_stats.safetensors", Path(job["weights"]), run.dims, run.cleaning
+        Path(job["gpt"]),
+        None,
+        run.path / "vocab.json",
+        run.path / "mel_stats.safetensors",
+        Path(job["weights"]),
+        run.dims,
+        run.cleaning,
     )
     synthesizer = load(sources, jit=False)
     tensors, recordings = {}, {}
@@ -63,11 +71,15 @@ def main(stop: Stop) -> None:
             tensors |= latents | embedding
     _write(out, tensors, recordings)
     shown = ", ".join(list(recordings)[:10]) + (", …" if len(recordings) > 10 else "")
-    log.info("%d voice%s made%s", len(recordings), "s" * (len(recordings) != 1), shown and f": {shown}")
+    log.info(
+        "%d voice%s made%s", len(recordings), "s" * (len(recordings) != 1), shown and f": {shown}"
+    )
 
 
 def _voice(synthesizer, name: str, utterances: list[Utterance]):
-    """(latents, embedding, recording) of a speaker; None, with a warning, where no clip can be read any more."""
+    """(latents, embedding, recording) of a speaker; None, with a warning, where no clip can be read
+    any more.
+    """
     from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS
     from common.xtts.clips import ReferenceClipError
 
@@ -81,12 +93,22 @@ def _voice(synthesizer, name: str, utterances: list[Utterance]):
         log.warning("no voice %s: these weights make no finite numbers of its clips", name)
         return None
     embedding = voice.speaker[:, :, np.newaxis].astype(np.float32)
-    recording = _nearest(clips, {path: synthesizer.vocoder.speaker([clip], rate) for path, clip in clips.items()}, voice.speaker)
-    return {f"{LATENTS}{name}": voice.latents.astype(np.float32)}, {f"{EMBEDDING}{name}": embedding}, recording
+    recording = _nearest(
+        clips,
+        {path: synthesizer.vocoder.speaker([clip], rate) for path, clip in clips.items()},
+        voice.speaker,
+    )
+    return (
+        {f"{LATENTS}{name}": voice.latents.astype(np.float32)},
+        {f"{EMBEDDING}{name}": embedding},
+        recording,
+    )
 
 
 def _nearest(paths: Iterable[str], embeddings: dict[str, np.ndarray], mean: np.ndarray) -> str:
-    return max(paths, key=lambda p: float((embeddings[p] * mean).sum() / np.linalg.norm(embeddings[p])))
+    return max(
+        paths, key=lambda p: float((embeddings[p] * mean).sum() / np.linalg.norm(embeddings[p]))
+    )
 
 
 def _write(out: Path, tensors: dict[str, np.ndarray], recordings: dict[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""`launch.py profile`, the launcher's side: a run folder of its own beside the user's, and what came out of it as tables and one sentence.
+"""`launch.py profile`, the launcher's side: a run folder of its own beside the user's, and what
+came out of it as tables and one sentence.
 
 TensorFlow is not loaded here.
 """
@@ -29,7 +30,14 @@ from trainer import profile
 
 FEWEST_STEPS = 20
 _MANY_EPOCHS = 10**6
-_NEW_PLANS = ("seed", "parity", "data", "text", "model", "batching")  # settings that other plans than the run's would follow from
+_NEW_PLANS = (
+    "seed",
+    "parity",
+    "data",
+    "text",
+    "model",
+    "batching",
+)  # settings that other plans than the run's would follow from
 _LINKED = ("manifest.sqlite", "vocab.json", "mel_stats.safetensors")
 _STEP_ROWS = {
     "wait": "wait for data",
@@ -67,8 +75,8 @@ def run(
 
     Args:
         config: of the run, or of one that is not there yet.
-        changed: the settings in which it differs from the existing run's; None: there is no such run.
-        prepare, supervise: make a run folder, run a run's processes.
+        changed: the settings in which it differs from the existing run's; None: there is no such
+        run. prepare, supervise: make a run folder, run a run's processes.
 
     Raises:
         BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.
@@ -85,7 +93,9 @@ def run(
         if code == OK:
             document = read(folder)
             text = json.dumps(document) if as_json else view(document)
-            Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(text, markup=False, highlight=False)
+            Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(
+                text, markup=False, highlight=False
+            )
     return code
 
 
@@ -96,7 +106,9 @@ def temporary_folder(run_dir: Path) -> Iterator[Path]:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=".profile-", dir=run_dir.parent))
     except OSError as e:
-        raise BadInput(f"cannot make a folder for the profile beside {run_dir}: {e.strerror}") from e
+        raise BadInput(
+            f"cannot make a folder for the profile beside {run_dir}: {e.strerror}"
+        ) from e
     try:
         yield folder
     finally:
@@ -104,7 +116,9 @@ def temporary_folder(run_dir: Path) -> Iterator[Path]:
 
 
 def settings(config: Config, folder: Path, free_steps: int) -> Config:
-    """The run's settings for a profile of `free_steps` and the steps that are waited for: no evaluation, no samples, another folder."""
+    """The run's settings for a profile of `free_steps` and the steps that are waited for: no
+    evaluation, no samples, another folder.
+    """
     steps, optim = profile.all_steps(free_steps), config.train.optim
     # The learning rates of a run that goes on, with its warm-up in full.
     decay = max(optim.decay_steps or config.train.max_steps or 0, optim.warmup_steps + 1, steps)
@@ -115,9 +129,13 @@ def settings(config: Config, folder: Path, free_steps: int) -> Config:
         "optim": optim.model_copy(update={"decay_steps": decay}),
     }
     train = config.train.model_copy(update=train)
-    dvae = config.dvae.model_copy(update={"max_steps": 1})  # codes of untrained weights take as long
+    dvae = config.dvae.model_copy(
+        update={"max_steps": 1}
+    )  # codes of untrained weights take as long
     samples = config.samples.model_copy(update={"count": 0, "texts": []})
-    return config.model_copy(update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples})
+    return config.model_copy(
+        update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples}
+    )
 
 
 def fits(changed: list[str]) -> bool:
@@ -126,7 +144,9 @@ def fits(changed: list[str]) -> bool:
 
 
 def borrow(run: RunFolder, config: Config) -> RunFolder:
-    """Make `config.run` a run on another run's corpus, plans, DVAE and cached codes; its checkpoints and ledger stay where they are."""
+    """Make `config.run` a run on another run's corpus, plans, DVAE and cached codes; its
+    checkpoints and ledger stay where they are.
+    """
     folder = config.run_dir
     for name in _LINKED:
         os.symlink((run.path / name).resolve(), folder / name)
@@ -135,15 +155,21 @@ def borrow(run: RunFolder, config: Config) -> RunFolder:
         (folder / "dvae").mkdir()
         os.symlink(run.dvae_weights.resolve(), folder / "dvae" / run.dvae_weights.name)
     (folder / "cache").mkdir()
-    for codes in (run.path / "cache").glob("codes-*"):  # as far as it got: what the profile adds is right for both
+    for codes in (run.path / "cache").glob(
+        "codes-*"
+    ):  # as far as it got: what the profile adds is right for both
         os.symlink(codes.resolve(), folder / "cache" / codes.name)
     config_module.dump(config, folder / "config.yaml")
-    write_atomically(folder / "identity.json", json.dumps({**run.identity, "run_id": os.urandom(16).hex()}))
+    write_atomically(
+        folder / "identity.json", json.dumps({**run.identity, "run_id": os.urandom(16).hex()})
+    )
     return RunFolder(folder)
 
 
 def without_evaluation(run: RunFolder) -> None:
-    """Empty the evaluation plans: every run ends with an evaluation, which would be compiled for nothing."""
+    """Empty the evaluation plans: every run ends with an evaluation, which would be compiled for
+    nothing.
+    """
     none = np.zeros(0, np.int64)
     for stage in run.stages:
         plan = Plan.open(run.path / "plan" / stage, "eval")
@@ -161,7 +187,10 @@ def read(folder: Path) -> dict:
     """What the trainer measured. RunError: it did not get that far."""
     path = folder / profile.FILE
     if not path.is_file():
-        raise RunError("the profile run ended without figures: too few steps (raise --steps), or see the messages above")
+        raise RunError(
+            "the profile run ended without figures: too few steps (raise --steps), or see the"
+            " messages above"
+        )
     return json.loads(path.read_text())
 
 
@@ -169,26 +198,43 @@ def view(document: dict) -> Group:
     """Tables of the steps and the batches, the cards, the verdict."""
     per_step = document["batches_per_step"]
     title = "each step" + (f" ({per_step:.1f} batches)" if per_step > 1 else "")
-    parts = [_table(title, document["steps"], _STEP_ROWS), _table("each batch, in its producer", document["batch"], _BATCH_ROWS)]
+    parts = [
+        _table(title, document["steps"], _STEP_ROWS),
+        _table("each batch, in its producer", document["batch"], _BATCH_ROWS),
+    ]
     for use in document["gpus"]:
         parts.append(
-            Text(f"GPU {use['index']} ({', '.join(use['roles'])}): {use['percent']:.0f} % busy, {use['memory_mb']} of {use['total_mb']} MB")
+            Text(
+                f"GPU {use['index']} ({', '.join(use['roles'])}): {use['percent']:.0f} % busy,"
+                f" {use['memory_mb']} of {use['total_mb']} MB"
+            )
         )
     if document["spare"]:
         parts.append(Text(document["spare"]))
     producers, speed = document["producers"], document["speed"]
     parts.append(
         Text(
-            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s; ceiling if data were always there "
-            f"{1e3 / document['ceiling_ms']:.2f} batches/s; producers: {producers['count']}, which could make "
-            f"{producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
+            f"now {speed['steps_per_s']:.2f} steps/s, {speed['utterances_per_s']:.1f} utterances/s;"
+            f" ceiling if data were always there {1e3 / document['ceiling_ms']:.2f} batches/s;"
+            f" producers: {producers['count']}, which could make"
+            f" {producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
     return Group(*parts, Text(document["verdict"]["sentence"], style="bold"))
 
 
 def _table(title: str, rows: dict[str, dict[str, float]], names: dict[str, str]) -> Table:
-    table = Table("ms", "mean", "± std", "p95", "n", title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        "ms",
+        "mean",
+        "± std",
+        "p95",
+        "n",
+        title=title,
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for key, name in names.items():
         if key in rows and rows[key]["n"]:
             r = rows[key]

@@ -1,7 +1,9 @@
-"""`python -m trainer.commands.speak JSON`: says a text in the voice of reference clips, with a run's checkpoint or with imported weights.
+"""`python -m trainer.commands.speak JSON`: says a text in the voice of reference clips, with a
+run's checkpoint or with imported weights.
 
-Started by `launch.py synthesize`, which has checked the options and pinned the device. With the imported vocoder the sound is HiFi-GAN's
-at 24 kHz; without, the DVAE's mel through Griffin-Lim at 22 050 Hz. Standard output carries the samples of a stream and nothing else.
+Started by `launch.py synthesize`, which has checked the options and pinned the device. With the
+imported vocoder the sound is HiFi-GAN's at 24 kHz; without, the DVAE's mel through Griffin-Lim at
+22 050 Hz. Standard output carries the samples of a stream and nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference asks for
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a model's parts are. `pretrained`: the folder with vocoder, if there is one; `imported`: it speaks as XTTS v2 does."""
+    """Where a model's parts are.
+
+    `pretrained`: the folder with vocoder, if there is one; `imported`: it speaks as XTTS v2 does.
+    """
 
     gpt: Path
     dvae: Path | None
@@ -38,7 +43,9 @@ class Sources:
     mel_stats: Path
     pretrained: Path | None
     dims: object  # ModelDims
-    cleaning: dict = field(default_factory=dict)  # of texts, as the model was trained with (`Tokenizer.load`)
+    cleaning: dict = field(
+        default_factory=dict
+    )  # of texts, as the model was trained with (`Tokenizer.load`)
 
     @property
     def imported(self) -> bool:
@@ -47,9 +54,11 @@ class Sources:
 
 
 def of_run(path: Path, which: str | None, weights: Path | None = None) -> Sources:
-    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else the newest.
+    """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else
+    the newest.
 
-    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such checkpoint, or no vocoder any more.
+    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such
+    checkpoint, or no vocoder any more.
     """
     from common.run.folder import RunFolder
 
@@ -79,17 +88,26 @@ def of_weights(folder: Path) -> Sources:
     dvae, vocab = folder / "dvae.safetensors", folder / "vocab.json"
     if not vocab.is_file():
         raise BadInput(f"{vocab} is missing: import again with --vocab vocab.json")
-    return Sources(gpt, dvae if dvae.is_file() else None, vocab, folder / "mel_stats.safetensors", folder, dims)
+    return Sources(
+        gpt, dvae if dvae.is_file() else None, vocab, folder / "mel_stats.safetensors", folder, dims
+    )
 
 
 def sources_of(options: dict) -> Sources:
     """By the command's `run`, `step` and `weights`. BadInput as of `of_run` and `of_weights`."""
     weights = None if options["weights"] is None else Path(options["weights"])
-    return of_weights(weights) if options["run"] is None else of_run(Path(options["run"]), options["step"], weights)
+    return (
+        of_weights(weights)
+        if options["run"] is None
+        else of_run(Path(options["run"]), options["step"], weights)
+    )
 
 
 def load(sources: Sources, jit: bool):
-    """The `Synthesizer`. BadInput: parts that do not fit one another, or nothing that turns codes into sound."""
+    """The `Synthesizer`.
+
+    BadInput: parts that do not fit one another, or nothing that turns codes into sound.
+    """
     from safetensors.numpy import load_file
 
     from common.xtts import weights
@@ -106,30 +124,47 @@ def load(sources: Sources, jit: bool):
             dvae = Dvae(sources.dims.dvae)
             weights.load_state_dict(dvae, load_file(sources.dvae))
         vocoder = None if sources.pretrained is None else Vocoder.load(sources.pretrained)
-        log.info("codes to sound: %s", "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz")
+        log.info(
+            "codes to sound: %s",
+            "DVAE and Griffin-Lim, 22 050 Hz" if vocoder is None else "HiFi-GAN, 24 000 Hz",
+        )
         tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
         stats = load_file(sources.mel_stats)["mel_stats"]
-        reference = ReferenceOptions() if sources.imported else ReferenceOptions.as_trained(sources.dims.audio)
-        return Synthesizer(sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit)
+        reference = (
+            ReferenceOptions()
+            if sources.imported
+            else ReferenceOptions.as_trained(sources.dims.audio)
+        )
+        return Synthesizer(
+            sources.dims, gpt, dvae, stats, tokenizer, vocoder, reference=reference, jit=jit
+        )
     except (weights.WeightsError, pretrained.CoquiError, VocabularyError, ValueError, OSError) as e:
         raise BadInput(f"these weights cannot speak: {e}") from e
 
 
 def sampling(asked: dict, imported: bool):
-    """`SamplingOptions`: XTTS v2's for imported weights, those of the training samples for models from nothing, besides what is asked."""
+    """`SamplingOptions`: XTTS v2's for imported weights, those of the training samples for models
+    from nothing, besides what is asked.
+    """
     from common.xtts.sampling import SamplingOptions
     from trainer.previews.samples import OPTIONS
 
     base = SamplingOptions(text_stop_input=True) if imported else OPTIONS
     try:
-        return type(base)(**{**vars(base), **{name: asked[name] for name in SAMPLING if asked[name] is not None}})
+        return type(base)(
+            **{**vars(base), **{name: asked[name] for name in SAMPLING if asked[name] is not None}}
+        )
     except ValueError as e:
         raise BadInput(str(e)) from e
 
 
 def main(stop: Stop) -> None:
     """Load, say, write."""
-    for level, prefix in ((logging.INFO, ""), (logging.WARNING, "warning: "), (logging.ERROR, "error: ")):
+    for level, prefix in (
+        (logging.INFO, ""),
+        (logging.WARNING, "warning: "),
+        (logging.ERROR, "error: "),
+    ):
         logging.addLevelName(level, prefix)
     logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
     for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
@@ -151,9 +186,13 @@ def main(stop: Stop) -> None:
         synthesizer.from_mel(
             np.zeros((8, synthesizer.dims.audio.num_mels), np.float32)
         )  # librosa loads itself at its first use, for seconds
-    wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {"options": chosen}
+    wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {
+        "options": chosen
+    }
     try:
-        wanted["pieces"] = synthesizer.pieces(options["text"], options["language"])  # once: it warns of what the vocabulary lacks
+        wanted["pieces"] = synthesizer.pieces(
+            options["text"], options["language"]
+        )  # once: it warns of what the vocabulary lacks
         wanted["voice"] = _voice(synthesizer, references) if references else named(synthesizer)
     except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
         raise BadInput(str(e)) from e
@@ -164,7 +203,10 @@ def main(stop: Stop) -> None:
 
 
 def references_of(paths: list[str], sample_rate: int) -> list:
-    """What is used of reference clips (`clips.Reference`). Says what a user should know of them. BadInput: one is unusable."""
+    """What is used of reference clips (`clips.Reference`).
+
+    Says what a user should know of them. BadInput: one is unusable.
+    """
     from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
     try:
@@ -175,10 +217,14 @@ def references_of(paths: list[str], sample_rate: int) -> list:
         log.warning("--reference %s", note)
     sound = sum(r.sound_s for r in found)
     if found and sum(r.seconds for r in found) < MIN_SECONDS:
-        raise BadInput(f"--reference is {sum(r.seconds for r in found):.2f} s long in all: at least {MIN_SECONDS} s are needed")
+        raise BadInput(
+            f"--reference is {sum(r.seconds for r in found):.2f} s long in all: at least"
+            f" {MIN_SECONDS} s are needed"
+        )
     if found and sound < GOOD_REFERENCE_S:
         log.warning(
-            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of %g s or more together",
+            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of"
+            " %g s or more together",
             sound,
             GOOD_REFERENCE_S,
         )
@@ -193,7 +239,9 @@ def _voice(synthesizer, references: list):
     voice = synthesizer.voice([r.wav for r in references])
     spent, plural = time.perf_counter() - began, "s" * (len(references) != 1)
     sound = min(MOST_S, sum(r.sound_s for r in references))
-    log.info("voice of %d clip%s (%.1f s of sound) made in %.2f s", len(references), plural, sound, spent)
+    log.info(
+        "voice of %d clip%s (%.1f s of sound) made in %.2f s", len(references), plural, sound, spent
+    )
     return voice
 
 
@@ -220,14 +268,29 @@ def _write(synthesizer, wanted: dict, out: Path) -> None:
 
     speech = synthesizer.speak(**wanted)
     if not len(speech.wav):
-        raise BadInput("the model stopped at once and said nothing: try another --seed, or train longer")
+        raise BadInput(
+            "the model stopped at once and said nothing: try another --seed, or train longer"
+        )
     for piece, generated in zip(speech.pieces, speech.generated, strict=True):
         if not generated.stopped:
             log.warning("no end after %d codes, cut off: %s", len(generated.codes), piece.text)
     write_atomically(out, wav_bytes(speech.wav, speech.sample_rate))
     codes, pieces = sum(len(g.codes) for g in speech.generated), len(speech.pieces)
-    log.info("%s: %.2f s at %d Hz, %d codes, %d piece%s", out, speech.seconds, speech.sample_rate, codes, pieces, "s" * (pieces != 1))
-    log.info("real-time factor %.2f (sampling %.2f s, sound %.2f s)", speech.real_time_factor, speech.sampling_s, speech.vocoding_s)
+    log.info(
+        "%s: %.2f s at %d Hz, %d codes, %d piece%s",
+        out,
+        speech.seconds,
+        speech.sample_rate,
+        codes,
+        pieces,
+        "s" * (pieces != 1),
+    )
+    log.info(
+        "real-time factor %.2f (sampling %.2f s, sound %.2f s)",
+        speech.real_time_factor,
+        speech.sampling_s,
+        speech.vocoding_s,
+    )
 
 
 def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
@@ -241,15 +304,24 @@ def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
             sys.stdout.buffer.write(pcm16(part))
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the listener has left; no second error at exit
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # the listener has left; no second error at exit
             return
         count += len(part)
         if stop.is_set():
             return
     if first is None:
-        raise BadInput("the model stopped at once and said nothing: try another --seed, or train longer")
+        raise BadInput(
+            "the model stopped at once and said nothing: try another --seed, or train longer"
+        )
     spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
-    log.info("first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f", first, seconds, spent / seconds)
+    log.info(
+        "first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f",
+        first,
+        seconds,
+        spent / seconds,
+    )
 
 
 if __name__ == "__main__":

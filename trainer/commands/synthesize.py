@@ -1,4 +1,6 @@
-"""The command synthesize: checks what it is given, chooses the device, becomes the process that speaks (speak.py). No TensorFlow."""
+"""The command synthesize: checks what it is given, chooses the device, becomes the process that
+speaks (speak.py). No TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +23,89 @@ from common.xtts.checkpoints import pretrained
 from trainer.commands import voices
 
 FLAGS: dict[str, dict] = {
-    "--weights": {"metavar": "FOLDER", "help": "imported weights (import-coqui) instead of --run; with --run: where its vocoder is"},
+    "--weights": {
+        "metavar": "FOLDER",
+        "help": (
+            "imported weights (import-coqui) instead of --run; with --run: where its vocoder is"
+        ),
+    },
     "--text": {"metavar": "TEXT", "help": "what to say; - reads standard input"},
     "--language": {"metavar": "X", "default": "en", "help": "en, de, fa, … (en)"},
-    "--voice": {"metavar": "NAME", "help": "a voice by its name: a speaker of --run, or one that came with the weights"},
+    "--voice": {
+        "metavar": "NAME",
+        "help": "a voice by its name: a speaker of --run, or one that came with the weights",
+    },
     "--list-voices": {"action": "store_true", "help": "list their names and do nothing else"},
-    "--reference": {"metavar": "CLIP", "nargs": "+", "help": "recordings of the voice instead, together 3 s or more; 30 s are used"},
+    "--reference": {
+        "metavar": "CLIP",
+        "nargs": "+",
+        "help": "recordings of the voice instead, together 3 s or more; 30 s are used",
+    },
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
-    "--stream": {"action": "store_true", "help": "write 16-bit mono samples to standard output as they are made"},
-    "--step": {"metavar": "N", "help": "checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"},
-    "--device": {"metavar": "X", "help": "a GPU's index or UUID, or cpu (default: a GPU if there is one)"},
-    "--seed": {"metavar": "N", "type": int, "default": 0, "help": "random seed; the same seed gives the same speech (0)"},
-    "--temperature": {"metavar": "X", "type": float, "help": "how freely codes are drawn; lower is calmer"},
+    "--stream": {
+        "action": "store_true",
+        "help": "write 16-bit mono samples to standard output as they are made",
+    },
+    "--step": {
+        "metavar": "N",
+        "help": (
+            "checkpoint of --run: a step, newest or best (default: best by evaluation, else newest)"
+        ),
+    },
+    "--device": {
+        "metavar": "X",
+        "help": "a GPU's index or UUID, or cpu (default: a GPU if there is one)",
+    },
+    "--seed": {
+        "metavar": "N",
+        "type": int,
+        "default": 0,
+        "help": "random seed; the same seed gives the same speech (0)",
+    },
+    "--temperature": {
+        "metavar": "X",
+        "type": float,
+        "help": "how freely codes are drawn; lower is calmer",
+    },
     "--top-k": {"metavar": "K", "type": int, "help": "draw from the K likeliest codes; 0: all"},
-    "--top-p": {"metavar": "P", "type": float, "help": "draw from the likeliest codes that together have probability P"},
-    "--repetition-penalty": {"metavar": "X", "type": float, "help": "penalty on codes already spoken; 1: none"},
-    "--candidates": {"metavar": "N", "type": int, "default": 1, "help": "say each sentence N times and keep the likeliest (1)"},
-    "--speed": {"metavar": "X", "type": float, "default": 1.0, "help": "speed of speaking; 2: twice as fast (1)"},
+    "--top-p": {
+        "metavar": "P",
+        "type": float,
+        "help": "draw from the likeliest codes that together have probability P",
+    },
+    "--repetition-penalty": {
+        "metavar": "X",
+        "type": float,
+        "help": "penalty on codes already spoken; 1: none",
+    },
+    "--candidates": {
+        "metavar": "N",
+        "type": int,
+        "default": 1,
+        "help": "say each sentence N times and keep the likeliest (1)",
+    },
+    "--speed": {
+        "metavar": "X",
+        "type": float,
+        "default": 1.0,
+        "help": "speed of speaking; 2: twice as fast (1)",
+    },
 }
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
-def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, str | None]], tell: Callable[[str], None]) -> int | NoReturn:
-    """Become `python -m trainer.commands.speak` on one device; or list the voices and return. `environment`: a child's, by its device.
+def run(
+    args: argparse.Namespace,
+    environment: Callable[[Device], Mapping[str, str | None]],
+    tell: Callable[[str], None],
+) -> int | NoReturn:
+    """Become `python -m trainer.commands.speak` on one device; or list the voices and return.
+
+    `environment`: a child's, by its device.
 
     Raises:
-        BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device or text.
+        BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device
+        or text.
     """
     _check_source(args)
     if args.list_voices:
@@ -59,7 +118,9 @@ def run(args: argparse.Namespace, environment: Callable[[Device], Mapping[str, s
         if value is not None:
             env[name] = value
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "trainer.commands.speak", json.dumps(options)], env)
+    os.execve(
+        sys.executable, [sys.executable, "-m", "trainer.commands.speak", json.dumps(options)], env
+    )
 
 
 def list_voices(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
@@ -73,7 +134,10 @@ def list_voices(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     for name, origin in found.items():
         tell(f"{name}  ({origin})")
     if not found:
-        tell("no voices: these weights came without speakers_xtts.pth; --reference takes any recording")
+        tell(
+            "no voices: these weights came without speakers_xtts.pth; --reference takes any"
+            " recording"
+        )
     return OK
 
 
@@ -97,7 +161,10 @@ def _options(args: argparse.Namespace) -> dict:
         raise BadInput("give one of --voice NAME (--list-voices lists them) and --reference CLIP")
     for clip in args.reference or ():
         if not Path(clip).is_file():
-            raise BadInput(f"--reference {clip}: no such file (a voice by its name is --voice; --list-voices lists them)")
+            raise BadInput(
+                f"--reference {clip}: no such file (a voice by its name is --voice; --list-voices"
+                " lists them)"
+            )
     text = sys.stdin.read() if args.text == "-" else args.text
     if not text.strip():
         raise BadInput("--text is empty: nothing to say")
@@ -106,8 +173,24 @@ def _options(args: argparse.Namespace) -> dict:
     if args.candidates < 1:
         raise BadInput(f"--candidates must be at least 1, not {args.candidates}")
     if args.candidates > 1 and args.stream:
-        raise BadInput("--candidates compares whole sentences, and --stream plays them while they are made: leave one out")
-    names = ("run", "weights", "language", "voice", "reference", "out", "stream", "step", "seed", "speed", "candidates", *SAMPLING)
+        raise BadInput(
+            "--candidates compares whole sentences, and --stream plays them while they are made:"
+            " leave one out"
+        )
+    names = (
+        "run",
+        "weights",
+        "language",
+        "voice",
+        "reference",
+        "out",
+        "stream",
+        "step",
+        "seed",
+        "speed",
+        "candidates",
+        *SAMPLING,
+    )
     return {"text": text, **{name: getattr(args, name) for name in names}}
 
 
@@ -115,15 +198,25 @@ def _check_out(out: Path) -> None:
     if out.is_dir():
         raise BadInput(f"--out {out} is a folder: name the file to write, {out / 'speech.wav'}")
     if out.suffix.lower() != ".wav":
-        raise BadInput(f"--out {out}: only WAV is written; name a file that ends in .wav, {out.with_suffix('.wav').name}")
+        raise BadInput(
+            f"--out {out}: only WAV is written; name a file that ends in .wav,"
+            f" {out.with_suffix('.wav').name}"
+        )
     if not out.absolute().parent.is_dir():
         raise BadInput(f"--out {out}: the folder {out.absolute().parent} does not exist")
 
 
 def device_of(asked: str | None) -> Device:
-    """The one device: `asked`, else the first GPU that is free, else the CPU. BadInput: it is not there."""
+    """The one device: `asked`, else the first GPU that is free, else the CPU.
+
+    BadInput: it is not there.
+    """
     if asked is not None and "," in asked:
         raise BadInput(f"--device {asked}: name one device")
     tree = {"devices": "auto"} if asked is None else {"data_gpu": asked, "model_gpu": asked}
-    devices = choose.choose_gpus(config_module.parse(tree, "--device"), choose.without_use(choose.list_gpus()), os.environ)
-    return dataclasses.replace(devices.trainer, memory_mb=None)  # it shares the card with no producer of its own
+    devices = choose.choose_gpus(
+        config_module.parse(tree, "--device"), choose.without_use(choose.list_gpus()), os.environ
+    )
+    return dataclasses.replace(
+        devices.trainer, memory_mb=None
+    )  # it shares the card with no producer of its own

@@ -1,7 +1,8 @@
 """Named voices: those of a run's speakers and those that came with its weights.
 
-A voice is what the model needs of a speaker: conditioning latents of up to 30 s of the speaker's clips, chunk by chunk and averaged, and
-the mean of the clips' speaker embeddings. The clip that is nearest to the mean goes along as the voice's recording.
+A voice is what the model needs of a speaker: conditioning latents of up to 30 s of the speaker's
+clips, chunk by chunk and averaged, and the mean of the clips' speaker embeddings. The clip that is
+nearest to the mean goes along as the voice's recording.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ TOTAL_SAMPLES = 30 * 22050
 
 
 def clips_of(manifest: Manifest, most: int) -> dict[str, list[Utterance]]:
-    """The clips that each voice is made of: speaker → training utterances, 30 s or a little more together, 3 s or more each where there
+    """The clips that each voice is made of: speaker → training utterances, 30 s or a little more
+    together, 3 s or more each where there
     are such. At most `most` speakers, those with the most audio."""
     columns = manifest.columns()
     speakers = list(_totals(columns))[:most]
@@ -38,12 +40,17 @@ def clips_of_speaker(manifest: Manifest, name: str) -> list[Utterance]:
 
 
 def listed(run: RunFolder | None, weights: Path | None) -> dict[str, str]:
-    """Names of the voices there are, each with where it comes from. A speaker of the run hides a voice of the same name."""
+    """Names of the voices there are, each with where it comes from.
+
+    A speaker of the run hides a voice of the same name.
+    """
     voices = {name: "came with the weights" for name in came_with(weights)}
     if run is not None:
         columns = run.manifest.columns()
         for speaker, samples in _totals(columns).items():
-            voices[_name(run.manifest, columns, speaker)] = f"speaker of the run, {samples / 22050 / 60:.1f} min"
+            voices[_name(run.manifest, columns, speaker)] = (
+                f"speaker of the run, {samples / 22050 / 60:.1f} min"
+            )
     return dict(sorted(voices.items()))
 
 
@@ -57,8 +64,15 @@ def came_with(weights: Path | None) -> dict:
 def no_such(name: str, voices: dict[str, str]) -> str:
     """What to say where --voice names none of `voices`."""
     near = difflib.get_close_matches(name, voices, 1, 0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"there {'are' if len(voices) != 1 else 'is'} {len(voices) or 'none'}"
-    return f"--voice {name}: no such voice; {hint} --list-voices lists them, and --reference takes any recording"
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"there {'are' if len(voices) != 1 else 'is'} {len(voices) or 'none'}"
+    )
+    return (
+        f"--voice {name}: no such voice; {hint} --list-voices lists them, and --reference takes any"
+        " recording"
+    )
 
 
 def as_voice(latents, embedding):
@@ -71,7 +85,9 @@ def as_voice(latents, embedding):
 def _totals(columns: dict[str, np.ndarray]) -> dict[int, int]:
     """Samples of each speaker that is trained on, the most first."""
     trained = columns["split"] == TRAIN
-    totals = np.bincount(columns["speaker"][trained], columns["num_samples"][trained]).astype(np.int64)
+    totals = np.bincount(columns["speaker"][trained], columns["num_samples"][trained]).astype(
+        np.int64
+    )
     return {int(s): int(totals[s]) for s in np.argsort(-totals, kind="stable") if totals[s]}
 
 
@@ -83,7 +99,9 @@ def _chosen(columns: dict[str, np.ndarray], speaker: int) -> list[int]:
     ids = np.flatnonzero((columns["split"] == TRAIN) & (columns["speaker"] == speaker))
     good = ids[columns["num_samples"][ids] >= GOOD_SAMPLES]
     longest_first = ids[np.argsort(-columns["num_samples"][ids], kind="stable")]
-    return _until_full(good if len(good) else longest_first, columns["num_samples"], bool(len(good)))
+    return _until_full(
+        good if len(good) else longest_first, columns["num_samples"], bool(len(good))
+    )
 
 
 def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[int]:
@@ -92,7 +110,9 @@ def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[
     if not spread or wanted >= len(ids):
         return ids[:wanted].tolist()
     mean = float(num_samples[ids].mean())
-    return ids[np.linspace(0, len(ids) - 1, max(1, round(TOTAL_SAMPLES / mean)), dtype=int)].tolist()
+    return ids[
+        np.linspace(0, len(ids) - 1, max(1, round(TOTAL_SAMPLES / mean)), dtype=int)
+    ].tolist()
 
 
 def voice_of(synthesizer, name: str, utterances: list[Utterance]):

@@ -1,7 +1,9 @@
-"""Checkpoints: written aside, fsynced, renamed; verified on load; a damaged one is set aside, never deleted, never ignored in silence.
+"""Checkpoints: written aside, fsynced, renamed; verified on load; a damaged one is set aside, never
+deleted, never ignored in silence.
 
-`CHECKPOINTS/step-00000060/` holds `model.safetensors` (Coqui's key names), `optimizer.safetensors` and `state.json`, which carries the
-position, seeds, sizes, identity, quarantine, and the digests of the other two files and of itself.
+`CHECKPOINTS/step-00000060/` holds `model.safetensors` (Coqui's key names), `optimizer.safetensors`
+and `state.json`, which carries the position, seeds, sizes, identity, quarantine, and the digests of
+the other two files and of itself.
 """
 
 from __future__ import annotations
@@ -72,8 +74,13 @@ class Checkpoints:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as e:
-            raise BadInput(f"checkpoints cannot be written to {self.folder}: {e.strerror}; choose another run= folder") from e
-        for old in self.folder.glob(".tmp-old-*"):  # killed between the two renames of a replacement
+            raise BadInput(
+                f"checkpoints cannot be written to {self.folder}: {e.strerror}; choose another run="
+                " folder"
+            ) from e
+        for old in self.folder.glob(
+            ".tmp-old-*"
+        ):  # killed between the two renames of a replacement
             final = self.path(int(old.name.rsplit("-", 1)[1]))
             if not final.exists():
                 os.replace(old, final)
@@ -82,30 +89,44 @@ class Checkpoints:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, ascending; whether they are whole is seen on loading."""
+        """Steps of the checkpoints there are, ascending; whether they are whole is seen
+        on loading.
+        """
         return sorted(step for p in self.folder.iterdir() if (step := step_of(p)) is not None)
 
     def path(self, step: int) -> Path:
         """The folder of one checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    # -- save ----------------------------------------------------------------------------------------------------------------------
+    # -- save
+    # ----------------------------------------------------------------------------------------------
 
-    def save(self, step: int, tensors: dict[str, dict[str, Any]], state: dict, go_on: Callable[[], bool] = lambda: True) -> Path:
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, dict[str, Any]],
+        state: dict,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> Path:
         """Write checkpoint `step`, then drop surplus ones (the newest `keep` and the best stay).
 
         Args:
-            tensors: "model" and "optimizer", each name → array, or what becomes one (see `tensor_file.save_file`); emptied on the way.
-            state: JSON-able; `state["best_step"]` names the checkpoint with the lowest evaluation loss, or is None.
-            go_on: asked before the renaming; where it says no, nothing has happened.
+            tensors: "model" and "optimizer", each name → array, or what becomes one (see
+            `tensor_file.save_file`); emptied on the way. state: JSON-able; `state["best_step"]`
+            names the checkpoint with the lowest evaluation loss, or is None. go_on: asked before
+            the renaming; where it says no, nothing has happened.
 
         Raises:
-            SaveFailed: not enough room, or the file system refused; says how much is needed and free.
+            SaveFailed: not enough room, or the file system refused; says how much is needed and
+            free.
         """
         needed = sum(a.nbytes for part in tensors.values() for a in part.values()) + _SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise SaveFailed(f"checkpoint {step} needs {_mb(needed)}, {self.folder} has {_mb(free)} free; make room or lower train.keep")
+            raise SaveFailed(
+                f"checkpoint {step} needs {_mb(needed)}, {self.folder} has {_mb(free)} free; make"
+                " room or lower train.keep"
+            )
         tmp, final = self.folder / f".tmp-{step:08d}", self.path(step)
         try:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -120,7 +141,10 @@ class Checkpoints:
             shutil.rmtree(self.folder / f".tmp-old-{step:08d}", ignore_errors=True)
         except OSError as e:
             shutil.rmtree(tmp, ignore_errors=True)
-            raise SaveFailed(f"checkpoint {step} could not be written to {self.folder}: {e.strerror or e} ({_mb(needed)} needed)") from e
+            raise SaveFailed(
+                f"checkpoint {step} could not be written to {self.folder}: {e.strerror or e}"
+                f" ({_mb(needed)} needed)"
+            ) from e
         self._prune(state.get("best_step"))
         return final
 
@@ -143,7 +167,8 @@ class Checkpoints:
             if step != best:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
-    # -- load ----------------------------------------------------------------------------------------------------------------------
+    # -- load
+    # ----------------------------------------------------------------------------------------------
 
     def load(self, step: int) -> Restored:
         """Read and verify one checkpoint. ValueError: what is damaged."""
@@ -171,7 +196,8 @@ class Checkpoints:
             existed: the newest checkpoint that the ledger speaks of.
 
         Raises:
-            BadInput: there were checkpoints, and none is whole. A run is never silently begun afresh.
+            BadInput: there were checkpoints, and none is whole. A run is never silently begun
+            afresh.
         """
         newest_damaged = None
         for step in reversed(self.steps()):
@@ -180,16 +206,23 @@ class Checkpoints:
             except ValueError as e:
                 aside = self._aside(step)
                 os.replace(self.path(step), aside)
-                log.warning("checkpoint step %d is damaged (%s): set aside as %s", step, e, aside.name)
+                log.warning(
+                    "checkpoint step %d is damaged (%s): set aside as %s", step, e, aside.name
+                )
                 newest_damaged = newest_damaged or step
                 continue
             if newest_damaged:
-                log.warning("step %d damaged, using step %d; the steps between are trained again", newest_damaged, step)
+                log.warning(
+                    "step %d damaged, using step %d; the steps between are trained again",
+                    newest_damaged,
+                    step,
+                )
             return found
         if existed is not None or newest_damaged or list(self.folder.glob("damaged-step-*")):
             raise BadInput(
-                f"no whole checkpoint in {self.folder}, but there was one (step {existed or newest_damaged}); "
-                f"restore it from a copy, or start anew with another run= folder"
+                f"no whole checkpoint in {self.folder}, but there was one (step"
+                f" {existed or newest_damaged}); restore it from a copy, or start anew with another"
+                " run= folder"
             )
         return None
 

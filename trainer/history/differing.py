@@ -51,7 +51,9 @@ class Differing:
         entry = {
             "plan": "train",
             "g": first,
-            "makers": [" and ".join(sorted(set(of.get("producers", ["?"])))) for of in (before, line)],
+            "makers": [
+                " and ".join(sorted(set(of.get("producers", ["?"])))) for of in (before, line)
+            ],
             "digests": [before["digest"], line["digest"]],
             "step": line["step"],
         }
@@ -67,9 +69,10 @@ class Differing:
             self._write(entry)
         if self._deterministic:
             raise BytesDiffer(
-                f"{text}: this run is deterministic, and nobody knows which bytes are right. Nothing "
-                "was saved since the last checkpoint, from which the same command goes on; use "
-                "producers of one kind of device, and look for recordings that have changed"
+                f"{text}: this run is deterministic, and nobody knows which bytes are right."
+                " Nothing was saved since the last checkpoint, from which the same command goes"
+                " on; use producers of one kind of device, and look for recordings that have"
+                " changed"
             )
 
     def _write(self, entry: dict) -> None:

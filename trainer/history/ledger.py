@@ -1,8 +1,10 @@
-"""The ledger: one line per step, in order, append-only; folded, it is the history that the weights have seen.
+"""The ledger: one line per step, in order, append-only; folded, it is the history that the weights
+have seen.
 
-A line may lag behind the device, but lines up to step N are on disk before checkpoint N is renamed. `{"resumed_from": N}` says that
-the steps after N were lost with a crash and are trained again; folding drops the earlier lines of those steps. A torn last line is
-what a SIGKILL leaves, and is dropped. `{"checkpoint": N}` is written after checkpoint N exists.
+A line may lag behind the device, but lines up to step N are on disk before checkpoint N is renamed.
+`{"resumed_from": N}` says that the steps after N were lost with a crash and are trained again;
+folding drops the earlier lines of those steps. A torn last line is what a SIGKILL leaves, and is
+dropped. `{"checkpoint": N}` is written after checkpoint N exists.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def read(path: str | os.PathLike) -> list[dict]:
             lines.append(json.loads(text))
         except ValueError as e:
             raise BadInput(
-                f"{path}:{i + 1}: not a ledger line ({e}); restore the file from a copy, or move it away and start a new run"
+                f"{path}:{i + 1}: not a ledger line ({e}); restore the file from a copy, or move it"
+                " away and start a new run"
             ) from e
     return lines
 
@@ -64,7 +67,9 @@ def fold(lines: list[dict]) -> list[dict]:
 
 
 def lost_steps(lines: list[dict], step: int) -> dict[int, dict]:
-    """The lines of the steps after `step` that were trained since the last resume, by number: a resume at `step` loses them."""
+    """The lines of the steps after `step` that were trained since the last resume, by number: a
+    resume at `step` loses them.
+    """
     lost: dict[int, dict] = {}
     for line in lines:
         if "resumed_from" in line:
@@ -83,7 +88,8 @@ def last_checkpoint(lines: list[dict]) -> int | None:
 class Ledger:
     """Appends to a run's ledger. One writer: the holder of RUN/lock.
 
-    on_difference(line, line before): a step that a resume had lost was trained again, on other bytes.
+    on_difference(line, line before): a step that a resume had lost was trained again, on other
+    bytes.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -104,7 +110,9 @@ class Ledger:
             os.truncate(self.path, keep)
 
     def resume(self, step: int, lines: list[dict] = ()) -> None:
-        """Say that training goes on after `step`; what later ones of `lines` (the ledger so far) say is void, but compared with."""
+        """Say that training goes on after `step`; what later ones of `lines` (the ledger so far)
+        say is void, but compared with.
+        """
         self._lost = lost_steps(lines, step)
         self._append({"resumed_from": step})
         self.flush()
@@ -123,7 +131,9 @@ class Ledger:
 
     def _append(self, line: dict) -> None:
         self._unwritten.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        with contextlib.suppress(OSError):  # a full disk: kept, and written with the next line or `flush`, which says so
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk: kept, and written with the next line or `flush`, which says so
             self._write_out()
 
     def _write_out(self) -> None:
@@ -139,7 +149,10 @@ class Ledger:
         self._unwritten.clear()
 
     def flush(self) -> None:
-        """Everything appended is on disk when this returns. OSError: it is not; it is kept for the next try."""
+        """Everything appended is on disk when this returns.
+
+        OSError: it is not; it is kept for the next try.
+        """
         self._write_out()
         os.fsync(self._fd)
 

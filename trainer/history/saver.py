@@ -1,4 +1,5 @@
-"""Checkpoints written while training goes on: the state is held as it was, a thread brings it to disk, the loop hears how it ended.
+"""Checkpoints written while training goes on: the state is held as it was, a thread brings it to
+disk, the loop hears how it ended.
 
 At most one save is in flight. Nothing here knows what a state is made of.
 """
@@ -18,7 +19,11 @@ _ABANDONED_S = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save ended. `pause_s`: what it cost the loop; `seconds`: until the checkpoint was on disk; `error`: None if it is."""
+    """How a save ended.
+
+    `pause_s`: what it cost the loop; `seconds`: until the checkpoint was on disk; `error`: None if
+    it is.
+    """
 
     step: int
     pause_s: float
@@ -45,22 +50,28 @@ class Saver:
         return self._thread is not None
 
     def begin(self, step: int, snapshot: Callable[[], dict], state: dict) -> None:
-        """Take the snapshot now and write it in the background. The previous outcome must have been taken.
+        """Take the snapshot now and write it in the background.
+
+        The previous outcome must have been taken.
 
         Args:
-            snapshot: returns the "model" and "optimizer" arrays of this moment (see `Step.snapshot`).
-            state: as in `Checkpoints.save`.
+            snapshot: returns the "model" and "optimizer" arrays of this moment (see
+            `Step.snapshot`). state: as in `Checkpoints.save`.
         """
         if self.busy:
             raise RuntimeError("a save is in flight; take its outcome first")
         began = time.perf_counter()
         tensors = snapshot()
         pause_s = time.perf_counter() - began
-        self._thread = threading.Thread(target=self._run, args=(step, tensors, state, began, pause_s), name="saver", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(step, tensors, state, began, pause_s), name="saver", daemon=True
+        )
         self._thread.start()
 
     def take(self, timeout_s: float) -> Outcome | None:
-        """The outcome of the save in flight, once; None if there is none, or it has not ended within `timeout_s`."""
+        """The outcome of the save in flight, once; None if there is none, or it has not ended
+        within `timeout_s`.
+        """
         if self._thread is None:
             return None
         self._thread.join(timeout_s)
@@ -81,7 +92,9 @@ class Saver:
         error = None
         try:
             with self._saving():
-                self._checkpoints.save(step, tensors, state, go_on=lambda: not self._abandoned.is_set())
+                self._checkpoints.save(
+                    step, tensors, state, go_on=lambda: not self._abandoned.is_set()
+                )
         except SaveFailed as e:
             error = e
         except BaseException as e:  # noqa: BLE001 - the edge of a thread: `take` raises it

@@ -1,6 +1,8 @@
-"""In which order the trainer consumes batches: training batches with evaluations between them, as one sequence.
+"""In which order the trainer consumes batches: training batches with evaluations between them, as
+one sequence.
 
-The channel leases along this sequence, so evaluation needs no window, no credit and no order of its own.
+The channel leases along this sequence, so evaluation needs no window, no credit and no order of its
+own.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class Position:
     evaluated: int = 0  # the last step after which an evaluation was finished
     best_step: int | None = None  # the checkpoint with the lowest evaluation score
     best_score: float | None = None
-    quarantine: list[dict] = field(default_factory=list)  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
+    quarantine: list[dict] = field(
+        default_factory=list
+    )  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
 
     def stands_as(self, other: Position | None) -> bool:
         """Whether a checkpoint of `other` says all that one of this position would."""
@@ -37,8 +41,8 @@ class Schedule:
     Args:
         total_steps: the last step.
         eval_every: an evaluation after each multiple; 0: not by steps.
-        eval_at_epoch_end: an evaluation after each epoch's last step. One follows the last step of all in any case.
-        save_every: a checkpoint after each multiple.
+        eval_at_epoch_end: an evaluation after each epoch's last step. One follows the last step of
+        all in any case. save_every: a checkpoint after each multiple.
     """
 
     train: Plan
@@ -58,12 +62,17 @@ class Schedule:
         return n if self.eval_batches is None else min(n, self.eval_batches)
 
     def scales(self, planned: PlannedStep) -> list[float]:
-        """What the gradient of each batch of a step counts. Every utterance of the step counts alike: a short batch weighs as much as it
-        has rows. With `mean_of_means`, as in Coqui's trainer, a batch counts 1 / accumulate, in an epoch's short last step too.
+        """What the gradient of each batch of a step counts.
+
+        Every utterance of the step counts alike: a short batch weighs as much as it
+        has rows. With `mean_of_means`, as in Coqui's trainer, a batch counts 1 / accumulate, in an
+        epoch's short last step too.
         """
         if self.mean_of_means:
             return [1 / self.accumulate] * planned.count
-        rows = [self.train.num_rows(g) for g in range(planned.first_g, planned.first_g + planned.count)]
+        rows = [
+            self.train.num_rows(g) for g in range(planned.first_g, planned.first_g + planned.count)
+        ]
         return [n / sum(rows) for n in rows]
 
     def step(self, s: int) -> PlannedStep:
@@ -93,7 +102,9 @@ class Schedule:
             yield from evaluation
         for s in range(at.step + 1, self.total_steps + 1):
             planned = self.step(s)
-            yield from (("train", g) for g in range(planned.first_g, planned.first_g + planned.count))
+            yield from (
+                ("train", g) for g in range(planned.first_g, planned.first_g + planned.count)
+            )
             if self.eval_due(s):
                 yield from evaluation
 
@@ -102,12 +113,22 @@ def schedule_of(run: RunFolder, stage: str) -> Schedule:
     """A stage's schedule from the run's settings."""
     c, train, evaluation = run.config, run.plan(stage, "train"), run.plan(stage, "eval")
     part = getattr(c, run.spec(stage).section)
-    pauses = {"eval_every": part.eval_every, "save_every": part.save_every, "eval_at_epoch_end": part.eval_at_epoch_end}
+    pauses = {
+        "eval_every": part.eval_every,
+        "save_every": part.save_every,
+        "eval_at_epoch_end": part.eval_at_epoch_end,
+    }
     if not isinstance(part, Train):
         return Schedule(train, evaluation, 1, part.max_steps, **pauses)
     total = c.train.epochs * train.steps_per_epoch(c.train.accumulate)
     if c.train.max_steps is not None:
         total = min(total, c.train.max_steps)
     return Schedule(
-        train, evaluation, c.train.accumulate, total, **pauses, eval_batches=c.train.eval_batches, mean_of_means=c.train.mean_of_means
+        train,
+        evaluation,
+        c.train.accumulate,
+        total,
+        **pauses,
+        eval_batches=c.train.eval_batches,
+        mean_of_means=c.train.mean_of_means,
     )

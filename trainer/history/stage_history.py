@@ -31,7 +31,10 @@ class StageFiles:
 
 @dataclass(frozen=True)
 class StageHistory:
-    """A stage's history, open. `facts` say whose it is, in every checkpoint: "identity" and "dims"."""
+    """A stage's history, open.
+
+    `facts` say whose it is, in every checkpoint: "identity" and "dims".
+    """
 
     files: StageFiles
     facts: dict
@@ -40,7 +43,10 @@ class StageHistory:
 
 
 def restore(
-    files: StageFiles, keep: int, facts: dict, load: Callable[[dict[str, dict[str, np.ndarray]]], None]
+    files: StageFiles,
+    keep: int,
+    facts: dict,
+    load: Callable[[dict[str, dict[str, np.ndarray]]], None],
 ) -> tuple[StageHistory, Position]:
     """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
     at step 0.
@@ -58,7 +64,9 @@ def restore(
     position = Position()
     if found is not None:
         if any(found.state[k] != facts[k] for k in facts):
-            raise BadInput(f"{found.path} belongs to another run; give this run a folder of its own")
+            raise BadInput(
+                f"{found.path} belongs to another run; give this run a folder of its own"
+            )
         load(found.tensors)
         position = Position(**found.state["position"])
         log.info("resumed step %d from %s", position.step, found.path.name)

@@ -1,7 +1,8 @@
-"""Tensors on disk in the safetensors format, one at a time: what is written is let go at once, and digested on the way.
+"""Tensors on disk in the safetensors format, one at a time: what is written is let go at once, and
+digested on the way.
 
-The package's own writer holds everything in memory twice, and the interpreter's lock while it writes: seconds, at full size, in which
-no step could be started.
+The package's own writer holds everything in memory twice, and the interpreter's lock while it
+writes: seconds, at full size, in which no step could be started.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import numpy as np
 import xxhash
 
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
-_NAMES |= {f"{kind}int{bits}": f"{kind.upper() or 'I'}{bits}" for kind in ("", "u") for bits in (8, 16, 32, 64)}
+_NAMES |= {
+    f"{kind}int{bits}": f"{kind.upper() or 'I'}{bits}"
+    for kind in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
 
 
 def save_file(tensors: MutableMapping[str, Any], path: str | os.PathLike) -> str:
     """Write `tensors` and return the xxh3-128 of the file's bytes. OSError as of the file system.
 
-    tensors: name → array, or anything with `shape`, `dtype` and NumPy's `__array__`; emptied on the way.
+    tensors: name → array, or anything with `shape`, `dtype` and NumPy's `__array__`; emptied on the
+    way.
     """
     # By alignment, then by name, as the package orders them.
     names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))

@@ -1,15 +1,19 @@
-"""`python -m trainer.previews.sampler --run RUN`: speaks the samples of a run's checkpoints while the run trains.
+"""`python -m trainer.previews.sampler --run RUN`: speaks the samples of a run's checkpoints while
+the run trains.
 
-A process of its own, which reads what the trainer has saved and which the trainer knows nothing of: its weights, random numbers and
-ledger are what they are without it, a step never waits for it, and a kill loses nothing but samples. Within the trainer, compiling the
-sampling loop and speaking would hold up the step for a minute each time. It computes on the producers' GPU, which is nearly idle: memory
-grows as needed there, by the networks and the caches of a few rows (`samples.ROWS`). Where the trainer shares that GPU its memory is
-divided already, so samples are made on the CPU. Its priority is low: producers and trainer go first where cores are short.
+A process of its own, which reads what the trainer has saved and which the trainer knows nothing of:
+its weights, random numbers and ledger are what they are without it, a step never waits for it, and
+a kill loses nothing but samples. Within the trainer, compiling the sampling loop and speaking would
+hold up the step for a minute each time. It computes on the producers' GPU, which is nearly idle:
+memory grows as needed there, by the networks and the caches of a few rows (`samples.ROWS`). Where
+the trainer shares that GPU its memory is divided already, so samples are made on the CPU. Its
+priority is low: producers and trainer go first where cores are short.
 
-Which: the first checkpoint at or after each multiple of `samples.every`. One at a time: while it speaks others may come, of which it
-takes the newest next and says what it left out. The last step is left to the trainer, which speaks at the run's end in any case
-(finale.py). A checkpoint that is removed before it was read is passed over. RUN/sampler.lock makes it the only one of a run; another, of
-`launch.py trainer` beside a running launch.py, waits for its place.
+Which: the first checkpoint at or after each multiple of `samples.every`. One at a time: while it
+speaks others may come, of which it takes the newest next and says what it left out. The last step
+is left to the trainer, which speaks at the run's end in any case (finale.py). A checkpoint that is
+removed before it was read is passed over. RUN/sampler.lock makes it the only one of a run; another,
+of `launch.py trainer` beside a running launch.py, waits for its place.
 
 What takes time to load is imported where it is used.
 """
@@ -43,7 +47,8 @@ POLL_S = 0.5
 
 
 def next_step(steps: Iterable[int], every: int, last: int, total: int) -> int | None:
-    """Which of the checkpoints `steps` to speak next, where `last` was spoken before: of the newest stretch of `every` steps that has
+    """Which of the checkpoints `steps` to speak next, where `last` was spoken before: of the newest
+    stretch of `every` steps that has
     one, the first; None: nothing new. The step `total` is the trainer's own."""
     first: dict[int, int] = {}
     for step in sorted(s for s in steps if every and s < total):
@@ -57,7 +62,10 @@ class Gone(Exception):
 
 
 class Networks:
-    """A run's networks in this process, given the weights of one checkpoint after another. TensorFlow is loaded with the first."""
+    """A run's networks in this process, given the weights of one checkpoint after another.
+
+    TensorFlow is loaded with the first.
+    """
 
     def __init__(self, run: RunFolder):
         from safetensors.numpy import load_file
@@ -72,13 +80,18 @@ class Networks:
         self._maker = maker_of(run, self._gpt, dvae)
 
     def speak(self, state: dict[str, np.ndarray], step: int) -> int:
-        """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; returns how many were spoken."""
+        """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; returns how many
+        were spoken.
+        """
         from common.xtts import weights
         from trainer.report.tensorboard import EventWriter
 
         weights.load_state_dict(self._gpt, state)
         name = f"step-{step:08d}"
-        aside, events = self.run.path / "samples" / f".tmp-{name}", EventWriter(self.run.samples_events)
+        aside, events = (
+            self.run.path / "samples" / f".tmp-{name}",
+            EventWriter(self.run.samples_events),
+        )
         try:
             spoken = self._maker.make(aside, step, events, interim=True)
         finally:
@@ -98,7 +111,8 @@ class PreviewProcess:
         self._networks: Networks | None = None
         self._nothing_in: set[int] | None = None  # these checkpoints held nothing to do
         self._tried, self._took_s, self._complained = 0, 0.0, False
-        # The main thread has to hear of a stop, and the loop over a text's codes cannot be interrupted.
+        # The main thread has to hear of a stop, and the loop over a text's codes cannot be
+        # interrupted.
         self._worker = ThreadPoolExecutor(1, "speaker")
 
     def run(self, done: Callable[[], bool]) -> None:
@@ -133,7 +147,8 @@ class PreviewProcess:
     def _complain(self, step: int) -> None:
         log.log(
             logging.INFO if self._complained else logging.WARNING,
-            "no samples between steps %d and %d: step %d took %.0f s; set a larger samples.every or another samples.device",
+            "no samples between steps %d and %d: step %d took %.0f s; set a larger samples.every or"
+            " another samples.device",
             self._tried,
             step,
             self._tried,
@@ -159,14 +174,26 @@ class PreviewProcess:
         if error is None:
             log.info("%d samples of step %d, %.1f s", work.result(), step, self._took_s)
         elif is_out_of_memory(error):
-            raise Hopeless(f"no memory for samples on {self.status.value.device}: set samples.device=cpu, or samples.every=0 to make none")
+            raise Hopeless(
+                f"no memory for samples on {self.status.value.device}: set samples.device=cpu, or"
+                " samples.every=0 to make none"
+            )
         elif isinstance(error, BadInput):
             raise error
         else:
-            log.warning("the samples of step %d failed: %s: %s", step, type(error).__name__, error, exc_info=error)
+            log.warning(
+                "the samples of step %d failed: %s: %s",
+                step,
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
 
     def _speak(self, step: int) -> int:
-        """In the worker. The weights are read first: while TensorFlow loads, the checkpoint may be removed."""
+        """In the worker.
+
+        The weights are read first: while TensorFlow loads, the checkpoint may be removed.
+        """
         from common.run.folder import RunFolder
 
         run = RunFolder(self.path)
@@ -175,7 +202,9 @@ class PreviewProcess:
             from common.gpu.device import prove_device
 
             threads = run.config.threads
-            info = prove_device(intra_threads=threads.producer_intra, inter_threads=threads.producer_inter)
+            info = prove_device(
+                intra_threads=threads.producer_intra, inter_threads=threads.producer_inter
+            )
             self.status.update(device=info.label)
         if self._networks is None or self._networks.run.config != run.config:
             self._networks = Networks(run)
@@ -200,7 +229,11 @@ def _weights_of(run: Path, step: int) -> dict[str, np.ndarray]:
 def _steps_in(folder: Path) -> set[int]:
     from trainer.history.checkpoint import step_of
 
-    return {step for p in folder.iterdir() if (step := step_of(p)) is not None} if folder.is_dir() else set()
+    return (
+        {step for p in folder.iterdir() if (step := step_of(p)) is not None}
+        if folder.is_dir()
+        else set()
+    )
 
 
 def pause(stop: Stop, seconds: float) -> None:
@@ -212,7 +245,9 @@ def pause(stop: Stop, seconds: float) -> None:
 def trainer_is_done(run: Path, began: float) -> bool:
     """Whether the trainer has said so since `began` (a time): before, it was another one's word."""
     s = status.read(run, "trainer")
-    ended = s is not None and (s.phase == status.DONE or (s.phase == status.LEFT and s.exit_code == OK))
+    ended = s is not None and (
+        s.phase == status.DONE or (s.phase == status.LEFT and s.exit_code == OK)
+    )
     return ended and s.time >= began
 
 
@@ -238,7 +273,10 @@ def main(stop: Stop) -> int:
     os.nice(NICE)
     supervisor = os.environ.get(SUPERVISOR, "")
     began = float(supervisor.split(":")[1]) if supervisor else lock.identity()[1]
-    done = lambda: trainer_is_done(run, began)  # noqa: E731
+
+    def done():
+        return trainer_is_done(run, began)
+
     held = take_place(run, stop, done)
     if held is not None:
         PreviewProcess(run, stop).run(done)

@@ -1,8 +1,10 @@
-"""When the device really finished each step: computing goes on after a step's call has returned, and the loop does not wait for it.
+"""When the device really finished each step: computing goes on after a step's call has returned,
+and the loop does not wait for it.
 
-`Clock.watch(step)` gives a step that does the same and is timed. The loop has a thread read each update's scalars as soon as it was issued
-(`Step.read`); that returns when the update has ended, which is what the clock notes. For profiles, `sync_from` makes later calls wait for
-the device, and keeps what each took.
+`Clock.watch(step)` gives a step that does the same and is timed. The loop has a thread read each
+update's scalars as soon as it was issued (`Step.read`); that returns when the update has ended,
+which is what the clock notes. For profiles, `sync_from` makes later calls wait for the device, and
+keeps what each took.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Tick:
-    """One update, in seconds of time.perf_counter: its first call began, its last returned, the device had finished."""
+    """One update, in seconds of time.perf_counter: its first call began, its last returned, the
+    device had finished.
+    """
 
     began: float
     issued: float
@@ -37,8 +41,12 @@ class Clock:
         self._running: deque[tuple[float, float]] = deque()  # issued and not yet read
         self._ticks: deque[Tick] = deque()
         self.updates = 0
-        self.sync_from: int | None = None  # calls wait for the device from this update on (counted from 0)
-        self.samples: dict[str, list[float]] = {}  # part → seconds of each update whose calls waited
+        self.sync_from: int | None = (
+            None  # calls wait for the device from this update on (counted from 0)
+        )
+        self.samples: dict[
+            str, list[float]
+        ] = {}  # part → seconds of each update whose calls waited
         self._group = Stopwatch()  # of the update in progress
 
     @property
@@ -88,7 +96,9 @@ class Clock:
 
 
 class ClockedStep:
-    """A `trainer.step.contract.Step` whose updates tell a clock; everything else is the step's own."""
+    """A `trainer.step.contract.Step` whose updates tell a clock; everything else is the
+    step's own.
+    """
 
     def __init__(self, step, clock: Clock):
         self._step, self._clock = step, clock
@@ -113,7 +123,10 @@ class ClockedStep:
         return result
 
     def read(self, scalars: Mapping[str, Any]) -> dict[str, float]:
-        """See `Step.read`. Of updates alone, in their order; an evaluation's scalars are read through the step itself."""
+        """See `Step.read`.
+
+        Of updates alone, in their order; an evaluation's scalars are read through the step itself.
+        """
         values = self._step.read(scalars)
         if "grad_norm" in values:
             self._clock.finished()

@@ -1,4 +1,7 @@
-"""How busy GPUs are: utilisation and memory by NVML, sampled in a thread. On a machine without the driver there is nothing to sample."""
+"""How busy GPUs are: utilisation and memory by NVML, sampled in a thread.
+
+On a machine without the driver there is nothing to sample.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 
 @dataclass(frozen=True)
 class Use:
-    """One card over a stretch of time: mean utilisation in %, the most memory that was taken, of how much."""
+    """One card over a stretch of time: mean utilisation in %, the most memory that was taken, of
+    how much.
+    """
 
     index: int
     roles: tuple[str, ...]
@@ -27,7 +32,8 @@ class Use:
 
     def __str__(self) -> str:
         return (
-            f"GPU {self.index} ({', '.join(self.roles)}) {self.percent:.0f} %, {self.memory_mb / 1024:.1f} of {self.total_mb / 1024:.0f} GB"
+            f"GPU {self.index} ({', '.join(self.roles)}) {self.percent:.0f} %,"
+            f" {self.memory_mb / 1024:.1f} of {self.total_mb / 1024:.0f} GB"
         )
 
 
@@ -38,7 +44,9 @@ def uuid_of(label: str) -> str | None:
 
 
 class GpuUse:
-    """Samples the cards that `labels()` names: role → device label. Looked up now and then, as producers come and go.
+    """Samples the cards that `labels()` names: role → device label.
+
+    Looked up now and then, as producers come and go.
 
     nvml: the module to ask; None: nvidia-ml-py, where it is installed and a driver answers.
     """
@@ -55,7 +63,10 @@ class GpuUse:
             self._thread.start()
 
     def take(self, keep: bool = False) -> list[Use]:
-        """Each card since the last call, in order of index; [] without a GPU. `keep`: the next call will tell of the same time, too."""
+        """Each card since the last call, in order of index; [] without a GPU.
+
+        `keep`: the next call will tell of the same time, too.
+        """
         with self._lock:
             samples = {uuid: list(values) for uuid, values in self._samples.items()}
             if not keep:
@@ -88,7 +99,9 @@ class GpuUse:
             uuid = uuid_of(label)
             if uuid is not None and role not in roles.get(uuid, ()):
                 roles[uuid] = (*roles.get(uuid, ()), role)
-        known = {g.uuid: g for g in list_gpus(self._nvml).gpus} if set(roles) - set(self._facts) else {}
+        known = (
+            {g.uuid: g for g in list_gpus(self._nvml).gpus} if set(roles) - set(self._facts) else {}
+        )
         try:
             self._nvml.nvmlInit()  # again: listing shuts it down
             for uuid in set(roles) & set(known):

@@ -1,4 +1,6 @@
-"""What a stage shows while it runs: metrics.jsonl, TensorBoard, the status file that the console reads, and the log."""
+"""What a stage shows while it runs: metrics.jsonl, TensorBoard, the status file that the console
+reads, and the log.
+"""
 
 from __future__ import annotations
 
@@ -45,16 +47,29 @@ class Observer:
         self._metrics = open(folder / "metrics.jsonl", "a", encoding="utf-8", buffering=1)
         self._events = EventWriter(folder / "tensorboard")
         self._status, self._total, self._log_every = status, total_steps, log_every
-        self._recent: deque[tuple[float, int, float, float]] = deque(maxlen=RECENT_STEPS)  # end time, rows, seconds, waited
+        self._recent: deque[tuple[float, int, float, float]] = deque(
+            maxlen=RECENT_STEPS
+        )  # end time, rows, seconds, waited
         self._began = time.monotonic()
         self._disk_said = False
         at = {"step": step, "saved_step": step}
-        status.update(phase="starting", stage=stage[0], stage_name=stage[1], max_steps=total_steps, window=window, **at)
+        status.update(
+            phase="starting",
+            stage=stage[0],
+            stage_name=stage[1],
+            max_steps=total_steps,
+            window=window,
+            **at,
+        )
 
     def waiting(self, ready: int, wanted: int, peers: int) -> None:
         """Before step 1: the buffer fills."""
         producers = f"{peers} producer{'' if peers == 1 else 's'}"
-        self._status.update(phase="waiting for data", ready=ready, message=f"{ready} of {wanted} batches, {producers}")
+        self._status.update(
+            phase="waiting for data",
+            ready=ready,
+            message=f"{ready} of {wanted} batches, {producers}",
+        )
 
     def ready(self) -> None:
         """The wait is over; the first step may take a while."""
@@ -62,15 +77,22 @@ class Observer:
 
     def compiling(self, what: str, bucket: int, num_buckets: int, shape) -> None:
         """A bucket's first batch: its function is compiled now."""
-        text = f"compiling {what} for bucket {bucket + 1} of {num_buckets} ({shape.batch_size} rows x {shape.row_len})"
+        text = (
+            f"compiling {what} for bucket {bucket + 1} of {num_buckets} ({shape.batch_size} rows x"
+            f" {shape.row_len})"
+        )
         log.info("%s", text)
         self._interrupted()
         self._reminder.start(text)
         self._status.update(phase="compiling", message=text)
 
     def compiling_programs(self, number: int, total: int, left_s: float | None) -> None:
-        """Before step 1, `number` - 1 of `total` programs are compiled; the rest takes about `left_s`."""
-        text = f"program {number} of {total}" + (f", about {left_s:.0f} s left" if left_s is not None else "")
+        """Before step 1, `number` - 1 of `total` programs are compiled; the rest takes about
+        `left_s`.
+        """
+        text = f"program {number} of {total}" + (
+            f", about {left_s:.0f} s left" if left_s is not None else ""
+        )
         if number == 1:
             log.info("compiling %d programs", total)
         self._status.update(phase="compiling", message=text)
@@ -88,22 +110,37 @@ class Observer:
         """A finished step: `line` is its ledger line, `values` the step's scalars."""
         own = Stopwatch()
         with own.part("logging"):
-            self._step(line, values, rows=rows, num_bytes=num_bytes, ready=server.ready_count(), target=server.target())
+            self._step(
+                line,
+                values,
+                rows=rows,
+                num_bytes=num_bytes,
+                ready=server.ready_count(),
+                target=server.target(),
+            )
         if self._watch is not None:
             self._watch.logged_s.append(own.spent_s["logging"])
 
     def times(self, line: dict, rows: int) -> dict[str, float]:
-        """`step_ms` and `wait_ms` (without data) of a finished step: by the device's clock where there is one, else the loop's own."""
+        """`step_ms` and `wait_ms` (without data) of a finished step: by the device's clock where
+        there is one, else the loop's own.
+        """
         self._reminder.stop()
         record = None
         if self._watch is not None:
             record = self._watch.step(line["g"], line["count"])
-        seconds, waited = (record.total_s, record.wait_s) if record else (line["step_ms"] / 1e3, line["wait_ms"] / 1e3)
+        seconds, waited = (
+            (record.total_s, record.wait_s)
+            if record
+            else (line["step_ms"] / 1e3, line["wait_ms"] / 1e3)
+        )
         if self._watch is None or (record and not record.interrupted):
             self._recent.append((time.monotonic(), rows, seconds, waited))
         return {"step_ms": round(1e3 * seconds, 2), "wait_ms": round(1e3 * waited, 2)}
 
-    def _step(self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int, target: int) -> None:
+    def _step(
+        self, line: dict, values: dict, *, rows: int, num_bytes: int, ready: int, target: int
+    ) -> None:
         rate, wait = self.rates()
         left = self._total - line["step"]
         record = {
@@ -122,7 +159,10 @@ class Observer:
             record["skipped"] = True
         self._write(record)
         scalars = {f"train/{k}": v for k, v in values.items()}
-        self._draw(line["step"], scalars | {f"speed/{k}": record[k] for k in ("step_ms", "wait_ms", "ready", "target")})
+        self._draw(
+            line["step"],
+            scalars | {f"speed/{k}": record[k] for k in ("step_ms", "wait_ms", "ready", "target")},
+        )
         known = bool(self._recent)  # not after the first steps, which compile
         mean_s = sum(r[2] for r in self._recent) / max(1, len(self._recent))
         self._status.update(
@@ -140,8 +180,13 @@ class Observer:
         self._tell(line, values, f"{ready}/{target}", last=left == 0)
 
     def _tell(self, line: dict, values: dict, queue: str, last: bool) -> None:
-        """The line in the log every `log_every` steps; every RECENT_STEPS and at the end the speed's record, and warnings."""
-        shown, summed = line["step"] % self._log_every == 0 or last, line["step"] % RECENT_STEPS == 0 or last
+        """The line in the log every `log_every` steps; every RECENT_STEPS and at the end the
+        speed's record, and warnings.
+        """
+        shown, summed = (
+            line["step"] % self._log_every == 0 or last,
+            line["step"] % RECENT_STEPS == 0 or last,
+        )
         if self._watch is None or not (shown or summed):
             speed = None
         else:
@@ -151,11 +196,27 @@ class Observer:
             rate, wait = self.rates()
             how = f"wait_data={100 * wait:.1f}% utterances/s={rate:.1f} queue={queue}"
             what = " ".join(f"{k}={v:.4g}" for k, v in values.items())
-            log.info("step %d epoch %d %s %s", line["step"], line["epoch"], what, speed.line(queue) if speed else how)
+            log.info(
+                "step %d epoch %d %s %s",
+                line["step"],
+                line["epoch"],
+                what,
+                speed.line(queue) if speed else how,
+            )
         if summed and speed is not None:
             record = speed.record()
-            self._write({"time": round(time.time(), 3), "step": line["step"], "speed": record, "bottleneck": speed.verdict.sentence})
-            self._draw(line["step"], {f"speed/{k}": v for k, v in record.items() if k not in ("step_ms", "wait_ms")})
+            self._write(
+                {
+                    "time": round(time.time(), 3),
+                    "step": line["step"],
+                    "speed": record,
+                    "bottleneck": speed.verdict.sentence,
+                }
+            )
+            self._draw(
+                line["step"],
+                {f"speed/{k}": v for k, v in record.items() if k not in ("step_ms", "wait_ms")},
+            )
             for text in self._watch.warnings(speed):
                 log.warning("%s", text)
             if last:
@@ -163,7 +224,9 @@ class Observer:
 
     def _write(self, record: dict) -> None:
         try:
-            self._metrics.write(json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n")
+            self._metrics.write(
+                json.dumps(record).replace("NaN", "null").replace("Infinity", "null") + "\n"
+            )
         except OSError as e:
             self._disk_fails(e)
 
@@ -203,7 +266,13 @@ class Observer:
         self._write(record)
         self._draw(step, {f"eval/{k}": v for k, v in losses.items()})
         shown = " ".join(f"{k}={v:.4f}" for k, v in losses.items())
-        log.info("evaluation after step %d: %s%s (%.1f s)", step, shown, ", the best so far" if better else "", seconds)
+        log.info(
+            "evaluation after step %d: %s%s (%.1f s)",
+            step,
+            shown,
+            ", the best so far" if better else "",
+            seconds,
+        )
         self._status.update(phase="training", message=f"evaluation {shown}")
 
     def saving(self) -> None:
@@ -212,15 +281,21 @@ class Observer:
         self._status.update(phase="saving", message="")
 
     def saved(self, step: int, seconds: float, pause_s: float) -> None:
-        """A checkpoint is on disk, `seconds` after it was begun; training waited `pause_s` of them."""
+        """A checkpoint is on disk, `seconds` after it was begun; training waited
+        `pause_s` of them.
+        """
         self._interrupted()
         if self._watch is not None:
             self._watch.saved_s.append(pause_s)
-        log.info("checkpoint step %d saved in %.2f s, training paused for %.2f s", step, seconds, pause_s)
+        log.info(
+            "checkpoint step %d saved in %.2f s, training paused for %.2f s", step, seconds, pause_s
+        )
         self._status.update(phase="training", saved_step=step)
 
     def traces(self, counts: dict[str, int]) -> None:
-        """How often each compiled function was traced: once, or a shape leaked and costs a compilation at every change."""
+        """How often each compiled function was traced: once, or a shape leaked and costs a
+        compilation at every change.
+        """
         self._write({"time": round(time.time(), 3), "traces": dict(sorted(counts.items()))})
         again = {k: n for k, n in counts.items() if n > 1}
         if again:
@@ -241,7 +316,9 @@ class Observer:
 
 
 class Reminder:
-    """Says a text again every `every_s` seconds until it is stopped: what takes a minute should not look like a hang."""
+    """Says a text again every `every_s` seconds until it is stopped: what takes a minute should not
+    look like a hang.
+    """
 
     def __init__(self, every_s: float):
         self._every_s = every_s
@@ -251,7 +328,9 @@ class Reminder:
         """From now on; in place of an earlier text."""
         self.stop()
         self._stop = threading.Event()
-        threading.Thread(target=self._run, args=(text, self._stop), name="reminder", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(text, self._stop), name="reminder", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """It is done."""

@@ -1,4 +1,7 @@
-"""Pictures of a run: loss curves and mels, as PNG bytes. Matplotlib without a display and without its global state; no TensorFlow."""
+"""Pictures of a run: loss curves and mels, as PNG bytes.
+
+Matplotlib without a display and without its global state; no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ class Png:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line: x and y of equal length. `rough`: drawn faintly, with its running mean over it; else with a dot at each point."""
+    """One line: x and y of equal length.
+
+    `rough`: drawn faintly, with its running mean over it; else with a dot at each point.
+    """
 
     label: str
     x: Sequence[float]
@@ -85,12 +91,15 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
 
     Args:
         hop_s: seconds from frame to frame.
-        note: a line under the title, the spoken text for instance; cut where it is long, left out in scripts that need shaping.
+        note: a line under the title, the spoken text for instance; cut where it is long, left out
+        in scripts that need shaping.
 
     ValueError: no rows, or a mel without frames.
     """
     if not rows or not all(row.mel.ndim == 2 and len(row.mel) for row in rows):
-        raise ValueError(f"mels to draw must be [frames > 0, channels], got {[row.mel.shape for row in rows]}")
+        raise ValueError(
+            f"mels to draw must be [frames > 0, channels], got {[row.mel.shape for row in rows]}"
+        )
     longest = max(len(row.mel) for row in rows) * hop_s
     figure = Figure(figsize=(11, 2.0 * len(rows) + 1.1), dpi=DPI, layout="constrained")
     note = _drawable(note)
@@ -101,7 +110,13 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
     for ax, row in zip(axes, rows, strict=True):
         seconds = len(row.mel) * hop_s
         image = ax.imshow(
-            row.mel.T, origin="lower", aspect="auto", cmap="magma", vmin=low, vmax=high, extent=(0, seconds, 0, row.mel.shape[1])
+            row.mel.T,
+            origin="lower",
+            aspect="auto",
+            cmap="magma",
+            vmin=low,
+            vmax=high,
+            extent=(0, seconds, 0, row.mel.shape[1]),
         )
         ax.set_xlim(0, longest)
         ax.set_facecolor("#f2f2f2")  # after a mel that ends earlier
@@ -114,7 +129,9 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
 
 
 def smoothed(values: Sequence[float], window: int) -> np.ndarray:
-    """Mean over the `window` values around each, fewer at the ends; values that are not finite count for nothing (NaN where all are)."""
+    """Mean over the `window` values around each, fewer at the ends; values that are not finite
+    count for nothing (NaN where all are).
+    """
     y = np.asarray(values, np.float64)
     finite = np.isfinite(y)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, y, 0.0))])
@@ -126,13 +143,17 @@ def smoothed(values: Sequence[float], window: int) -> np.ndarray:
 
 
 def _drawable(text: str) -> str:
-    """The text if the built-in font draws it rightly: Latin, Greek, Cyrillic and their like; else nothing."""
+    """The text if the built-in font draws it rightly: Latin, Greek, Cyrillic and their like; else
+    nothing.
+    """
     return text if all(c < "\u0590" or "\u1e00" <= c < "\u2e80" for c in text) else ""
 
 
 def _draw_panel(ax, panel: Panel) -> None:
     values = []
-    for curve, colour in zip(panel.curves, COLOURS * math.ceil(len(panel.curves) / len(COLOURS)), strict=False):
+    for curve, colour in zip(
+        panel.curves, COLOURS * math.ceil(len(panel.curves) / len(COLOURS)), strict=False
+    ):
         x, y = np.asarray(curve.x, np.float64), np.asarray(curve.y, np.float64)
         kept = np.isfinite(x) & np.isfinite(y)
         x, y = x[kept], y[kept]
@@ -141,7 +162,9 @@ def _draw_panel(ax, panel: Panel) -> None:
         values += [y.min(), y.max()]
         if curve.rough and len(x) > FEW_POINTS:
             ax.plot(x, y, color=colour, linewidth=0.7, alpha=0.3)
-            ax.plot(x, smoothed(y, max(5, len(y) // 25)), color=colour, linewidth=1.8, label=curve.label)
+            ax.plot(
+                x, smoothed(y, max(5, len(y) // 25)), color=colour, linewidth=1.8, label=curve.label
+            )
         else:
             ax.plot(x, y, color=colour, linewidth=1.8, marker="o", markersize=4, label=curve.label)
     for level, style in zip(panel.levels, ("--", ":", "-.") * len(panel.levels), strict=False):
@@ -170,7 +193,9 @@ def _plain(ax) -> None:
 
 
 def _colour_range(mels: Sequence[np.ndarray]) -> tuple[float, float]:
-    """From the quiet to the loud, without the outermost values: one click must not pale the rest."""
+    """From the quiet to the loud, without the outermost values: one click must not pale
+    the rest.
+    """
     values = np.concatenate([np.ravel(mel) for mel in mels])
     values = values[np.isfinite(values)]
     if not len(values):
@@ -182,6 +207,8 @@ def _colour_range(mels: Sequence[np.ndarray]) -> tuple[float, float]:
 def _encode(figure: Figure) -> Png:
     canvas = FigureCanvasAgg(figure)
     out = io.BytesIO()
-    canvas.print_png(out, metadata={"Software": ""})  # no version inside: equal pictures are equal bytes
+    canvas.print_png(
+        out, metadata={"Software": ""}
+    )  # no version inside: equal pictures are equal bytes
     width, height = canvas.get_width_height()
     return Png(out.getvalue(), width, height)

@@ -1,7 +1,9 @@
-"""The end of a run in figures: what was learnt, how fast, what was left out. Read from the run folder alone, without TensorFlow.
+"""The end of a run in figures: what was learnt, how fast, what was left out.
 
-`finish` writes RUN/summary.json and RUN/curves.png; `table` and `lines` show the same figures to people. Steps that were trained again
-after a crash count once, as in the folded ledger.
+Read from the run folder alone, without TensorFlow.
+
+`finish` writes RUN/summary.json and RUN/curves.png; `table` and `lines` show the same figures to
+people. Steps that were trained again after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ ENDS = 10  # steps whose mean is "the first" and "the last" loss
 class History:
     """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
 
-    `retraces`: how many functions the last process that trained it compiled again; None: it was killed before it could say.
+    `retraces`: how many functions the last process that trained it compiled again; None: it was
+    killed before it could say.
     """
 
     steps: list[dict]
@@ -37,13 +40,17 @@ class History:
 
     @classmethod
     def read(cls, folder: Path) -> History:
-        """From a stage's folder, without a torn line and without steps that the folded ledger no longer has. BadInput: a damaged ledger."""
+        """From a stage's folder, without a torn line and without steps that the folded ledger no
+        longer has. BadInput: a damaged ledger.
+        """
         steps, evaluations, retraces = {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
                 line = json.loads(text)
-            except ValueError:  # a SIGKILL in the middle of a write; the next process went on after it
+            except (
+                ValueError
+            ):  # a SIGKILL in the middle of a write; the next process went on after it
                 continue
             if any(k.startswith("eval_") for k in line):
                 kind = evaluations
@@ -54,20 +61,29 @@ class History:
                 continue
             else:  # where the time goes
                 continue
-            kind[line["step"]] = line  # a step trained again after a crash: the later line is what the weights saw
+            kind[line["step"]] = (
+                line  # a step trained again after a crash: the later line is what the weights saw
+            )
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
-        return cls(*([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)), retraces)
+        return cls(
+            *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
+            retraces,
+        )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
         """(steps, values) of the lines that have `name`; null is NaN."""
         found = [line for line in (self.evaluations if evaluated else self.steps) if name in line]
-        return [line["step"] for line in found], [math.nan if line[name] is None else float(line[name]) for line in found]
+        return [line["step"] for line in found], [
+            math.nan if line[name] is None else float(line[name]) for line in found
+        ]
 
 
 def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
-    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant prediction scores on the same targets.
+    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant
+    prediction scores on the same targets.
 
-    A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN without any count.
+    A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN
+    without any count.
     """
     p = np.asarray(counts, np.float64)
     if not p.sum() > 0:
@@ -77,13 +93,16 @@ def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
 
 
 def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
-    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed over."""
+    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed
+    over.
+    """
     targets = np.asarray(audio_targets)
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
 def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
-    """The figures, by stage; what a stage does not have is absent, what could not be computed is None.
+    """The figures, by stage; what a stage does not have is absent, what could not be computed is
+    None.
 
     Args:
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
@@ -102,7 +121,9 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
         }
         figures |= load(spec.figures)(history, run, unigram_nats)
         stages[stage] = _without_nan(figures)
-    size = run.config.model.size if run.config.model.weights is None else run.dims.size  # weights bring their own
+    size = (
+        run.config.model.size if run.config.model.weights is None else run.dims.size
+    )  # weights bring their own
     return {"run": str(run.path), "run_id": run.run_id, "size": size, "stages": stages}
 
 
@@ -118,12 +139,15 @@ def curves(run: RunFolder, summary: dict) -> Png:
 def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
     """Write RUN/summary.json and RUN/curves.png; returns the figures, as `summarise`."""
     summary = summarise(run, unigram_nats)
-    write_atomically(run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(
+        run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    )
     write_atomically(run.path / "curves.png", curves(run, summary).data)
     return summary
 
 
-# -- for people ----------------------------------------------------------------------------------------------------------------------
+# -- for people
+# --------------------------------------------------------------------------------------------------
 
 
 def table(summary: dict) -> Table:
@@ -132,7 +156,9 @@ def table(summary: dict) -> Table:
     out.add_column("")
     for figures in summary["stages"].values():
         out.add_column(figures["title"], justify="right")
-    parts = [(dict(_learnt(figures)), dict(_ran(figures))) for figures in summary["stages"].values()]
+    parts = [
+        (dict(_learnt(figures)), dict(_ran(figures))) for figures in summary["stages"].values()
+    ]
     for rows in zip(*parts, strict=True):  # what each stage learnt, then what all stages have
         for name in dict.fromkeys(name for row in rows for name in row):
             out.add_row(name, *(row.get(name, "") for row in rows))
@@ -150,11 +176,22 @@ def lines(summary: dict) -> list[str]:
 
 
 def _learnt(figures: dict) -> list[tuple[str, str]]:
-    name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[figures["judged_by"]]
+    name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[
+        figures["judged_by"]
+    ]
     rows = [
         (f"{name}, first {ENDS} steps (mean)", _number(figures["first"])),
-        (f"{name}, last {ENDS} steps (mean)", f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)"),
-        (f"held-out {name}", f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step {figures['eval_best_step']})"),
+        (
+            f"{name}, last {ENDS} steps (mean)",
+            f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)",
+        ),
+        (
+            f"held-out {name}",
+            (
+                f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step"
+                f" {figures['eval_best_step']})"
+            ),
+        ),
     ]
     if "unigram_entropy" in figures:
         rows.append(("unigram entropy of the held-out codes", _number(figures["unigram_entropy"])))
@@ -162,7 +199,10 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
     if "mean_mel_error" in figures:
         rows.append(("error of the mean mel, held out", _number(figures["mean_mel_error"])))
         rows.append(("reconstruction error against it", _lower(figures["below_mean_mel"])))
-        used = f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']} ({_percent(figures['codebook_share'])})"
+        used = (
+            f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']}"
+            f" ({_percent(figures['codebook_share'])})"
+        )
         rows.append(("codebook perplexity", used))
     return rows
 
@@ -196,7 +236,8 @@ def _lower(value: float | None) -> str:
     return f"{100 * value:.1f} % lower" if value >= 0 else f"{-100 * value:.1f} % higher"
 
 
-# -- figures -------------------------------------------------------------------------------------------------------------------------
+# -- figures
+# --------------------------------------------------------------------------------------------------
 
 
 def _speed(history: History) -> dict:
@@ -217,7 +258,9 @@ def _speed(history: History) -> dict:
 def _learning(history: History, judged: tuple[str, str]) -> dict:
     trained, evaluated = judged
     values = [v for v in history.series(trained)[1] if math.isfinite(v)]
-    first, last = (float(np.mean(part)) if part else math.nan for part in (values[:ENDS], values[-ENDS:]))
+    first, last = (
+        float(np.mean(part)) if part else math.nan for part in (values[:ENDS], values[-ENDS:])
+    )
     steps, held_out = history.series(evaluated, evaluated=True)
     finite = [(v, s) for s, v in zip(steps, held_out, strict=True) if math.isfinite(v)]
     best, best_step = min(finite) if finite else (None, None)
@@ -235,7 +278,11 @@ def _learning(history: History, judged: tuple[str, str]) -> dict:
 def against_unigram(history: History, run: RunFolder, unigram_nats: float | None) -> dict:
     """Stage 2 against the best constant prediction."""
     best = _learning(history, run.spec("gpt").judged)["eval_best"]
-    below = None if unigram_nats is None or best is None or not unigram_nats > 0 else 1 - best / unigram_nats
+    below = (
+        None
+        if unigram_nats is None or best is None or not unigram_nats > 0
+        else 1 - best / unigram_nats
+    )
     return {"unigram_entropy": unigram_nats, "below_unigram": below}
 
 
@@ -244,8 +291,14 @@ def codebook(history: History, run: RunFolder, unigram_nats: float | None) -> di
     del unigram_nats
     num_codes = run.dims.dvae.num_codes
     found = history.evaluations or history.steps
-    recon, baseline = (history.series(f"eval_{n}", True)[1] or history.series(n)[1][-ENDS:] for n in ("recon", "baseline"))
-    recon, baseline = (float(np.mean(v[-1:] if history.evaluations else v)) if found and v else math.nan for v in (recon, baseline))
+    recon, baseline = (
+        history.series(f"eval_{n}", True)[1] or history.series(n)[1][-ENDS:]
+        for n in ("recon", "baseline")
+    )
+    recon, baseline = (
+        float(np.mean(v[-1:] if history.evaluations else v)) if found and v else math.nan
+        for v in (recon, baseline)
+    )
     perplexity = history.series("codebook_perplexity")[1]
     return {
         "mean_mel_error": baseline,
@@ -261,10 +314,13 @@ def _num_lines(path: Path) -> int:
 
 
 def _without_nan(figures: dict) -> dict:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
+    }
 
 
-# -- panels --------------------------------------------------------------------------------------------------------------------------
+# -- panels
+# --------------------------------------------------------------------------------------------------
 
 
 def _curve(history: History, label: str, name: str, evaluated: bool = False) -> Curve:
@@ -273,23 +329,47 @@ def _curve(history: History, label: str, name: str, evaluated: bool = False) -> 
 
 def dvae_panels(history: History, figures: dict) -> list[Panel]:
     """Stage 1's curves."""
-    baseline = [Level("predicting the mean mel", figures["mean_mel_error"])] if figures["mean_mel_error"] else []
-    error = [_curve(history, "training", "recon"), _curve(history, "held out", "eval_recon", evaluated=True)]
+    baseline = (
+        [Level("predicting the mean mel", figures["mean_mel_error"])]
+        if figures["mean_mel_error"]
+        else []
+    )
+    error = [
+        _curve(history, "training", "recon"),
+        _curve(history, "held out", "eval_recon", evaluated=True),
+    ]
     used = [
         _curve(history, "training, moving average", "codebook_perplexity"),
         _curve(history, "held out, per batch", "eval_perplexity", True),
     ]
     return [
-        Panel("Stage 1, DVAE: reconstruction error", error, "mean squared error, log-mel / stats", baseline),
-        Panel("Stage 1, DVAE: codebook perplexity", used, f"codes in use, of {figures['num_codes']}"),
+        Panel(
+            "Stage 1, DVAE: reconstruction error",
+            error,
+            "mean squared error, log-mel / stats",
+            baseline,
+        ),
+        Panel(
+            "Stage 1, DVAE: codebook perplexity", used, f"codes in use, of {figures['num_codes']}"
+        ),
     ]
 
 
 def gpt_panels(history: History, figures: dict) -> list[Panel]:
     """Stage 2's curves."""
-    unigram = [Level("unigram entropy, held out", figures["unigram_entropy"])] if figures["unigram_entropy"] else []
-    audio = [_curve(history, "training", "audio_ce"), _curve(history, "held out", "eval_audio", evaluated=True)]
-    text = [_curve(history, "training", "text_ce"), _curve(history, "held out", "eval_text", evaluated=True)]
+    unigram = (
+        [Level("unigram entropy, held out", figures["unigram_entropy"])]
+        if figures["unigram_entropy"]
+        else []
+    )
+    audio = [
+        _curve(history, "training", "audio_ce"),
+        _curve(history, "held out", "eval_audio", evaluated=True),
+    ]
+    text = [
+        _curve(history, "training", "text_ce"),
+        _curve(history, "held out", "eval_text", evaluated=True),
+    ]
     return [
         Panel("Stage 2, GPT: audio codes", audio, "cross-entropy, nats per code", unigram),
         Panel("Stage 2, GPT: text tokens", text, "cross-entropy, nats per token"),
@@ -298,4 +378,10 @@ def gpt_panels(history: History, figures: dict) -> list[Panel]:
 
 def loss_panels(history: History, figures: dict) -> list[Panel]:
     """The curve of a stage of which nothing else is known."""
-    return [Panel(figures["title"], [_curve(history, "training", "loss"), _curve(history, "held out", "eval_audio", True)], "loss")]
+    return [
+        Panel(
+            figures["title"],
+            [_curve(history, "training", "loss"), _curve(history, "held out", "eval_audio", True)],
+            "loss",
+        )
+    ]

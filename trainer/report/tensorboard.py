@@ -35,8 +35,12 @@ class EventWriter:
     def __init__(self, folder: str | os.PathLike):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard's own EventFileWriter imports TensorFlow to open a file; the record format is all that is needed.
-        self._file = open(folder / f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}", "ab")
+        # TensorBoard's own EventFileWriter imports TensorFlow to open a file; the record format is
+        # all that is needed.
+        self._file = open(
+            folder / f"events.out.tfevents.{time.time():.3f}.{socket.gethostname()}.{os.getpid()}",
+            "ab",
+        )
         self._records = RecordWriter(self._file)
         self._flushed = 0.0
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))

@@ -1,7 +1,8 @@
-"""How fast a stage runs and what holds it up, from what the feed, the clock and the producers' own timings say, over the last steps.
+"""How fast a stage runs and what holds it up, from what the feed, the clock and the producers' own
+timings say, over the last steps.
 
-The feed reports each batch as it is taken (`fed`), the observer each step in order (`step`). Steps during which something was compiled,
-saved or evaluated, and the first ones, are left out.
+The feed reports each batch as it is taken (`fed`), the observer each step in order (`step`). Steps
+during which something was compiled, saved or evaluated, and the first ones, are left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from trainer.report.gpu_use import GpuUse, Use
 from trainer.report.verdict import Measured, ProducerLoad, Settings, Verdict, verdict
 
 RECENT_STEPS = 50
-WARM_UP_STEPS = 5  # the loop runs two steps behind the device, the feed two batches ahead of it: until then ends are noticed in pairs
+# the loop runs two steps behind the device, the feed two batches ahead of it: until then ends are
+# noticed in pairs
+WARM_UP_STEPS = 5
 ENOUGH = 10  # steps, before anything is said of them
 NEARLY_IDLE = 30.0  # per cent
 MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean: one warning
@@ -27,9 +30,12 @@ MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean:
 
 @dataclass(frozen=True)
 class FedRecord:
-    """A batch that the step has taken. `asked`, `got`: time.perf_counter around the loop's wait for it; `feed_s`: check and transfer.
+    """A batch that the step has taken.
 
-    `notes`: what the producer says of how it was made; `transit_s`: from there to the feed, None if it had waited here.
+    `asked`, `got`: time.perf_counter around the loop's wait for it; `feed_s`: check and transfer.
+
+    `notes`: what the producer says of how it was made; `transit_s`: from there to the feed, None if
+    it had waited here.
     """
 
     bucket: int
@@ -44,15 +50,20 @@ class FedRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step: `total_s` from the one before on the device's clock, `wait_s` of it without data, `busy_s` of it computing."""
+    """A step: `total_s` from the one before on the device's clock, `wait_s` of it without data,
+    `busy_s` of it computing.
+    """
 
     total_s: float
     wait_s: float
     busy_s: float
     batches: tuple[FedRecord, ...]
     number: int = 0  # of the stage's steps in this process, from 0
-    settled: bool = True  # its batches were made while training went on; before, producers wait for leases for other reasons
-    interrupted: bool = False  # something else happened since the step before: it is timed, and says nothing about speed
+    # its batches were made while training went on; before, producers wait for leases for other
+    # reasons
+    settled: bool = True
+    # something else happened since the step before: it is timed, and says nothing about speed
+    interrupted: bool = False
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -70,16 +81,24 @@ class Speed:
     step_s: float
     utterances_per_s: float
     produced_per_s: float
-    per_bucket: Mapping[tuple[int, ...], tuple[int, float, float]]  # steps, mean, standard deviation of the busy seconds
+    per_bucket: Mapping[
+        tuple[int, ...], tuple[int, float, float]
+    ]  # steps, mean, standard deviation of the busy seconds
     cpu_s: float  # of the producers, per utterance
     gpus: tuple[Use, ...] = ()
 
     @property
     def variation(self) -> float | None:
-        """The largest std/mean of a shape's steps. Of shapes with too few steps each, as steps of several batches mostly are: that of all
+        """The largest std/mean of a shape's steps.
+
+        Of shapes with too few steps each, as steps of several batches mostly are: that of all
         their steps, each divided by its shape's mean. None: of no shape are there two."""
         enough = [std / mean for n, mean, std in self.per_bucket.values() if n >= ENOUGH and mean]
-        few = [(n, (std / mean) ** 2) for n, mean, std in self.per_bucket.values() if 2 <= n < ENOUGH and mean]
+        few = [
+            (n, (std / mean) ** 2)
+            for n, mean, std in self.per_bucket.values()
+            if 2 <= n < ENOUGH and mean
+        ]
         count = sum(n for n, _ in few)
         if count >= ENOUGH:  # a mean of n takes one of n degrees of freedom
             enough.append(math.sqrt(sum(n * square for n, square in few) / (count - len(few))))
@@ -89,7 +108,10 @@ class Speed:
         """For the log; `queue`: "3/8", batches that wait and how many may exist."""
         spread = "" if self.variation is None else f" (±{100 * self.variation:.0f}%)"
         text = f"wait_data={100 * self.measured.wait:.1f}% step={1e3 * self.step_s:.1f}ms{spread}"
-        text += f" utterances/s={self.utterances_per_s:.1f} produced/s={self.produced_per_s:.2f} queue={queue}"
+        text += (
+            f" utterances/s={self.utterances_per_s:.1f} produced/s={self.produced_per_s:.2f}"
+            f" queue={queue}"
+        )
         v = self.verdict
         text += f" bottleneck={v.cause}" + (f" ({v.part})" if v.part else "")
         return "; ".join([text, *map(str, self.gpus)])
@@ -118,12 +140,18 @@ class Speed:
         for p in m.producers:
             flat |= {f"{p.name}_{part}_ms": 1e3 * s for part, s in p.parts_s.items()}
         for use in self.gpus:
-            flat |= {f"gpu{use.index}_percent": use.percent, f"gpu{use.index}_memory_mb": use.memory_mb}
+            flat |= {
+                f"gpu{use.index}_percent": use.percent,
+                f"gpu{use.index}_memory_mb": use.memory_mb,
+            }
         return {k: round(v, 3) for k, v in flat.items()}
 
 
 class Watch:
-    """Collects; one per stage. `fed` is called by the loop's thread through the feed, everything else by the observer."""
+    """Collects; one per stage.
+
+    `fed` is called by the loop's thread through the feed, everything else by the observer.
+    """
 
     def __init__(
         self,
@@ -151,18 +179,24 @@ class Watch:
         self._fed[g] = record
 
     def interrupted(self) -> None:
-        """Something else than training steps happens now: the step around it says nothing about speed."""
+        """Something else than training steps happens now: the step around it says nothing about
+        speed.
+        """
         self._interrupted = True
         self._left_out = max(self._left_out, 1)
         self._unsettled = self.settings.high_water_mark
 
     def step(self, first_g: int, count: int) -> StepRecord | None:
         """The next step has finished; what is known of it, or None."""
-        batches = tuple(b for g in range(first_g, first_g + count) if (b := self._fed.pop(g, None)) is not None)
+        batches = tuple(
+            b for g in range(first_g, first_g + count) if (b := self._fed.pop(g, None)) is not None
+        )
         tick = self.clock.take() if self.clock is not None else None
         if tick is None or len(batches) != count:
             return None
-        record = _record(self._last, tick, batches, self._interrupted, self._number, self._unsettled <= 0)
+        record = _record(
+            self._last, tick, batches, self._interrupted, self._number, self._unsettled <= 0
+        )
         self._number += 1
         self._unsettled -= count
         self._last, self._interrupted = tick.finished, False
@@ -201,14 +235,22 @@ class Watch:
             verdict=verdict(measured),
             step_s=total / len(steps),
             utterances_per_s=rows / total,
-            produced_per_s=sum(len([b for b in batches if b.producer == p.name]) for p in measured.producers) / total,
-            per_bucket={k: (len(v), statistics.fmean(v), statistics.pstdev(v)) for k, v in sorted(per_bucket.items())},
+            produced_per_s=sum(
+                len([b for b in batches if b.producer == p.name]) for p in measured.producers
+            )
+            / total,
+            per_bucket={
+                k: (len(v), statistics.fmean(v), statistics.pstdev(v))
+                for k, v in sorted(per_bucket.items())
+            },
             cpu_s=sum(b.notes.cpu_ms for b in batches) / 1e3 / max(1, rows),
             gpus=self._gpus,
         )
 
     def look(self) -> None:
-        """Note the cards' use since the last look; in a profile, during all steps that run freely, and none that is waited for."""
+        """Note the cards' use since the last look; in a profile, during all steps that run freely,
+        and none that is waited for.
+        """
         profiled = self.clock is not None and self.clock.sync_from is not None
         if self._gpu_use is not None and not (profiled and self.clock.sync):
             self._gpus = tuple(self._gpu_use.take(keep=profiled)) or self._gpus
@@ -220,7 +262,10 @@ class Watch:
             v = speed.verdict
             found.append((("wait", v.cause), v.sentence))
         if (speed.variation or 0.0) > MAX_VARIATION:
-            text = f"steps of one shape vary by {100 * speed.variation:.0f} % of their mean: {self._why_uneven(speed)}"
+            text = (
+                f"steps of one shape vary by {100 * speed.variation:.0f} % of their mean:"
+                f" {self._why_uneven(speed)}"
+            )
             found.append((("variation", ""), text))
         fresh = [(key, text) for key, text in found if key not in self._said]
         self._said |= {key for key, _ in fresh}
@@ -229,11 +274,19 @@ class Watch:
     def _why_uneven(self, speed: Speed) -> str:
         shared = [u for u in speed.gpus if {"trainer", "producer"} <= set(u.roles)]
         if shared:
-            return f"trainer and producer share GPU {shared[0].index}; give the producers another one (--data-gpu), or fewer leases"
+            return (
+                f"trainer and producer share GPU {shared[0].index}; give the producers another one"
+                " (--data-gpu), or fewer leases"
+            )
         load = os.getloadavg()[0]
         if load > self.settings.cores:
-            busy = f"{load:.0f} threads, of this run and other programs, compete for {self.settings.cores} cores"
-            return f"{busy}; end the others, or set producers.decode_threads or producers.count lower"
+            busy = (
+                f"{load:.0f} threads, of this run and other programs, compete for"
+                f" {self.settings.cores} cores"
+            )
+            return (
+                f"{busy}; end the others, or set producers.decode_threads or producers.count lower"
+            )
         return "something else uses the device; look at `nvidia-smi` and `top`"
 
     def close(self) -> None:
@@ -248,24 +301,39 @@ def spare(gpus: Sequence[Use]) -> str:
     if not idle:
         return ""
     u = idle[0]
-    room = f"{(u.total_mb - u.memory_mb) / 1024:.0f} GB are free for samples, an evaluation or a second trainer"
+    room = (
+        f"{(u.total_mb - u.memory_mb) / 1024:.0f} GB are free for samples, an evaluation or a"
+        " second trainer"
+    )
     return f"GPU {u.index} is {u.percent:.0f} % busy making batches: {room}"
 
 
-def _record(last: float, tick: Tick, batches: tuple[FedRecord, ...], interrupted: bool, number: int, settled: bool) -> StepRecord | None:
-    """The step on the device's clock: it waits for data only once the step before has finished. After an interruption it counts from
+def _record(
+    last: float,
+    tick: Tick,
+    batches: tuple[FedRecord, ...],
+    interrupted: bool,
+    number: int,
+    settled: bool,
+) -> StepRecord | None:
+    """The step on the device's clock: it waits for data only once the step before has finished.
+
+    After an interruption it counts from
     when its first batch was asked for, if the device was not at the step before for longer."""
     began = min(b.asked for b in batches)
     if interrupted:
         last = max(last, began)
     total = tick.finished - last
     wait = sum(max(0.0, b.got - max(b.asked, last)) for b in batches)
-    # From the first call on, or from when the step before was done, without what later micro-batches were waited for.
+    # From the first call on, or from when the step before was done, without what later
+    # micro-batches were waited for.
     later = sum(max(0.0, b.got - max(b.asked, tick.began, last)) for b in batches)
     busy = tick.finished - max(last, tick.began) - later
     if tick.finished < began:
         return None
-    return StepRecord(total, min(wait, total), max(0.0, busy), batches, number, settled, interrupted)
+    return StepRecord(
+        total, min(wait, total), max(0.0, busy), batches, number, settled, interrupted
+    )
 
 
 def _trainer_parts(clock: Clock | None, per_step: float) -> dict[str, float]:

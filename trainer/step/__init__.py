@@ -1,1 +1,3 @@
-"""The training step of each stage and what it computes with: losses, optimizer, precision, transfers."""
+"""The training step of each stage and what it computes with: losses, optimizer, precision,
+transfers.
+"""

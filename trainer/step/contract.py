@@ -60,13 +60,18 @@ class Step(Protocol):
     one `update`.
     """
 
-    compiles: bool  # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
+    # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
+    compiles: bool
     dims: ModelDims
     model: Any  # the network; None: the step is none
     options: StepOptions
-    trace_counts: Mapping[str, int]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
+    trace_counts: Mapping[
+        str, int
+    ]  # "micro/<bucket>", "update/<bucket>", …, "apply" -> how often traced: 1, or shapes leak
 
-    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
+    def micro(
+        self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float
+    ) -> Scalars:
         """Add `scale` × the gradient of this micro-batch's mean loss to the group. Returns at least
         `loss` (unscaled) and `finite`.
         """

@@ -1,12 +1,15 @@
 """Stage 1: training the DVAE. `DvaeStep` keeps the protocol `trainer.step.contract.Step`.
 
-Encoder and decoder learn by gradient (reconstruction + commitment, straight-through past the quantiser), the codebook by moving
-averages of the encoder outputs that chose each code. Codes that fall out of use restart from encoder outputs of the group, drawn by
-the micro-batch's seed; the first update does this to all of them, which is how the codebook is born from data. `micro` only adds to
-accumulators: every weight, moment and average changes in `apply`, so a skipped group leaves all their bits.
+Encoder and decoder learn by gradient (reconstruction + commitment, straight-through past the
+quantiser), the codebook by moving averages of the encoder outputs that chose each code. Codes that
+fall out of use restart from encoder outputs of the group, drawn by the micro-batch's seed; the
+first update does this to all of them, which is how the codebook is born from data. `micro` only
+adds to accumulators: every weight, moment and average changes in `apply`, so a skipped group leaves
+all their bits.
 
-The reconstruction is judged against predicting the batch's mean mel; the codebook by its perplexity, exp of the entropy of code use.
-Network, decay 0.99 and eps 1e-5 are coqui-tts's (TTS/tts/layers/xtts/dvae.py). It has no training code, so losses and restarts are ours.
+The reconstruction is judged against predicting the batch's mean mel; the codebook by its
+perplexity, exp of the entropy of code use. Network, decay 0.99 and eps 1e-5 are coqui-tts's
+(TTS/tts/layers/xtts/dvae.py). It has no training code, so losses and restarts are ours.
 """
 
 from __future__ import annotations
@@ -41,24 +44,40 @@ class Job:
 
 
 class DvaeStep:
-    """Stage 1 on batches of mel crops: mel [B, F, M] normalised, num_frames int32[B], weights float32[B]; F a multiple of 4."""
+    """Stage 1 on batches of mel crops: mel [B, F, M] normalised, num_frames int32[B], weights
+    float32[B]; F a multiple of 4.
+    """
 
     compiles = True
 
-    def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket], tunes: bool = False):
-        """tunes: the weights are of a trained DVAE. Its codes keep their meaning: averages are long from the first update on, and a
-        code that a corpus of few voices does not use stays where it is, instead of starting again elsewhere.
+    def __init__(
+        self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket], tunes: bool = False
+    ):
+        """tunes: the weights are of a trained DVAE.
+
+        Its codes keep their meaning: averages are long from the first update on, and a
+        code that a corpus of few voices does not use stays where it is, instead of starting again
+        elsewhere.
         """
         self.dims, self.options, self.tunes = dims, options, tunes
         for i, bucket in enumerate(buckets):
             if bucket.row_len % 4:
-                raise ValueError(f"bucket {i}: crops of {bucket.row_len} frames do not divide into codes of 4 frames; change crop_frames")
+                raise ValueError(
+                    f"bucket {i}: crops of {bucket.row_len} frames do not divide into codes of 4"
+                    " frames; change crop_frames"
+                )
         self.model = Dvae(dims.dvae, dtype=options.compute_dtype)
         if options.init_seed is not None:
             self.model.initialise(options.init_seed)
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
-            schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
+            schedule(
+                options.schedule,
+                options.learning_rate,
+                options.warmup_steps,
+                options.total_steps,
+                options.final_lr_ratio,
+            ),
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
@@ -79,19 +98,30 @@ class DvaeStep:
         self._micro = [self._compile_micro(i) for i in range(len(buckets))]
         self._evaluate = [self._compile_evaluate(i) for i in range(len(buckets))]
         switch = [tf.TensorSpec([], tf.bool)]
-        self._apply = tf.function(self._traced_apply, input_signature=switch, jit_compile=options.jit, autograph=False)
+        self._apply = tf.function(
+            self._traced_apply, input_signature=switch, jit_compile=options.jit, autograph=False
+        )
 
-    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
-        """See `Step.micro`. Returns `loss`, `recon`, `commitment`, `baseline`, `perplexity` of this batch, and `finite`.
+    def micro(
+        self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float
+    ) -> Scalars:
+        """See `Step.micro`.
+
+        Returns `loss`, `recon`, `commitment`, `baseline`, `perplexity` of this batch, and `finite`.
 
         `seed` fixes the restart candidates. ValueError on a batch of another bucket.
         """
         inputs = self._inputs(bucket, batch)
-        return self._micro[bucket](inputs, tf.convert_to_tensor(seed, tf.int32), self._resident(scale, tf.float32))
+        return self._micro[bucket](
+            inputs, tf.convert_to_tensor(seed, tf.int32), self._resident(scale, tf.float32)
+        )
 
     def apply(self) -> Scalars:
-        """See `Step.apply`. Returns `loss`, `recon`, `commitment`, `baseline` (scaled sums over the group), `perplexity` (of the
-        group's codes), `codebook_perplexity` (of the moving averages), `restarted` (codes), `grad_norm`, `learning_rate`, `finite`.
+        """See `Step.apply`.
+
+        Returns `loss`, `recon`, `commitment`, `baseline` (scaled sums over the group), `perplexity`
+        (of the group's codes), `codebook_perplexity` (of the moving averages), `restarted` (codes),
+        `grad_norm`, `learning_rate`, `finite`.
         """
         return self._apply(self._resident(True, tf.bool))
 
@@ -105,13 +135,17 @@ class DvaeStep:
         return read(scalars)
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
-        """See `Step.evaluate`. Returns `_sum` and `_count` of `recon`, `baseline`, `commitment` and `perplexity`; the last, of each
-        batch on its own, is weighted by its codes.
+        """See `Step.evaluate`.
+
+        Returns `_sum` and `_count` of `recon`, `baseline`, `commitment` and `perplexity`; the last,
+        of each batch on its own, is weighted by its codes.
         """
         return self._evaluate[bucket](self._inputs(bucket, batch))
 
     def dry_run(self, bucket: int, grouped: bool = True) -> None:
-        """Run training's functions on rows of padding, which count nothing, and change nothing; see `GptStep.dry_run`."""
+        """Run training's functions on rows of padding, which count nothing, and change nothing; see
+        `GptStep.dry_run`.
+        """
         del grouped
         self._dry_micro(bucket)
         self._dry_apply()
@@ -136,10 +170,15 @@ class DvaeStep:
         self.read(self._apply(self._resident(False, tf.bool)))
 
     def _padding(self, bucket: int) -> dict[str, Any]:
-        return {name: tf.zeros(spec.shape, spec.dtype) for name, spec in self._signatures[bucket].items()}
+        return {
+            name: tf.zeros(spec.shape, spec.dtype)
+            for name, spec in self._signatures[bucket].items()
+        }
 
     def state_dict(self) -> State:
-        """See `Step.state_dict`; the model in the names of Coqui's dvae.pth, with the codebook's averages."""
+        """See `Step.state_dict`; the model in the names of Coqui's dvae.pth, with the codebook's
+        averages.
+        """
         return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
 
     def snapshot(self) -> State:
@@ -153,16 +192,22 @@ class DvaeStep:
         self._clear()
 
     def losses(self, batch: Mapping[str, tf.Tensor]) -> tuple[Scalars, dict[str, tf.Tensor]]:
-        """Forward pass: loss scalars with their sums and counts, and the quantiser's `z`, `codes`, `valid`. Traceable."""
+        """Forward pass: loss scalars with their sums and counts, and the quantiser's `z`, `codes`,
+        `valid`. Traceable.
+        """
         mel, row_weights = tf.cast(batch["mel"], tf.float32), batch["weights"]
         frame_mask = _mask(batch["num_frames"], mel.shape[1]) * row_weights[:, None]
-        code_mask = _mask(codes_of_frames(batch["num_frames"]), mel.shape[1] // 4) * row_weights[:, None]
+        code_mask = (
+            _mask(codes_of_frames(batch["num_frames"]), mel.shape[1] // 4) * row_weights[:, None]
+        )
         z = tf.cast(self.model.encode(mel), tf.float32)
         codes = self.model.nearest(z)
         vectors = self.model.embed(codes)
         decoded = tf.cast(self.model.decode_vectors(z + tf.stop_gradient(vectors - z)), tf.float32)
         frames, num_codes = tf.reduce_sum(frame_mask), tf.reduce_sum(code_mask)
-        mean_mel = tf.math.divide_no_nan(tf.reduce_sum(mel * frame_mask[:, :, None], [0, 1]), frames)
+        mean_mel = tf.math.divide_no_nan(
+            tf.reduce_sum(mel * frame_mask[:, :, None], [0, 1]), frames
+        )
         out = {
             "recon_sum": _masked_sum(tf.square(decoded - mel), frame_mask),
             "recon_count": frames,
@@ -183,19 +228,33 @@ class DvaeStep:
                 tape.watch(self.optimizer.parameters)
                 out, quantised = self.losses(batch)
                 scaled = out["loss"] * scale
-            for accumulator, gradient in zip(self._accumulators, tape.gradient(scaled, self.optimizer.parameters), strict=True):
+            for accumulator, gradient in zip(
+                self._accumulators, tape.gradient(scaled, self.optimizer.parameters), strict=True
+            ):
                 accumulator.assign_add(gradient)
             self._group_losses.assign_add(tf.stack([out[name] for name in _GROUP]) * scale)
             use = self.model.codebook.use(**quantised, seed=seed)
             self._use.counts.assign_add(use.counts)
             self._use.sums.assign_add(use.sums)
             # The group's last batch that has a valid position provides the candidates.
-            self._use.candidates.assign(tf.where(tf.reduce_sum(use.counts) > 0, use.candidates, self._use.candidates))
+            self._use.candidates.assign(
+                tf.where(tf.reduce_sum(use.counts) > 0, use.candidates, self._use.candidates)
+            )
             reported = {name: out[name] for name in _GROUP}
-            return {**reported, "perplexity": perplexity(use.counts), "finite": tf.math.is_finite(out["loss"])}
+            return {
+                **reported,
+                "perplexity": perplexity(use.counts),
+                "finite": tf.math.is_finite(out["loss"]),
+            }
 
-        signature = [self._signatures[bucket], tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32)]
-        return tf.function(micro, input_signature=signature, jit_compile=self.options.jit, autograph=False)
+        signature = [
+            self._signatures[bucket],
+            tf.TensorSpec([2], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ]
+        return tf.function(
+            micro, input_signature=signature, jit_compile=self.options.jit, autograph=False
+        )
 
     def _compile_evaluate(self, bucket: int):
         def evaluate(batch):
@@ -204,9 +263,18 @@ class DvaeStep:
             use = self.model.codebook.use(**quantised, seed=tf.zeros([2], tf.int32))
             sums = {name: value for name, value in out.items() if name.endswith(("_sum", "_count"))}
             num_codes = out["commitment_count"]
-            return {**sums, "perplexity_sum": perplexity(use.counts) * num_codes, "perplexity_count": num_codes}
+            return {
+                **sums,
+                "perplexity_sum": perplexity(use.counts) * num_codes,
+                "perplexity_count": num_codes,
+            }
 
-        return tf.function(evaluate, input_signature=[self._signatures[bucket]], jit_compile=self.options.jit, autograph=False)
+        return tf.function(
+            evaluate,
+            input_signature=[self._signatures[bucket]],
+            jit_compile=self.options.jit,
+            autograph=False,
+        )
 
     def _traced_apply(self, enabled: tf.Tensor) -> Scalars:
         self.trace_counts["apply"] += 1
@@ -219,7 +287,8 @@ class DvaeStep:
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         use = CodebookUse(*(tf.convert_to_tensor(v) for v in self._use))
         codebook = self.model.codebook
-        # A young encoder moves fast: an average over 100 updates would hold where it was, so the memory grows with the run.
+        # A young encoder moves fast: an average over 100 updates would hold where it was, so the
+        # memory grows with the run.
         t = tf.cast(self.optimizer.t, tf.float32)
         decay = EMA_DECAY if self.tunes else tf.minimum(EMA_DECAY, t / (t + 9.0))
         new, dead = codebook.updated(use, decay, DEAD_BELOW, keep_unused=self.tunes)
@@ -240,21 +309,29 @@ class DvaeStep:
             accumulator.assign(tf.zeros_like(accumulator))
 
     def _inputs(self, bucket: int, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of another shape or dtype."""
+        """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of
+        another shape or dtype.
+        """
         inputs = {}
         for name, spec in self._signatures[bucket].items():
             if name not in batch:
-                raise ValueError(f"bucket {bucket}: the batch has no field {name}; it has {', '.join(sorted(batch))}")
+                raise ValueError(
+                    f"bucket {bucket}: the batch has no field {name}; it has"
+                    f" {', '.join(sorted(batch))}"
+                )
             inputs[name] = tf.convert_to_tensor(batch[name])
             if not spec.is_compatible_with(inputs[name]):
                 raise ValueError(
-                    f"bucket {bucket}: {name} is {inputs[name].dtype.name}{inputs[name].shape}, not {spec.dtype.name}{spec.shape}"
+                    f"bucket {bucket}: {name} is {inputs[name].dtype.name}{inputs[name].shape}, not"
+                    f" {spec.dtype.name}{spec.shape}"
                 )
         return inputs
 
 
 def perplexity(counts: tf.Tensor) -> tf.Tensor:
-    """exp of the entropy of code use: counts float32 [K] >= 0 -> scalar in [1, K]; 1 without any count."""
+    """exp of the entropy of code use: counts float32 [K] >= 0 -> scalar in [1, K]; 1 without any
+    count.
+    """
     p = tf.math.divide_no_nan(counts, tf.reduce_sum(counts))
     return tf.exp(-tf.reduce_sum(tf.math.xlogy(p, p)))
 

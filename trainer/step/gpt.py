@@ -1,8 +1,12 @@
-"""The training step: micro-batches add gradients, `apply` makes one optimizer update of them. Knows no process, socket or file.
+"""The training step: micro-batches add gradients, `apply` makes one optimizer update of them.
 
-`GptStep` is stage 2, as `trainer.step.contract.Step` asks for. One function per bucket and purpose, each with a fixed signature: for XLA
-a chain of its programs (`trainer.step.programs`), else one graph. Nothing here waits for the device: results are scalars that live there
-until the caller reads them, and where batch and seed are there already (`trainer.step.upload`), a call copies nothing to it.
+Knows no process, socket or file.
+
+`GptStep` is stage 2, as `trainer.step.contract.Step` asks for. One function per bucket and purpose,
+each with a fixed signature: for XLA a chain of its programs (`trainer.step.programs`), else one
+graph. Nothing here waits for the device: results are scalars that live there until the caller reads
+them, and where batch and seed are there already (`trainer.step.upload`), a call copies nothing to
+it.
 """
 
 from __future__ import annotations
@@ -49,45 +53,75 @@ class GptStep:
 
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
         self.dims, self.options, self.buckets = dims, options, tuple(buckets)
-        # What a recomputed block keeps is its input: in float32 it would take twice the memory that recomputation is there to save.
+        # What a recomputed block keeps is its input: in float32 it would take twice the memory that
+        # recomputation is there to save.
         chosen = options.kernels or PLAIN
         wide = chosen.wide_residual and not options.recompute
         self.kernels = replace(chosen, jit=options.jit, wide_residual=wide)
         self.model = Gpt(dims.gpt, options, dtype=options.compute_dtype, seed=options.init_seed)
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
-            schedule(options.schedule, options.learning_rate, options.warmup_steps, options.total_steps, options.final_lr_ratio),
+            schedule(
+                options.schedule,
+                options.learning_rate,
+                options.warmup_steps,
+                options.total_steps,
+                options.final_lr_ratio,
+            ),
             betas=options.betas,
             eps=options.eps,
             weight_decay=options.weight_decay,
             decay_latents=options.decay_latents,
         )
-        # Made when a group is begun: groups of one batch need none, and they are as large as the weights.
+        # Made when a group is begun: groups of one batch need none, and they are as large as the
+        # weights.
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
         self._resident = Resident(self._group_losses.device)
         self.trace_counts: Counter[str] = Counter()
-        self._signatures = [_signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets]
-        seed, scalar, switch = tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
+        self._signatures = [
+            _signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets
+        ]
+        seed, scalar, switch = (
+            tf.TensorSpec([2], tf.int32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([], tf.bool),
+        )
         if options.jit:
-            self._signatures = [{name: word_spec(spec) for name, spec in s.items()} for s in self._signatures]
+            self._signatures = [
+                {name: word_spec(spec) for name, spec in s.items()} for s in self._signatures
+            ]
             seed = word_spec(seed)
             self._parts, self._shared = Parts(self.model, self.optimizer), Shared()
             made = (self.model, self.kernels, self._parts)
-            self._programs = [BucketPrograms(*made, s, self._head_losses, self._shared) for s in self._signatures]
-        micro, update = (self._chained_micro, self._chained_update) if options.jit else (self._traced_micro, self._traced_update)
-        evaluate, apply = (self._chained_evaluate, self._chained_apply) if options.jit else (self._traced_evaluate, self._traced_apply)
+            self._programs = [
+                BucketPrograms(*made, s, self._head_losses, self._shared) for s in self._signatures
+            ]
+        micro, update = (
+            (self._chained_micro, self._chained_update)
+            if options.jit
+            else (self._traced_micro, self._traced_update)
+        )
+        evaluate, apply = (
+            (self._chained_evaluate, self._chained_apply)
+            if options.jit
+            else (self._traced_evaluate, self._traced_apply)
+        )
         self._micro = self._trace_each("micro", micro, seed, scalar)
         self._update = self._trace_each("update", update, seed, switch)
         self._evaluate = self._trace_each("evaluate", evaluate)
         self._apply = self._trace("apply", apply, [])
 
-    def micro(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float) -> Scalars:
-        """See `Step.micro`. Returns `loss`, `text_ce`, `audio_ce`, their sums and counts, and `finite` (bool).
+    def micro(
+        self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float
+    ) -> Scalars:
+        """See `Step.micro`.
 
-        `seed` fixes the dropout. `scale` = 1 / (micro-batches in the group) is the original's mean of means. ValueError on a batch of
-        another bucket.
+        Returns `loss`, `text_ce`, `audio_ce`, their sums and counts, and `finite` (bool).
+
+        `seed` fixes the dropout. `scale` = 1 / (micro-batches in the group) is the original's mean
+        of means. ValueError on a batch of another bucket.
         """
         inputs = self._inputs(bucket, batch)
         self._allocate_group()
@@ -95,8 +129,10 @@ class GptStep:
         return self._micro[bucket](inputs, self._seed(seed), self._resident(scale, tf.float32))
 
     def apply(self) -> Scalars:
-        """See `Step.apply`. Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before clipping),
-        `learning_rate`, `finite`.
+        """See `Step.apply`.
+
+        Returns `loss`, `text_ce`, `audio_ce` (scaled sums over the group), `grad_norm` (before
+        clipping), `learning_rate`, `finite`.
         """
         self._allocate_group()
         if self.options.jit:
@@ -104,9 +140,13 @@ class GptStep:
         return self._apply()
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
-        """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and without accumulators."""
+        """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and
+        without accumulators.
+        """
         self.programs(bucket, grouped=False, training=True)
-        return self._update[bucket](self._inputs(bucket, batch), self._seed(seed), self._resident(True, tf.bool))
+        return self._update[bucket](
+            self._inputs(bucket, batch), self._seed(seed), self._resident(True, tf.bool)
+        )
 
     def evaluate(self, bucket: int, batch: Mapping[str, Any]) -> Scalars:
         """See `Step.evaluate`. Returns `text_sum`, `text_count`, `audio_sum`, `audio_count`."""
@@ -114,11 +154,15 @@ class GptStep:
         return self._evaluate[bucket](self._inputs(bucket, batch))
 
     def dry_run(self, bucket: int, grouped: bool) -> None:
-        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on padding rows, and change nothing.
+        """Run the training function of a bucket (`micro` if `grouped`, else `update`) on padding
+        rows, and change nothing.
 
-        It compiles what training will use and takes the memory that training will take; TensorFlow's errors surface unchanged.
+        It compiles what training will use and takes the memory that training will take;
+        TensorFlow's errors surface unchanged.
         """
-        batch = self._inputs(bucket, empty_batch("gpt", self.buckets[bucket], self.dims, self.options.mel_dtype))
+        batch = self._inputs(
+            bucket, empty_batch("gpt", self.buckets[bucket], self.dims, self.options.mel_dtype)
+        )
         self.programs(bucket, grouped, training=True)
         seed = self._seed((0, 0))
         if grouped:
@@ -141,10 +185,18 @@ class GptStep:
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """See `Step.snapshot`."""
-        own = {f"model/{key}": (t, t.variable.value) for key, t in weights.tensors(self.model).items()}
+        own = {
+            f"model/{key}": (t, t.variable.value) for key, t in weights.tensors(self.model).items()
+        }
         for name, slots in self.optimizer.slots():
-            own |= {f"optimizer/{name}.{t.key}": (t, slot) for t, slot in zip(self.optimizer.tensors, slots, strict=True)}
-        state: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {"step": np.asarray(self.optimizer.t.numpy(), np.int64)}}
+            own |= {
+                f"optimizer/{name}.{t.key}": (t, slot)
+                for t, slot in zip(self.optimizer.tensors, slots, strict=True)
+            }
+        state: dict[str, dict[str, Any]] = {
+            "model": {},
+            "optimizer": {"step": np.asarray(self.optimizer.t.numpy(), np.int64)},
+        }
         for name, value in hold((name, t, variable) for name, (t, variable) in own.items()).items():
             part, _, key = name.partition("/")
             state[part][key] = value
@@ -161,28 +213,39 @@ class GptStep:
         self._clear()
 
     def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program | Chain]:
-        """For XLA: what training (`micro` and `apply` if `grouped`, else `update`) or evaluation on a bucket will call, traced now, the
-        slowest to compile first, and the function that calls them last; whoever compiles it ahead saves the first call the time. []
-        otherwise.
+        """For XLA: what training (`micro` and `apply` if `grouped`, else `update`) or evaluation on
+        a bucket will call, traced now, the
+        slowest to compile first, and the function that calls them last; whoever compiles it ahead
+        saves the first call the time. [] otherwise.
         """
         if not self.options.jit:
             return []
         own = self._programs[bucket].programs(self._sums(grouped), training)
         if not training:
             return [*own, Chain(f"evaluate/{bucket}", self._evaluate[bucket])]
-        chain = Chain(f"micro/{bucket}", self._micro[bucket]) if grouped else Chain(f"update/{bucket}", self._update[bucket])
+        chain = (
+            Chain(f"micro/{bucket}", self._micro[bucket])
+            if grouped
+            else Chain(f"update/{bucket}", self._update[bucket])
+        )
         return [*self._updates(grouped, bucket).programs, *own, chain]
 
     def losses(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor | None) -> Scalars:
-        """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout. Traceable."""
+        """Forward pass and losses of one micro-batch, as in `gpt_losses`; `seed` None: no dropout.
+
+        Traceable.
+        """
         model = self.model
         latents = model.style_latents(batch["cond_mel"])
         hidden = model.hidden(latents, batch["ids"], batch["positions"], seed)
-        return self._head_losses(hidden, batch["text_targets"], batch["audio_targets"], batch["weights"])
+        return self._head_losses(
+            hidden, batch["text_targets"], batch["audio_targets"], batch["weights"]
+        )
 
     def _head_losses(self, hidden, text_targets, audio_targets, row_weights) -> Scalars:
         model, first = self.model, self.dims.gpt.num_latents
-        # Static slices: text can only be in the first positions, so its large head runs on those alone; the audio head's surplus is cheap.
+        # Static slices: text can only be in the first positions, so its large head runs on those
+        # alone; the audio head's surplus is cheap.
         text_len = text_targets.shape[1]
         return gpt_losses(
             model.text_logits(hidden[:, first : first + text_len]),
@@ -201,7 +264,8 @@ class GptStep:
                 return function(*args)
 
         once = tf.function(traced, input_signature=signature, autograph=False)
-        # TensorFlow takes these for one function that is traced again and again; `trace_counts` knows better.
+        # TensorFlow takes these for one function that is traced again and again; `trace_counts`
+        # knows better.
         once._omit_frequent_tracing_warning = True
         return once
 
@@ -209,18 +273,31 @@ class GptStep:
         def of(bucket: int):
             return lambda *args: function(bucket, *args)
 
-        return [self._trace(f"{name}/{bucket}", of(bucket), [spec, *more]) for bucket, spec in enumerate(self._signatures)]
+        return [
+            self._trace(f"{name}/{bucket}", of(bucket), [spec, *more])
+            for bucket, spec in enumerate(self._signatures)
+        ]
 
-    # -- one graph ---------------------------------------------------------------------------------------------------------------------
+    # -- one graph
+    # ----------------------------------------------------------------------------------------------
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
         """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.optimizer.parameters)
             out = self.losses(batch, seed)
-            scaled = out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+            scaled = (
+                out["loss"] if scale is None else out["loss"] * tf.cast(scale, out["loss"].dtype)
+            )
         gradients = tape.gradient(scaled, self.optimizer.parameters)
-        return out, _summed(out), [tf.cast(g, p.dtype) for g, p in zip(gradients, self.optimizer.parameters, strict=True)]
+        return (
+            out,
+            _summed(out),
+            [
+                tf.cast(g, p.dtype)
+                for g, p in zip(gradients, self.optimizer.parameters, strict=True)
+            ],
+        )
 
     def _traced_micro(self, _, batch, seed, scale) -> Scalars:
         out, losses, gradients = self._gradients(batch, seed, scale)
@@ -241,11 +318,15 @@ class GptStep:
 
     def _traced_apply(self) -> Scalars:
         gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
-        report = self._updated(gradients, tf.convert_to_tensor(self._group_losses), tf.constant(True))
+        report = self._updated(
+            gradients, tf.convert_to_tensor(self._group_losses), tf.constant(True)
+        )
         self._clear()
         return report
 
-    def _updated(self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor) -> Scalars:
+    def _updated(
+        self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor
+    ) -> Scalars:
         norm = global_norm(gradients)
         finite = _all_finite(norm, losses)
         if self.options.clip_norm:
@@ -254,7 +335,8 @@ class GptStep:
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         return packed(_report(losses, norm, lr, finite))
 
-    # -- a chain of XLA programs -------------------------------------------------------------------------------------------------------
+    # -- a chain of XLA programs
+    # ----------------------------------------------------------------------------------------------
 
     def _chained_micro(self, bucket: int, batch, seed, scale) -> Scalars:
         out, _ = self._programs[bucket].gradients(batch, seed, scale, self._accumulators)
@@ -262,13 +344,17 @@ class GptStep:
 
     def _chained_update(self, bucket: int, batch, seed, enabled) -> Scalars:
         out, gradients = self._programs[bucket].gradients(batch, seed, tf.constant(1.0))
-        return self._reported(self._updates(grouped=False, bucket=bucket)(gradients, _summed(out), enabled))
+        return self._reported(
+            self._updates(grouped=False, bucket=bucket)(gradients, _summed(out), enabled)
+        )
 
     def _chained_evaluate(self, bucket: int, batch) -> Scalars:
         return _counted(self._programs[bucket].evaluate(batch))
 
     def _chained_apply(self) -> Scalars:
-        report = self._updates(grouped=True)([], tf.convert_to_tensor(self._group_losses), tf.constant(True))
+        report = self._updates(grouped=True)(
+            [], tf.convert_to_tensor(self._group_losses), tf.constant(True)
+        )
         self._group_losses.assign(tf.zeros([3]))
         return self._reported(report)
 
@@ -277,7 +363,14 @@ class GptStep:
 
         def make() -> UpdatePrograms:
             given = self._sums(grouped) or self._programs[bucket].gradient_dtypes()
-            return UpdatePrograms(self._parts, self.optimizer, self.kernels, self._decide, self.options.clip_norm > 0, given)
+            return UpdatePrograms(
+                self._parts,
+                self.optimizer,
+                self.kernels,
+                self._decide,
+                self.options.clip_norm > 0,
+                given,
+            )
 
         return self._shared.get(("update", grouped), make)
 
@@ -290,18 +383,28 @@ class GptStep:
         norm = tf.sqrt(squares)
         finite = _all_finite(norm, losses)
         lr, scalars = self.optimizer.begin(finite & enabled)
-        factor = clip_coefficient(norm, self.options.clip_norm) if self.options.clip_norm else tf.ones([])
+        factor = (
+            clip_coefficient(norm, self.options.clip_norm)
+            if self.options.clip_norm
+            else tf.ones([])
+        )
         report = packed(_report(losses, norm, lr, finite))
-        return [finite & enabled, tf.concat([scalars[tf.float32], [factor]], 0), *(report[name] for name in sorted(report))]
+        return [
+            finite & enabled,
+            tf.concat([scalars[tf.float32], [factor]], 0),
+            *(report[name] for name in sorted(report)),
+        ]
 
     def _reported(self, values: list[tf.Tensor]) -> Scalars:
         return dict(zip(_REPORTED, values, strict=True))
 
-    # ----------------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _allocate_group(self) -> None:
         if not self._accumulators:
-            self._accumulators = [tf.Variable(tf.zeros_like(p), trainable=False) for p in self.optimizer.parameters]
+            self._accumulators = [
+                tf.Variable(tf.zeros_like(p), trainable=False) for p in self.optimizer.parameters
+            ]
 
     def _clear(self) -> None:
         for accumulator in (*self._accumulators, self._group_losses):
@@ -312,11 +415,16 @@ class GptStep:
         return as_words(seed) if self.options.jit else seed
 
     def _inputs(self, bucket: int, batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of another shape or dtype."""
+        """The bucket's fields of `batch` as tensors; ValueError where a field is missing or of
+        another shape or dtype.
+        """
         inputs = {}
         for name, spec in self._signatures[bucket].items():
             if name not in batch:
-                raise ValueError(f"bucket {bucket}: the batch has no field {name}; it has {', '.join(sorted(batch))}")
+                raise ValueError(
+                    f"bucket {bucket}: the batch has no field {name}; it has"
+                    f" {', '.join(sorted(batch))}"
+                )
             value = tf.convert_to_tensor(batch[name])
             value = as_words(value) if self.options.jit else value
             if value.dtype != spec.dtype or value.shape != spec.shape:

@@ -1,7 +1,9 @@
-"""AdamW with torch's arithmetic, over the tensors of a network, inside the caller's compiled function.
+"""AdamW with torch's arithmetic, over the tensors of a network, inside the caller's compiled
+function.
 
-Torch's and not Keras's: epsilon is added after the bias-corrected root, the decay is lr · weight_decay · p, and bias corrections are
-computed in float64. State is in tf.Variables; it leaves and enters as NumPy arrays in torch's layout under torch's names.
+Torch's and not Keras's: epsilon is added after the bias-corrected root, the decay is lr ·
+weight_decay · p, and bias corrections are computed in float64. State is in tf.Variables; it leaves
+and enters as NumPy arrays in torch's layout under torch's names.
 """
 
 from __future__ import annotations
@@ -22,15 +24,24 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 
 def schedule(
-    kind: Literal["constant", "cosine"], learning_rate: float, warmup_steps: int = 0, total_steps: int = 0, final_ratio: float = 0.1
+    kind: Literal["constant", "cosine"],
+    learning_rate: float,
+    warmup_steps: int = 0,
+    total_steps: int = 0,
+    final_ratio: float = 0.1,
 ) -> Schedule:
-    """Linear warm-up to `learning_rate` over `warmup_steps` updates, then constant, or a half cosine that reaches
-    final_ratio · learning_rate at `total_steps` and stays there. ValueError on an unknown kind, or a cosine without room to fall.
+    """Linear warm-up to `learning_rate` over `warmup_steps` updates, then constant, or a half
+    cosine that reaches
+    final_ratio · learning_rate at `total_steps` and stays there. ValueError on an unknown kind, or
+    a cosine without room to fall.
     """
     if kind not in ("constant", "cosine"):
         raise ValueError(f"schedule: unknown kind {kind!r}; choose constant or cosine")
     if kind == "cosine" and total_steps <= warmup_steps:
-        raise ValueError(f"schedule: cosine needs total_steps ({total_steps}) greater than warmup_steps ({warmup_steps})")
+        raise ValueError(
+            f"schedule: cosine needs total_steps ({total_steps}) greater than warmup_steps"
+            f" ({warmup_steps})"
+        )
 
     def at(t: tf.Tensor) -> tf.Tensor:
         t = tf.cast(t, tf.float64)
@@ -44,7 +55,9 @@ def schedule(
 
 
 class AdamW:
-    """Adam with decoupled weight decay on the tensors whose `decay` says so ("parity" ones too, if `decay_latents`)."""
+    """Adam with decoupled weight decay on the tensors whose `decay` says so ("parity" ones too, if
+    `decay_latents`).
+    """
 
     def __init__(
         self,
@@ -57,7 +70,12 @@ class AdamW:
         decay_latents: bool = False,
     ):
         self.tensors = [t for t in tensors if t.trainable]
-        self.learning_rate, self.betas, self.eps, self.weight_decay = learning_rate, betas, eps, weight_decay
+        self.learning_rate, self.betas, self.eps, self.weight_decay = (
+            learning_rate,
+            betas,
+            eps,
+            weight_decay,
+        )
         groups = ("yes", "parity") if decay_latents else ("yes",)
         self.decayed = [t.decay in groups for t in self.tensors]
         # Updates done. int64, because TensorFlow keeps int32 variables in host memory.
@@ -71,49 +89,90 @@ class AdamW:
         return [t.variable.value for t in self.tensors]
 
     def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor) -> tf.Tensor:
-        """One update in place; returns the learning rate used (float32). Where `enabled` (bool scalar) is false, the weights, the
+        """One update in place; returns the learning rate used (float32).
+
+        Where `enabled` (bool scalar) is false, the weights, the
         moments and t keep every bit, whatever the gradients hold.
         """
         lr, scalars = self.begin(enabled)
         for dtype in {p.dtype for p in self.parameters}:
             chosen = [i for i, p in enumerate(self.parameters) if p.dtype == dtype]
-            own = [[values[i] for i in chosen] for values in (self.parameters, self.exp_avg, self.exp_avg_sq, gradients, self.decayed)]
+            own = [
+                [values[i] for i in chosen]
+                for values in (
+                    self.parameters,
+                    self.exp_avg,
+                    self.exp_avg_sq,
+                    gradients,
+                    self.decayed,
+                )
+            ]
             self.change(*own, scalars[dtype], enabled)
         return lr
 
     def begin(self, enabled: tf.Tensor) -> tuple[tf.Tensor, dict[tf.DType, tf.Tensor]]:
-        """Count the update; (its learning rate in float32, for each dtype of the weights the `num_scalars` numbers of `change`)."""
+        """Count the update; (its learning rate in float32, for each dtype of the weights the
+        `num_scalars` numbers of `change`).
+        """
         t = self.t + 1
         lr = self.learning_rate(t)
-        scalars = {dtype: tf.stack(self._scalars(t, lr, dtype)) for dtype in {p.dtype for p in self.parameters}}
+        scalars = {
+            dtype: tf.stack(self._scalars(t, lr, dtype))
+            for dtype in {p.dtype for p in self.parameters}
+        }
         self.t.assign(tf.where(enabled, t, self.t))
         return tf.cast(lr, tf.float32), scalars
 
     num_scalars = 7
 
-    def change(self, parameters, exp_avg, exp_avg_sq, gradients, decayed, scalars: tf.Tensor, enabled: tf.Tensor) -> None:
-        """Update some tensors of one dtype by the scalars of `begin`; the lists belong together by position."""
-        one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = tf.unstack(scalars)
-        for p, m, v, gradient, decays in zip(parameters, exp_avg, exp_avg_sq, gradients, decayed, strict=True):
+    def change(
+        self,
+        parameters,
+        exp_avg,
+        exp_avg_sq,
+        gradients,
+        decayed,
+        scalars: tf.Tensor,
+        enabled: tf.Tensor,
+    ) -> None:
+        """Update some tensors of one dtype by the scalars of `begin`; the lists belong together by
+        position.
+        """
+        one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = tf.unstack(
+            scalars
+        )
+        for p, m, v, gradient, decays in zip(
+            parameters, exp_avg, exp_avg_sq, gradients, decayed, strict=True
+        ):
             new_m = m + (gradient - m) * one_minus_beta1
             new_v = v * beta2 + tf.square(gradient) * one_minus_beta2
             shrunk = p * kept if decays else p
             new = shrunk - step_size * (new_m / (tf.sqrt(new_v) / root_correction + eps))
-            # Selects rather than a branch: they fuse into the update, and a branch would keep a second copy of everything.
+            # Selects rather than a branch: they fuse into the update, and a branch would keep a
+            # second copy of everything.
             p.assign(tf.where(enabled, new, p))
             m.assign(tf.where(enabled, new_m, m))
             v.assign(tf.where(enabled, new_v, v))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """`step` (int64 scalar) and `exp_avg.<key>`, `exp_avg_sq.<key>` of every trained tensor, copies in torch's layout."""
+        """`step` (int64 scalar) and `exp_avg.<key>`, `exp_avg_sq.<key>` of every trained tensor,
+        copies in torch's layout.
+        """
         state = {"step": np.asarray(self.t.numpy(), np.int64)}
         for name, slots in self.slots():
-            state.update({f"{name}.{t.key}": to_torch(t, slot.numpy()) for t, slot in zip(self.tensors, slots, strict=True)})
+            state.update(
+                {
+                    f"{name}.{t.key}": to_torch(t, slot.numpy())
+                    for t, slot in zip(self.tensors, slots, strict=True)
+                }
+            )
         return state
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Inverse of `state_dict`; WeightsError, and nothing changed, if names or shapes differ."""
-        shapes = {f"{name}.{t.key}": t.torch_shape for name, _ in self.slots() for t in self.tensors}
+        shapes = {
+            f"{name}.{t.key}": t.torch_shape for name, _ in self.slots() for t in self.tensors
+        }
         check("optimizer", {"step": (), **shapes}, state)
         for name, slots in self.slots():
             for t, slot in zip(self.tensors, slots, strict=True):
@@ -126,7 +185,10 @@ class AdamW:
         t = tf.cast(t, tf.float64)
         step_size, root_correction = lr / (1 - tf.pow(beta1, t)), tf.sqrt(1 - tf.pow(beta2, t))
         kept = 1 - lr * self.weight_decay
-        return [tf.cast(x, dtype) for x in (1 - beta1, beta2, 1 - beta2, root_correction, step_size, kept, self.eps)]
+        return [
+            tf.cast(x, dtype)
+            for x in (1 - beta1, beta2, 1 - beta2, root_correction, step_size, kept, self.eps)
+        ]
 
     def slots(self) -> tuple[tuple[str, list[tf.Variable]], ...]:
         """The moments by name, in the order of `tensors`."""
@@ -139,7 +201,8 @@ def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of squares over all gradients in few kernels, where XLA would launch two for each of hundreds: one per large tensor and
+    """The sum of squares over all gradients in few kernels, where XLA would launch two for each of
+    hundreds: one per large tensor and
     one for all the rest.
     """
     sums, small = [], []
@@ -154,7 +217,9 @@ def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _columns(size: int) -> int:
-    """How long the rows are into which a tensor of `size` numbers is cut for its sum; 1: it is small."""
+    """How long the rows are into which a tensor of `size` numbers is cut for its sum; 1: it is
+    small.
+    """
     columns = 1
     while columns < 1024 and size >= 2**15 and size % (2 * columns) == 0:
         columns *= 2
@@ -162,9 +227,13 @@ def _columns(size: int) -> int:
 
 
 def clip_coefficient(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """What torch's clip_grad_norm_ multiplies gradients of this global norm with: min(1, clip_norm / (norm + 1e-6))."""
+    """What torch's clip_grad_norm_ multiplies gradients of this global norm with: min(1, clip_norm
+    / (norm + 1e-6)).
+    """
     return tf.minimum(clip_norm / (norm + 1e-6), 1.0)
 
 
 def _zeros_like(t: Tensor, name: str) -> tf.Variable:
-    return tf.Variable(tf.zeros(t.variable.shape, t.variable.dtype), trainable=False, name=f"{name}.{t.key}")
+    return tf.Variable(
+        tf.zeros(t.variable.shape, t.variable.dtype), trainable=False, name=f"{name}.{t.key}"
+    )

@@ -1,4 +1,5 @@
-"""How the networks compute on this process's device: what the settings ask for, and what a check finds that the device can do.
+"""How the networks compute on this process's device: what the settings ask for, and what a check
+finds that the device can do.
 
 What was found is said in the log once; nothing falls back in silence.
 """
@@ -28,7 +29,10 @@ class Precision:
 
 
 def allow_tf32(config: Config) -> None:
-    """Let float32 products run in TF32 on the GPU, unless the run is to be in float32. Before anything is traced."""
+    """Let float32 products run in TF32 on the GPU, unless the run is to be in float32.
+
+    Before anything is traced.
+    """
     tf.config.experimental.enable_tensor_float_32_execution(config.train.precision != "fp32")
 
 
@@ -37,12 +41,16 @@ def choose(config: Config) -> Precision:
     wanted, gpu = config.train.precision, bool(tf.config.list_logical_devices("GPU"))
     precision = wanted
     if wanted == "bf16" and not (gpu and config.jit):
-        # Without XLA, TensorFlow adds the gradients of biases up in bfloat16: they come out a third wrong.
+        # Without XLA, TensorFlow adds the gradients of biases up in bfloat16: they come out a third
+        # wrong.
         precision = "fp32"
         log.warning("train.precision bf16 needs a GPU and jit: fp32")
     elif wanted == "bf16" and (capability := _capability()) < _BF16_FROM:
         precision = "fp32"
-        log.warning("train.precision bf16 needs compute capability 8.0, this card has %d.%d: fp32", *capability)
+        log.warning(
+            "train.precision bf16 needs compute capability 8.0, this card has %d.%d: fp32",
+            *capability,
+        )
     if precision != "bf16":
         log.info("precision %s, plain attention", precision)
         return Precision("float32", PLAIN)
@@ -57,7 +65,11 @@ def _fast(config: Config) -> Kernels:
         return replace(kernels, attention="plain")
     rate = config.train.attention_dropout
     if rate:
-        log.info("precision bf16, plain attention in the GPT: train.attention_dropout is %g, and the fused kernel drops nothing", rate)
+        log.info(
+            "precision bf16, plain attention in the GPT: train.attention_dropout is %g, and the"
+            " fused kernel drops nothing",
+            rate,
+        )
     else:
         log.info("precision bf16, fused attention (cuDNN), no attention dropout")
     return kernels

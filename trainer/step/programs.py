@@ -1,10 +1,12 @@
 """The training step of the GPT as a few XLA programs (see `trainer.step.regions`).
 
-    conditioning │ stem │ blocks 1–3 │ blocks 4–6 │ … │ head       and backwards; then the update, part by part
+    conditioning │ stem │ blocks 1–3 │ blocks 4–6 │ … │ head       and backwards; then the update,
+    part by part
 
-Blocks go through the same two programs in groups. The conditioning encoder's programs depend on the number of rows alone and those
-of the update on no shape of a batch: buckets share them. All functions here are called from within a function that XLA does not
-compile; a batch's integers and the seed are words.
+Blocks go through the same two programs in groups. The conditioning encoder's programs depend on the
+number of rows alone and those of the update on no shape of a batch: buckets share them. All
+functions here are called from within a function that XLA does not compile; a batch's integers and
+the seed are words.
 """
 
 from __future__ import annotations
@@ -33,21 +35,27 @@ Losses = Callable[..., dict[str, tf.Tensor]]
 
 
 class Parts:
-    """The trained tensors of the model in the order of the programs, and the variables beside them."""
+    """The trained tensors of the model in the order of the programs, and the variables
+    beside them.
+    """
 
     def __init__(self, model: Gpt, optimizer: AdamW):
         places = {id(t.variable): i for i, t in enumerate(optimizer.tensors)}
         n = BLOCKS_PER_PROGRAM
         self.groups = [model.blocks[i : i + n] for i in range(0, len(model.blocks), n)]
         self.conditioning = _of(model.conditioning_encoder, model.conditioning_perceiver)
-        self.stem = _of(model.text_embedding, model.mel_embedding, model.text_positions, model.mel_positions)
+        self.stem = _of(
+            model.text_embedding, model.mel_embedding, model.text_positions, model.mel_positions
+        )
         self.blocks = [_of(*group) for group in self.groups]
         self.head = _of(model.ln_f, model.final_norm, model.text_head, model.mel_head)
         self.all = [self.conditioning, self.stem, *self.blocks, self.head]
         self.places = [[places[id(t.variable)] for t in part] for part in self.all]
         missing = set(range(len(optimizer.tensors))) - {i for part in self.places for i in part}
         if missing:
-            raise ValueError(f"no program trains {', '.join(optimizer.tensors[i].key for i in sorted(missing))}")
+            raise ValueError(
+                f"no program trains {', '.join(optimizer.tensors[i].key for i in sorted(missing))}"
+            )
 
 
 def _of(*blocks) -> list[Tensor]:
@@ -60,7 +68,10 @@ def variables_of(tensors: Sequence[Tensor]) -> list[tf.Variable]:
 
 
 class Shared:
-    """Programs by key, each traced once, whoever asks first. Not while another function is traced: its gradients would not be seen."""
+    """Programs by key, each traced once, whoever asks first.
+
+    Not while another function is traced: its gradients would not be seen.
+    """
 
     def __init__(self):
         self._made: dict[Any, Any] = {}
@@ -74,7 +85,10 @@ class Shared:
             if key in self._made:
                 return self._made[key]
             if not tf.executing_eagerly():
-                raise RuntimeError("the step's programs are traced before the functions that call them: see `GptStep.programs`")
+                raise RuntimeError(
+                    "the step's programs are traced before the functions that call them: see"
+                    " `GptStep.programs`"
+                )
             self._made[key] = make()
             return self._made[key]
 
@@ -87,33 +101,66 @@ class BucketPrograms:
         shared: of all buckets.
     """
 
-    def __init__(self, model: Gpt, chosen: Kernels, parts: Parts, batch: Mapping[str, tf.TensorSpec], losses: Losses, shared: Shared):
-        self.model, self._kernels, self._parts, self._batch, self._losses = model, chosen, parts, batch, losses
+    def __init__(
+        self,
+        model: Gpt,
+        chosen: Kernels,
+        parts: Parts,
+        batch: Mapping[str, tf.TensorSpec],
+        losses: Losses,
+        shared: Shared,
+    ):
+        self.model, self._kernels, self._parts, self._batch, self._losses = (
+            model,
+            chosen,
+            parts,
+            batch,
+            losses,
+        )
         self._shared, self._own = shared, Shared()
         rows, num_codes = batch["ids"].shape
         dims = model.dims
-        self._latents = tf.TensorSpec([rows, dims.num_latents, dims.width], tf.as_dtype(model.compute_dtype))
+        self._latents = tf.TensorSpec(
+            [rows, dims.num_latents, dims.width], tf.as_dtype(model.compute_dtype)
+        )
         x = tf.float32 if chosen.wide_residual else self._latents.dtype
         self._x = tf.TensorSpec([rows, dims.num_latents + num_codes, dims.width], x)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------------
+    # -- calls
+    # ----------------------------------------------------------------------------------------------
 
     def gradients(
-        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, scale: tf.Tensor, sums: Sequence[tf.Variable] | None = None
+        self,
+        batch: Mapping[str, tf.Tensor],
+        seed: tf.Tensor,
+        scale: tf.Tensor,
+        sums: Sequence[tf.Variable] | None = None,
     ) -> tuple[dict[str, tf.Tensor], list[list[tf.Tensor]]]:
-        """(losses, gradients of scale × loss by part); with `sums`, one variable per tensor of the optimizer, they are added there."""
+        """(losses, gradients of scale × loss by part); with `sums`, one variable per tensor of the
+        optimizer, they are added there.
+        """
         parts, regions = self._parts, self._training(sums)
-        into = [[sums[i] for i in places] for places in parts.places] if sums is not None else [[]] * len(parts.all)
-        (latents,), back = regions.conditioning(batch["cond_mel"], variables=variables_of(parts.conditioning))
+        into = (
+            [[sums[i] for i in places] for places in parts.places]
+            if sums is not None
+            else [[]] * len(parts.all)
+        )
+        (latents,), back = regions.conditioning(
+            batch["cond_mel"], variables=variables_of(parts.conditioning)
+        )
         backs = [back]
         inputs = (latents, batch["ids"], batch["positions"], seed)
         (x, *seeds), back = regions.stem(*inputs, variables=variables_of(parts.stem))
         backs.append(back)
-        for region, part, of_group in zip(regions.blocks, parts.blocks, _grouped(seeds, parts.groups), strict=True):
+        for region, part, of_group in zip(
+            regions.blocks, parts.blocks, _grouped(seeds, parts.groups), strict=True
+        ):
             (x,), back = region(x, *of_group, variables=variables_of(part))
             backs.append(back)
         fields = [batch[name] for name in _FIELDS]
-        *values, dx, last = self._unpacked_head(regions.head(x, *fields, scale, *variables_of(parts.head), *into[-1]), sums)
+        *values, dx, last = self._unpacked_head(
+            regions.head(x, *fields, scale, *variables_of(parts.head), *into[-1]), sums
+        )
         found = [last]
         for back, into_part in zip(reversed(backs[1:]), reversed(into[1:-1]), strict=True):
             dx, *gradients = back(dx, sums=into_part)
@@ -135,7 +182,10 @@ class BucketPrograms:
         """Of the gradients that `gradients` returns, by part."""
         regions = self._training(None)
         parts = [regions.conditioning, regions.stem, *regions.blocks]
-        return [*(region.gradient_dtypes for region in parts), regions.head.dtypes[-len(self._parts.head) :]]
+        return [
+            *(region.gradient_dtypes for region in parts),
+            regions.head.dtypes[-len(self._parts.head) :],
+        ]
 
     def programs(self, sums: Sequence[tf.Variable] | None, training: bool) -> list[Program]:
         """What `gradients` or `evaluate` calls, the slowest to compile first."""
@@ -143,9 +193,15 @@ class BucketPrograms:
         of_blocks = list(dict.fromkeys(regions.blocks))
         if not training:
             return [regions.head, *of_blocks, regions.stem, regions.conditioning]
-        return [*(p for r in of_blocks for p in r.programs), regions.head, *regions.conditioning.programs, *regions.stem.programs]
+        return [
+            *(p for r in of_blocks for p in r.programs),
+            regions.head,
+            *regions.conditioning.programs,
+            *regions.stem.programs,
+        ]
 
-    # -- what they are ---------------------------------------------------------------------------------------------------------------
+    # -- what they are
+    # ----------------------------------------------------------------------------------------------
 
     def _training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
         return self._own.get(("training", sums is not None), lambda: self._trace_training(sums))
@@ -156,22 +212,51 @@ class BucketPrograms:
         mel, ids = self._batch["cond_mel"], self._batch["ids"]
         conditioning = self._shared.get(
             (kind, str(mel)),
-            lambda: Region("conditioning", self._conditioning, [mel], variables_of(parts.conditioning), sums=into[0]),
+            lambda: Region(
+                "conditioning",
+                self._conditioning,
+                [mel],
+                variables_of(parts.conditioning),
+                sums=into[0],
+            ),
         )
         seed = tf.TensorSpec([2], tf.float32)
-        stem = Region("stem", self._stem, [self._latents, ids, ids, seed], variables_of(parts.stem), wrt=(0,), sums=into[1])
+        stem = Region(
+            "stem",
+            self._stem,
+            [self._latents, ids, ids, seed],
+            variables_of(parts.stem),
+            wrt=(0,),
+            sums=into[1],
+        )
         of_group = Shared()
 
         def blocks(i: int) -> Region:
             group = parts.groups[i]
             inputs = [self._x, *[tf.TensorSpec([_SITES, 2], tf.float32)] * len(group)]
             kept = {"wrt": (0,), "sums": into[2 + i], "recompute": self.model.recompute}
-            return Region(f"{len(group)} blocks", self._blocks(i), inputs, variables_of(parts.blocks[i]), **kept)
+            return Region(
+                f"{len(group)} blocks",
+                self._blocks(i),
+                inputs,
+                variables_of(parts.blocks[i]),
+                **kept,
+            )
 
-        regions = [of_group.get(len(group), lambda i=i: blocks(i)) for i, group in enumerate(parts.groups)]
+        regions = [
+            of_group.get(len(group), lambda i=i: blocks(i)) for i, group in enumerate(parts.groups)
+        ]
         targets = [self._batch[name] for name in _FIELDS]
-        inputs, weights = [self._x, *targets, tf.TensorSpec([], tf.float32)], variables_of(parts.head)
-        head = Program("head", self._head_and_gradients(into[-1] is not None), inputs, [*weights, *(into[-1] or ())])
+        inputs, weights = (
+            [self._x, *targets, tf.TensorSpec([], tf.float32)],
+            variables_of(parts.head),
+        )
+        head = Program(
+            "head",
+            self._head_and_gradients(into[-1] is not None),
+            inputs,
+            [*weights, *(into[-1] or ())],
+        )
         return _Regions(conditioning, stem, regions, head)
 
     def _evaluation(self) -> _Regions:
@@ -181,7 +266,12 @@ class BucketPrograms:
         parts, mel, ids = self._parts, self._batch["cond_mel"], self._batch["ids"]
         conditioning = self._shared.get(
             ("evaluate", str(mel)),
-            lambda: Program("conditioning", _reading(self._conditioning, 1), [mel], variables_of(parts.conditioning)),
+            lambda: Program(
+                "conditioning",
+                _reading(self._conditioning, 1),
+                [mel],
+                variables_of(parts.conditioning),
+            ),
         )
         without = _reading(lambda *a: self._stem(*a[:3], None, *a[3:]), 3)
         stem = Program("stem", without, [self._latents, ids, ids], variables_of(parts.stem))
@@ -190,9 +280,13 @@ class BucketPrograms:
         def blocks(i: int) -> Program:
             group = self._blocks(i)
             run = _reading(lambda x, *w: group(x, *[None] * len(parts.groups[i]), *w), 1)
-            return Program(f"{len(parts.groups[i])} blocks", run, [self._x], variables_of(parts.blocks[i]))
+            return Program(
+                f"{len(parts.groups[i])} blocks", run, [self._x], variables_of(parts.blocks[i])
+            )
 
-        programs = [of_group.get(len(group), lambda i=i: blocks(i)) for i, group in enumerate(parts.groups)]
+        programs = [
+            of_group.get(len(group), lambda i=i: blocks(i)) for i, group in enumerate(parts.groups)
+        ]
         targets = [self._batch[name] for name in _FIELDS]
         run = _reading(lambda *a: list(self._head(*a).values()), 1 + len(targets))
         head = Program("head", run, [self._x, *targets], variables_of(parts.head))
@@ -215,14 +309,18 @@ class BucketPrograms:
             seeds, weights = args[: len(group)], args[len(group) :]
             with kernels.use(self._kernels), _in_place(self._parts.blocks[i], weights):
                 for block, words in zip(group, seeds, strict=True):
-                    x = block(x, (None,) * _SITES if words is None else tuple(tf.unstack(as_ints(words))))
+                    x = block(
+                        x, (None,) * _SITES if words is None else tuple(tf.unstack(as_ints(words)))
+                    )
             return [x]
 
         return run
 
     def _head(self, x, text_targets, audio_targets, row_weights, *weights):
         with kernels.use(self._kernels), _in_place(self._parts.head, weights):
-            out = self._losses(self.model.normed(x), as_ints(text_targets), as_ints(audio_targets), row_weights)
+            out = self._losses(
+                self.model.normed(x), as_ints(text_targets), as_ints(audio_targets), row_weights
+            )
             self._loss_names = list(out)
             return out
 
@@ -251,13 +349,16 @@ class BucketPrograms:
 
 
 class UpdatePrograms:
-    """The optimizer's update by parts: sums of squares; one decision from them; then each part's own update.
+    """The optimizer's update by parts: sums of squares; one decision from them; then each part's
+    own update.
 
     Args:
-        decide: (sum of squares, losses [3], enabled) → whether to update, the scalars of `AdamW.change` with the factor of clipping
+        decide: (sum of squares, losses [3], enabled) → whether to update, the scalars of
+        `AdamW.change` with the factor of clipping
             after them, and what is reported.
         clips: whether that factor may be other than 1.
-        given: where gradients were added up, one variable per tensor of the optimizer, to be cleared; or the dtypes of the gradients
+        given: where gradients were added up, one variable per tensor of the optimizer, to be
+        cleared; or the dtypes of the gradients
             that calls give, by part.
     """
 
@@ -271,13 +372,23 @@ class UpdatePrograms:
         given: Sequence[tf.Variable] | Sequence[Sequence[tf.DType]],
     ):
         self._parts, self._optimizer, self._clips = parts, optimizer, clips
-        self._sums, self._dtypes = (given, None) if isinstance(given[0], tf.Variable) else (None, given)
+        self._sums, self._dtypes = (
+            (given, None) if isinstance(given[0], tf.Variable) else (None, given)
+        )
         made = Shared()
         self._squares, self._changes = [], []
         for i, part in enumerate(parts.all):
             dtypes = self._dtypes[i] if self._dtypes is not None else None
-            key = (*((tuple(t.variable.shape), d) for t, d in zip(part, self._decayed(i), strict=True)), str(dtypes))
-            self._squares.append(made.get(("squares", key), lambda i=i: self._square_program(i, chosen)))
+            key = (
+                *(
+                    (tuple(t.variable.shape), d)
+                    for t, d in zip(part, self._decayed(i), strict=True)
+                ),
+                str(dtypes),
+            )
+            self._squares.append(
+                made.get(("squares", key), lambda i=i: self._square_program(i, chosen))
+            )
             self._changes.append(made.get(("change", key), lambda i=i: self._change_program(i)))
         scalar, flag = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
         specs = [*[scalar] * len(parts.all), tf.TensorSpec([3], tf.float32), flag]
@@ -288,9 +399,13 @@ class UpdatePrograms:
 
         self._decision = Program("decision", decision, specs, [optimizer.t])
 
-    def __call__(self, gradients: list[list[tf.Tensor]], losses: tf.Tensor, enabled: tf.Tensor) -> list[tf.Tensor]:
+    def __call__(
+        self, gradients: list[list[tf.Tensor]], losses: tf.Tensor, enabled: tf.Tensor
+    ) -> list[tf.Tensor]:
         """Update the weights; returns what `decide` reports."""
-        squares = [program(*self._given(i, gradients))[0] for i, program in enumerate(self._squares)]
+        squares = [
+            program(*self._given(i, gradients))[0] for i, program in enumerate(self._squares)
+        ]
         allowed, scalars, *report = self._decision(*squares, losses, enabled, self._optimizer.t)
         for i, program in enumerate(self._changes):
             given = self._given(i, gradients)
@@ -304,7 +419,9 @@ class UpdatePrograms:
         return list(dict.fromkeys([*self._changes, *self._squares, self._decision]))
 
     def _given(self, i: int, gradients: list[list[tf.Tensor]]) -> list:
-        return gradients[i] if self._sums is None else [self._sums[k] for k in self._parts.places[i]]
+        return (
+            gradients[i] if self._sums is None else [self._sums[k] for k in self._parts.places[i]]
+        )
 
     def _decayed(self, i: int) -> list[bool]:
         return [self._optimizer.decayed[k] for k in self._parts.places[i]]
@@ -316,7 +433,11 @@ class UpdatePrograms:
     def _square_program(self, i: int, chosen: Kernels) -> Program:
         def run(*gradients):
             with kernels.use(chosen):
-                return [packed_squares([g if isinstance(g, tf.Tensor) else g.read_value() for g in gradients])]
+                return [
+                    packed_squares(
+                        [g if isinstance(g, tf.Tensor) else g.read_value() for g in gradients]
+                    )
+                ]
 
         return self._program("squares", run, i, [], [])
 
@@ -327,7 +448,11 @@ class UpdatePrograms:
             gradients, args = ([], args) if cleared else (args[:n], args[n:])
             allowed, scalars, *variables = args
             p, m, v, sums = (variables[k * n : (k + 1) * n] for k in range(4))
-            gradients = [tf.cast(g, x.dtype) for g, x in zip(gradients, p, strict=True)] if gradients else [s.read_value() for s in sums]
+            gradients = (
+                [tf.cast(g, x.dtype) for g, x in zip(gradients, p, strict=True)]
+                if gradients
+                else [s.read_value() for s in sums]
+            )
             if self._clips:
                 gradients = [g * scalars[-1] for g in gradients]
             self._optimizer.change(p, m, v, gradients, decayed, scalars[:-1], allowed)
@@ -335,15 +460,26 @@ class UpdatePrograms:
                 s.assign(tf.zeros_like(s))
             return [tf.zeros([])]
 
-        flags = [tf.TensorSpec([], tf.bool), tf.TensorSpec([self._optimizer.num_scalars + 1], tf.float32)]
+        flags = [
+            tf.TensorSpec([], tf.bool),
+            tf.TensorSpec([self._optimizer.num_scalars + 1], tf.float32),
+        ]
         return self._program("update", run, i, flags, self._variables(i))
 
     def _program(self, name: str, run: Callable, i: int, specs: list, variables: list) -> Program:
         part = self._parts.all[i]
         if self._sums is None:
-            specs = [*(tf.TensorSpec(t.variable.shape, d) for t, d in zip(part, self._dtypes[i], strict=True)), *specs]
+            specs = [
+                *(
+                    tf.TensorSpec(t.variable.shape, d)
+                    for t, d in zip(part, self._dtypes[i], strict=True)
+                ),
+                *specs,
+            ]
             return Program(f"{name} of {len(part)} tensors", run, specs, variables)
-        return Program(f"{name} of {len(part)} tensors", run, specs, [*variables, *self._given(i, [])])
+        return Program(
+            f"{name} of {len(part)} tensors", run, specs, [*variables, *self._given(i, [])]
+        )
 
 
 class _Regions:
@@ -360,10 +496,14 @@ def _in_place(tensors: Sequence[Tensor], weights: Sequence[tf.Tensor]):
 
 def _reading(function: Callable, num_tensors: int) -> Callable:
     """`function` with values for the variables after its first `num_tensors` arguments."""
-    return lambda *args: function(*args[:num_tensors], *(v.read_value() for v in args[num_tensors:]))
+    return lambda *args: function(
+        *args[:num_tensors], *(v.read_value() for v in args[num_tensors:])
+    )
 
 
-def _grouped(seeds: Sequence[tf.Tensor], groups: Sequence[Sequence]) -> Iterator[Sequence[tf.Tensor]]:
+def _grouped(
+    seeds: Sequence[tf.Tensor], groups: Sequence[Sequence]
+) -> Iterator[Sequence[tf.Tensor]]:
     at = 0
     for group in groups:
         yield seeds[at : at + len(group)]

@@ -1,14 +1,17 @@
-"""Regions: parts of a step that XLA compiles by themselves, once for all the places where they stand.
+"""Regions: parts of a step that XLA compiles by themselves, once for all the places where they
+stand.
 
-A step of 30 equal blocks as one XLA program takes over a minute to trace and compile, for each bucket anew. As regions it is a
-few small programs: a block's forward and backward pass are compiled once and called for every block, with its own weights.
+A step of 30 equal blocks as one XLA program takes over a minute to trace and compile, for each
+bucket anew. As regions it is a few small programs: a block's forward and backward pass are compiled
+once and called for every block, with its own weights.
 
-A `Region` is traced once, gradients included, and cut in two. The forward program returns, beside its outputs, what the backward
-program cannot get more cheaply itself. It hands over nothing that is an argument, or a view, constant or unpacked part of one: an
-XLA program copies whatever it returns.
+A `Region` is traced once, gradients included, and cut in two. The forward program returns, beside
+its outputs, what the backward program cannot get more cheaply itself. It hands over nothing that is
+an argument, or a view, constant or unpacked part of one: an XLA program copies whatever it returns.
 
-Variables are arguments: XLA reads and writes them in place. Integers travel as the bits of float32 ("words"): between programs,
-TensorFlow keeps int32 tensors in host memory, and fetching one waits for the device.
+Variables are arguments: XLA reads and writes them in place. Integers travel as the bits of float32
+("words"): between programs, TensorFlow keeps int32 tensors in host memory, and fetching one waits
+for the device.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def word_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 class Program:
-    """`function(*tensors, *variables)` as one XLA program, called from within a function that XLA does not compile.
+    """`function(*tensors, *variables)` as one XLA program, called from within a function that XLA
+    does not compile.
 
     Args:
         name: what it is, for messages.
@@ -49,7 +53,13 @@ class Program:
         variables: some to trace with; calls may give others of the same shapes.
     """
 
-    def __init__(self, name: str, function: Function, specs: Sequence[tf.TensorSpec], variables: Sequence[tf.Variable] = ()):
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        specs: Sequence[tf.TensorSpec],
+        variables: Sequence[tf.Variable] = (),
+    ):
         self.name, self._specs, self._variables = name, list(specs), list(variables)
         compiled = tf.function(function, jit_compile=True, autograph=False)
         self._call = compiled.get_concrete_function(*self._specs, *self._variables)
@@ -59,14 +69,16 @@ class Program:
         return tf.nest.flatten(self._call(*args))
 
     def compile(self) -> None:
-        """Run it on zeros and wait; programs that write variables must not change them where all tensors are 0 (see `Region`).
+        """Run it on zeros and wait; programs that write variables must not change them where all
+        tensors are 0 (see `Region`).
 
-        TensorFlow keeps what XLA compiled by name and shapes, for all callers of the process; so several may be compiled side by
-        side, each in a thread of its own.
+        TensorFlow keeps what XLA compiled by name and shapes, for all callers of the process; so
+        several may be compiled side by side, each in a thread of its own.
         """
 
         def alone():
-            # Zeros of the graph: made one by one by several threads, TensorFlow 2.21 confuses their shapes (seen on a GPU).
+            # Zeros of the graph: made one by one by several threads, TensorFlow 2.21 confuses their
+            # shapes (seen on a GPU).
             zeros = [tf.zeros(s.shape, s.dtype) for s in self._specs]
             return [x for x in self(*zeros, *self._variables) if x.dtype.is_floating][:1]
 
@@ -83,12 +95,13 @@ class Region:
     """`function(*inputs, *weights) -> outputs` as a forward and a backward program.
 
     Args:
-        function: traceable; a sequence of tensors, of which the first `num_differentiable` have gradients.
-        inputs: signature of what it is given.
+        function: traceable; a sequence of tensors, of which the first `num_differentiable` have
+        gradients. inputs: signature of what it is given.
         variables: the weights of one of its places.
         wrt: indices of the inputs whose gradients are wanted.
-        sums: the backward program adds the weights' gradients to variables that it is given, instead of returning them.
-        recompute: hand nothing over: the backward program runs the forward pass again.
+        sums: the backward program adds the weights' gradients to variables that it is given,
+        instead of returning them. recompute: hand nothing over: the backward program runs the
+        forward pass again.
     """
 
     def __init__(
@@ -109,8 +122,11 @@ class Region:
         self.forward = cut.forward(f"{name}, forward", variables)
         self.backward = cut.backward(f"{name}, backward", variables, len(wrt), sums)
 
-    def __call__(self, *inputs: tf.Tensor, variables: Sequence[tf.Variable]) -> tuple[list[tf.Tensor], Callable]:
-        """(outputs, back); `back(*d_outputs, sums=…)` gives the gradients of the `wrt` inputs, then those of the weights, or adds
+    def __call__(
+        self, *inputs: tf.Tensor, variables: Sequence[tf.Variable]
+    ) -> tuple[list[tf.Tensor], Callable]:
+        """(outputs, back); `back(*d_outputs, sums=…)` gives the gradients of the `wrt` inputs, then
+        those of the weights, or adds
         these to `sums`.
         """
         args = [*inputs, *variables]
@@ -129,7 +145,9 @@ class Region:
 
     @property
     def gradient_dtypes(self) -> list[tf.DType]:
-        """Of the weights' gradients that the backward program returns: as they were computed, not the weights'."""
+        """Of the weights' gradients that the backward program returns: as they were computed, not
+        the weights'.
+        """
         return self.backward.dtypes[self._num_wrt :]
 
     @property
@@ -140,7 +158,10 @@ class Region:
 
 @dataclass
 class _Traced:
-    """One graph with both passes: the operations before `boundary` are the forward pass's. Weights follow the inputs in `args`."""
+    """One graph with both passes: the operations before `boundary` are the forward pass's.
+
+    Weights follow the inputs in `args`.
+    """
 
     graph: tf.Graph
     args: list[tf.Tensor]
@@ -152,7 +173,11 @@ class _Traced:
 
 
 def _traced(
-    function: Function, inputs: Sequence[tf.TensorSpec], variables: Sequence, wrt: Sequence[int], num_differentiable: int
+    function: Function,
+    inputs: Sequence[tf.TensorSpec],
+    variables: Sequence,
+    wrt: Sequence[int],
+    num_differentiable: int,
 ) -> _Traced:
     specs = [*inputs, *(tf.TensorSpec(v.shape, v.dtype) for v in variables)]
     graph = tf.Graph()
@@ -173,7 +198,9 @@ def _traced(
 
 
 class _Cut:
-    """Where the graph of both passes is parted: `used` arguments and `residuals` are what the backward program is given."""
+    """Where the graph of both passes is parted: `used` arguments and `residuals` are what the
+    backward program is given.
+    """
 
     def __init__(self, traced: _Traced, recompute: bool):
         self.traced, self._recompute = traced, recompute
@@ -210,12 +237,17 @@ class _Cut:
         return x
 
     def _again(self, x: tf.Tensor) -> bool:
-        """Whether the backward program computes `x` itself. Integers always: they would travel through the host."""
+        """Whether the backward program computes `x` itself.
+
+        Integers always: they would travel through the host.
+        """
         return self._recompute or x.dtype.is_integer or x.op.type in _VIEWS or self._is_cheap(x)
 
     def _is_cheap(self, x: tf.Tensor) -> bool:
         sources = [self._source(y) for y in x.op.inputs]
-        return x.op.type in _CHEAP and all(y.name in self._args or self._is_cheap(y) for y in sources)
+        return x.op.type in _CHEAP and all(
+            y.name in self._args or self._is_cheap(y) for y in sources
+        )
 
     def forward(self, name: str, variables: Sequence[tf.Variable]) -> Program:
         """inputs, weights → outputs, residuals."""
@@ -227,7 +259,13 @@ class _Cut:
 
         return Program(name, run, _specs(traced.args[: traced.num_inputs]), variables)
 
-    def backward(self, name: str, variables: Sequence[tf.Variable], num_wrt: int, sums: Sequence[tf.Variable] | None) -> Program:
+    def backward(
+        self,
+        name: str,
+        variables: Sequence[tf.Variable],
+        num_wrt: int,
+        sums: Sequence[tf.Variable] | None,
+    ) -> Program:
         """Gradients of the outputs, used inputs, residuals, used weights, sums → gradients."""
         traced = self.traced
         inputs = [i for i in self.used if i < traced.num_inputs]
@@ -257,8 +295,12 @@ def _specs(tensors: Sequence[tf.Tensor]) -> list[tf.TensorSpec]:
     return [tf.TensorSpec(x.shape, x.dtype) for x in tensors]
 
 
-def _copied(graph: tf.Graph, fetched: Sequence[tf.Tensor], fed: dict[str, tf.Tensor]) -> list[tf.Tensor]:
-    """`fetched`, computed anew in the default graph from `fed` (a tensor's name in `graph` → tensor)."""
+def _copied(
+    graph: tf.Graph, fetched: Sequence[tf.Tensor], fed: dict[str, tf.Tensor]
+) -> list[tf.Tensor]:
+    """`fetched`, computed anew in the default graph from `fed` (a tensor's name in `graph` →
+    tensor).
+    """
     needed, read, stack = set(), set(), list(fetched)
     while stack:
         x = stack.pop()
@@ -271,6 +313,8 @@ def _copied(graph: tf.Graph, fetched: Sequence[tf.Tensor], fed: dict[str, tf.Ten
     part.library.CopyFrom(whole.library)
     part.node.extend(node for node in whole.node if node.name in needed)
     computed = [x.name for x in fetched if x.name not in fed]
-    results = tf.graph_util.import_graph_def(part, {x: fed[x] for x in read}, computed, name="region")
+    results = tf.graph_util.import_graph_def(
+        part, {x: fed[x] for x in read}, computed, name="region"
+    )
     values = dict(zip(computed, results, strict=True))
     return [tf.identity(fed[x.name]) if x.name in fed else values[x.name] for x in fetched]

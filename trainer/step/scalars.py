@@ -1,4 +1,5 @@
-"""Scalars between the host and the step's device: a copy in either direction waits for the steps that were issued before it
+"""Scalars between the host and the step's device: a copy in either direction waits for the steps
+that were issued before it
 (`trainer.step.upload`), so that one at each call would let no step be issued under another.
 """
 
@@ -12,7 +13,9 @@ _PACKED = "packed"
 
 
 class Resident:
-    """Scalars that steps take again and again, each copied to the device when it is first asked for."""
+    """Scalars that steps take again and again, each copied to the device when it is first asked
+    for.
+    """
 
     def __init__(self, device: str):
         self._device = device
@@ -28,7 +31,10 @@ class Resident:
 
 def packed(scalars: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """The scalars, and all of them in one float32 vector for `read`. Traceable."""
-    return {**scalars, _PACKED: tf.stack([tf.cast(scalars[name], tf.float32) for name in sorted(scalars)])}
+    return {
+        **scalars,
+        _PACKED: tf.stack([tf.cast(scalars[name], tf.float32) for name in sorted(scalars)]),
+    }
 
 
 def read(scalars: Mapping[str, tf.Tensor]) -> dict[str, float]:
@@ -41,9 +47,11 @@ def read(scalars: Mapping[str, tf.Tensor]) -> dict[str, float]:
 def _on_host(vector: tf.Tensor) -> tf.Tensor:
     """float32[n] in host memory.
 
-    Where a function's tensor changes devices, TensorFlow copies into page-locked memory; `Tensor.numpy()` does not. A copy into other
-    memory waits inside the driver until the step has ended, and holds up whoever asks whether an earlier copy is there: the ends of
-    several steps were noticed together, at the last one's (measured on an H200: of two steps of 24 ms each, 41 and 50 ms after the call).
+    Where a function's tensor changes devices, TensorFlow copies into page-locked memory;
+    `Tensor.numpy()` does not. A copy into other memory waits inside the driver until the step has
+    ended, and holds up whoever asks whether an earlier copy is there: the ends of several steps
+    were noticed together, at the last one's (measured on an H200: of two steps of 24 ms each, 41
+    and 50 ms after the call).
     """
     with tf.device("/device:CPU:0"):
         return tf.identity(vector)

@@ -1,8 +1,10 @@
-"""The state of a step as it is at one moment, held while training goes on, for a checkpoint that is written meanwhile.
+"""The state of a step as it is at one moment, held while training goes on, for a checkpoint that is
+written meanwhile.
 
-A variable's value is a reference to its buffer. While somebody holds it, TensorFlow writes an update into new memory instead of in place:
-holding costs nothing at first, and one copy of the state on the device until it is let go. What does not fit is copied to the host at
-once, and the step waits for it.
+A variable's value is a reference to its buffer. While somebody holds it, TensorFlow writes an
+update into new memory instead of in place: holding costs nothing at first, and one copy of the
+state on the device until it is let go. What does not fit is copied to the host at once, and the
+step waits for it.
 """
 
 from __future__ import annotations
@@ -43,11 +45,16 @@ def hold(tensors: Iterable[tuple[str, Tensor, tf.Variable]]) -> dict[str, HeldTe
     left, held = ROOM.take(num_bytes), {}
     if left < num_bytes:
         sizes = (left / 1e9, num_bytes / 1e9)
-        log.info("the device has room for %.1f of %.1f GB during a save; training waits while the rest is copied to the host", *sizes)
+        log.info(
+            "the device has room for %.1f of %.1f GB during a save; training waits while the rest"
+            " is copied to the host",
+            *sizes,
+        )
     for name, tensor, value in values:
         if _size(value) <= left:
             left -= _size(value)
-        else:  # as a tensor: a NumPy array would be a second copy, for which training would wait, too
+        # as a tensor: a NumPy array would be a second copy, for which training would wait, too
+        else:
             with tf.device("/device:CPU:0"):
                 value = tf.identity(value)  # noqa: PLW2901
         held[name] = HeldTensor(tensor, value)
@@ -59,14 +66,20 @@ def _size(value: tf.Tensor) -> int:
 
 
 class Room:
-    """How much of a state this process's GPU can hold beside what the steps need. All of it on the CPU."""
+    """How much of a state this process's GPU can hold beside what the steps need.
+
+    All of it on the CPU.
+    """
 
     def __init__(self):
         self._needed = 0  # bytes, by the largest step as it was measured
-        self._held = 0  # bytes that may have been held, and thus counted, since the peak was last taken
+        self._held = (
+            0  # bytes that may have been held, and thus counted, since the peak was last taken
+        )
 
     def measure(self, largest_step: Callable[[], object]) -> None:
-        """Run a stage's largest step, compiled before, to see what it needs: another one may not come for many saves. What was needed so
+        """Run a stage's largest step, compiled before, to see what it needs: another one may not
+        come for many saves. What was needed so
         far is forgotten: while it compiles, XLA tries kernels with all memory there is."""
         if tf.config.list_logical_devices("GPU"):
             self._forget_peak()
@@ -82,11 +95,14 @@ class Room:
         return Account(card.memory_mb, card.free_mb, _limit_mb(), self._needed >> 20, state >> 20)
 
     def take(self, num_bytes: int) -> int:
-        """How many of so many bytes can be held now, by what the largest step needs, or those since the last asking needed at most."""
+        """How many of so many bytes can be held now, by what the largest step needs, or those since
+        the last asking needed at most.
+        """
         if not tf.config.list_logical_devices("GPU"):
             return num_bytes
         limit_mb = _limit_mb() or _card_mb() - DRIVER_MB
-        # The peak may have come when what was held had been let go: then this is too little, and the largest step's own need stands.
+        # The peak may have come when what was held had been let go: then this is too little, and
+        # the largest step's own need stands.
         needed = max(self._needed, self._peak() - self._held)
         self._forget_peak()
         self._held = min(num_bytes, max(0, int((limit_mb * 2**20 - needed) / _SPARE)))
@@ -105,7 +121,9 @@ ROOM = Room()
 
 def _limit_mb() -> int | None:
     """TensorFlow's hard limit; None: its memory grows."""
-    configured = tf.config.get_logical_device_configuration(tf.config.list_physical_devices("GPU")[0])
+    configured = tf.config.get_logical_device_configuration(
+        tf.config.list_physical_devices("GPU")[0]
+    )
     return int(configured[0].memory_limit) if configured and configured[0].memory_limit else None
 
 

@@ -1,12 +1,15 @@
 """Batches onto the device, under the step that computes.
 
-TensorFlow lets each copy to a GPU begin only when everything issued to that GPU before has ended (its allocator may still hand the memory
-to that work), and blocks the thread that copies. Field by field, each copy would wait for another step. So a batch travels as one buffer,
-copied by the feed's thread, and is cut up on the device; and the feed lets a step be issued only once the copy of the batch after it has
-been (`trainer.feed`): that copy then waits for the step before and runs under this one.
+TensorFlow lets each copy to a GPU begin only when everything issued to that GPU before has ended
+(its allocator may still hand the memory to that work), and blocks the thread that copies. Field by
+field, each copy would wait for another step. So a batch travels as one buffer, copied by the feed's
+thread, and is cut up on the device; and the feed lets a step be issued only once the copy of the
+batch after it has been (`trainer.feed`): that copy then waits for the step before and runs under
+this one.
 
-The buffer is one that TensorFlow allocated: such it stages through page-locked memory (GPUUtil::CopyCPUTensorToGPU). What a NumPy array
-became it hands to the driver as it is, and the driver may wait inside the call until the copy can begin.
+The buffer is one that TensorFlow allocated: such it stages through page-locked memory
+(GPUUtil::CopyCPUTensorToGPU). What a NumPy array became it hands to the driver as it is, and the
+driver may wait inside the call until the copy can begin.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ _ALIGN, _PAGE = 16, 4096
 
 
 class Upload:
-    """Moves batches in two steps: `to_host` copies once out of the frames, `to_device` puts that where the step wants it.
+    """Moves batches in two steps:
+
+    `to_host` copies once out of the frames, `to_device` puts that where the step wants it.
 
     Args:
-        device: of the step, "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` is all there is to do.
+        device: of the step, "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` is all there
+        is to do.
     """
 
     def __init__(self, device: str | None):
@@ -52,7 +58,9 @@ class Upload:
         with tf.device("/device:CPU:0"):
             return layout, tf.raw_ops.DeepCopy(x=buffer)
 
-    def to_device(self, on_host: Any, issuing: Callable[[], None]) -> tuple[dict[str, tf.Tensor], Any]:
+    def to_device(
+        self, on_host: Any, issuing: Callable[[], None]
+    ) -> tuple[dict[str, tf.Tensor], Any]:
         """({field: tensor}, seed) on the device; `issuing` is called at the moment the copy is."""
         if self.device is None:
             issuing()
@@ -75,7 +83,10 @@ def _aligned(num_words: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each field lies in a buffer of float32 words: name → (first word, dtype, shape). Floats, as int32 would stay on the host."""
+    """Where each field lies in a buffer of float32 words: name → (first word, dtype, shape).
+
+    Floats, as int32 would stay on the host.
+    """
 
     places: dict[str, tuple[int, np.dtype, tuple[int, ...]]]
     num_words: int
@@ -92,7 +103,9 @@ class Layout:
     @property
     def key(self) -> tuple:
         """Equal for equal layouts."""
-        return tuple((name, at, dtype.name, shape) for name, (at, dtype, shape) in self.places.items())
+        return tuple(
+            (name, at, dtype.name, shape) for name, (at, dtype, shape) in self.places.items()
+        )
 
     def cutter(self) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
         """The compiled inverse: float32[num_words] → {field: tensor}."""
@@ -101,7 +114,9 @@ class Layout:
             return {name: self._field(buffer, *place) for name, place in self.places.items()}
 
         signature = [tf.TensorSpec([self.num_words], tf.float32)]
-        return tf.function(cut, input_signature=signature, jit_compile=True, autograph=False).get_concrete_function()
+        return tf.function(
+            cut, input_signature=signature, jit_compile=True, autograph=False
+        ).get_concrete_function()
 
     @staticmethod
     def _field(buffer: tf.Tensor, at: int, dtype: np.dtype, shape: tuple[int, ...]) -> tf.Tensor:

@@ -1,6 +1,8 @@
-"""Coqui's checkpoints in: a folder, or model.pth and what belongs to it → the folder of `pretrained.py`. NumPy alone.
+"""Coqui's checkpoints in: a folder, or model.pth and what belongs to it → the folder of
+`pretrained.py`. NumPy alone.
 
-Tensors pass through one at a time, so that memory does not grow with the file. The way back is `coqui_export.py`.
+Tensors pass through one at a time, so that memory does not grow with the file. The way back is
+`coqui_export.py`.
 """
 
 from __future__ import annotations
@@ -17,17 +19,31 @@ import numpy as np
 
 from common.xtts.checkpoints import coqui_folder, shapes
 from common.xtts.checkpoints.coqui_folder import CoquiFile, CoquiFiles, plain_key, tensors_in
-from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS, CoquiError, contents_digest, digest_of, write_document, write_safetensors
+from common.xtts.checkpoints.pretrained import (
+    EMBEDDING,
+    LATENTS,
+    CoquiError,
+    contents_digest,
+    digest_of,
+    write_document,
+    write_safetensors,
+)
 from common.xtts.dims import GptDims, ModelDims
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
 
-GPT, HIFIGAN, SPEAKER = "gpt.", "hifigan_decoder.waveform_decoder.", "hifigan_decoder.speaker_encoder."
+GPT, HIFIGAN, SPEAKER = (
+    "gpt.",
+    "hifigan_decoder.waveform_decoder.",
+    "hifigan_decoder.speaker_encoder.",
+)
 NUM_MELS = 80
 _V1_AUDIO_TOKENS = 8194
-# In the `config` of an exported model.pth: the `contents_digest` of the DVAE that its GPT was trained with.
+# In the `config` of an exported model.pth: the `contents_digest` of the DVAE that its GPT was
+# trained with.
 TRAINED_WITH = "dvae_digest"
 _MOST_NAMED = 20
-# What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no other is given.
+# What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no
+# other is given.
 _SURPLUS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -44,7 +60,10 @@ _OLD_WEIGHT_NORM = re.compile(r"(.*)\.weight_([gv])")
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A tensor of a checkpoint as the folder will hold it: float32, or int64 where it counts. CoquiError where it is not finite."""
+    """A tensor of a checkpoint as the folder will hold it: float32, or int64 where it counts.
+
+    CoquiError where it is not finite.
+    """
 
     tensor: Any
     key: str
@@ -62,7 +81,10 @@ class _Loaded:
         array = self.tensor.read().astype(self.dtype, copy=False)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
-            raise CoquiError(f"{self.path}: {self.key} holds {bad} values that are not finite; use an earlier checkpoint")
+            raise CoquiError(
+                f"{self.path}: {self.key} holds {bad} values that are not finite; use an earlier"
+                " checkpoint"
+            )
         return array
 
 
@@ -80,18 +102,26 @@ def import_model(
     """Make the folder `out` from Coqui's files; an existing one is replaced whole, or not at all.
 
     Args:
-        model: a model.pth or .safetensors; or a folder, of which all that is there is taken: config.json (sizes and heads),
-            vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth. Files named besides win over those of the folder.
+        model: a model.pth or .safetensors; or a folder, of which all that is there is taken:
+        config.json (sizes and heads),
+            vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth. Files named besides win over
+            those of the folder.
         other_dvae: take a DVAE that is not the one the GPT was trained with.
 
     Raises:
-        CoquiError: a file is no XTTS v2 checkpoint, tensors are missing, surplus or of another shape (at most 20 are named), the
-            vocabulary, the statistics, the DVAE or the voices do not belong to it, or `out` holds something else.
+        CoquiError: a file is no XTTS v2 checkpoint, tensors are missing, surplus or of another
+        shape (at most 20 are named), the
+            vocabulary, the statistics, the DVAE or the voices do not belong to it, or `out` holds
+            something else.
         PthError: a file that cannot be read.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "dims.json").is_file())):
-        raise CoquiError(f"{out} exists and is not a folder of imported weights; choose another --out")
+    if out.exists() and (
+        not out.is_dir() or (any(out.iterdir()) and not (out / "dims.json").is_file())
+    ):
+        raise CoquiError(
+            f"{out} exists and is not a folder of imported weights; choose another --out"
+        )
     given = {"dvae": dvae, "vocab": vocab, "mel_stats": mel_stats, "speakers": speakers}
     files = coqui_folder.files_of(model)
     if dvae is not None and files.dvae is not None and not other_dvae:
@@ -113,17 +143,28 @@ def import_model(
     return dims
 
 
-def fill_folder(files: CoquiFiles, folder: Path, *, other_dvae: bool = False, tell: Callable[[str], None] = lambda line: None) -> ModelDims:
+def fill_folder(
+    files: CoquiFiles,
+    folder: Path,
+    *,
+    other_dvae: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> ModelDims:
     """`import_model` into an empty folder that is there."""
     with coqui_folder.open_file(files.model) as file:
         state, said = model_state(file), _said_by(file, files)
-        parts = {n: _below(prefix, state) for n, prefix in (("model", GPT), ("hifigan", HIFIGAN), ("speaker_encoder", SPEAKER))}
+        parts = {
+            n: _below(prefix, state)
+            for n, prefix in (("model", GPT), ("hifigan", HIFIGAN), ("speaker_encoder", SPEAKER))
+        }
         stats_part = {"mel_stats": state["mel_stats"]} if "mel_stats" in state else {}
         gpt, vocoder = _checked_sizes(file.path, state, parts, said)
         gpt = _with_vocabulary(gpt, files.vocab, folder)
         file.verify([t for part in (*parts.values(), stats_part) for t in part.values()])
         digests = {name: _write(folder, name, part, file.path) for name, part in parts.items()}
-        digests["mel_stats"] = _import_mel_stats(file.path, stats_part, files.mel_stats, folder, other_dvae)
+        digests["mel_stats"] = _import_mel_stats(
+            file.path, stats_part, files.mel_stats, folder, other_dvae
+        )
         sizes, digests["dvae"] = _import_dvae(file, files.dvae, gpt, folder)
         of_gpt = _dvae_of_gpt(file, folder, other_dvae)
     if files.speakers is not None:
@@ -140,7 +181,10 @@ def fill_folder(files: CoquiFiles, folder: Path, *, other_dvae: bool = False, te
 
 
 def read_sizes(files: CoquiFiles) -> ModelDims:
-    """The sizes of a model of Coqui's, no tensor read. CoquiError, PthError as of `import_model`."""
+    """The sizes of a model of Coqui's, no tensor read.
+
+    CoquiError, PthError as of `import_model`.
+    """
     with coqui_folder.open_file(files.model) as file:
         state = model_state(file)
         gpt = _sizes_of(file.path)(shapes.gpt_dims, _below(GPT, state), _said_by(file, files))
@@ -155,22 +199,32 @@ def read_sizes(files: CoquiFiles) -> ModelDims:
 
 
 def model_state(file: CoquiFile) -> dict[str, Any]:
-    """The weights of an open checkpoint under Coqui's present names: no `xtts.` or `module.` prefix, no surplus groups, weight norm
+    """The weights of an open checkpoint under Coqui's present names: no `xtts.` or `module.`
+    prefix, no surplus groups, weight norm
     as parametrizations. CoquiError: there are none, or they are of something else; says of what.
     """
     tensors = {plain_key(k): t for k, t in tensors_in(file).items()}
     kept = {_modern(k): t for k, t in tensors.items() if not any(p.fullmatch(k) for p in _SURPLUS)}
     if "mel_head.weight" in kept or not any(k.startswith((GPT, HIFIGAN, SPEAKER)) for k in kept):
         raise CoquiError(f"{file.path} {coqui_folder.what_else(tensors)}")
-    if any(k.startswith(GPT) for k in kept) and not any(k.startswith(f"{GPT}conditioning_perceiver.") for k in kept):
+    if any(k.startswith(GPT) for k in kept) and not any(
+        k.startswith(f"{GPT}conditioning_perceiver.") for k in kept
+    ):
         if kept.get(f"{GPT}mel_embedding.weight", np.zeros(0)).shape[:1] == (_V1_AUDIO_TOKENS,):
-            raise CoquiError(f"{file.path} is an XTTS v1 (8 192 audio codes, no perceiver); only v2 can be imported")
+            raise CoquiError(
+                f"{file.path} is an XTTS v1 (8 192 audio codes, no perceiver); only v2 can be"
+                " imported"
+            )
     return kept
 
 
 def _modern(key: str) -> str:
     match = _OLD_WEIGHT_NORM.fullmatch(key)
-    return f"{match.group(1)}.parametrizations.weight.original{'gv'.index(match.group(2))}" if match else key
+    return (
+        f"{match.group(1)}.parametrizations.weight.original{'gv'.index(match.group(2))}"
+        if match
+        else key
+    )
 
 
 def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,14 +233,24 @@ def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _said_by(file: CoquiFile, files: CoquiFiles) -> dict[str, int]:
     """What the configuration says about sizes: config.json before the one beside the weights."""
-    inside = coqui_folder.said_sizes(file.value.get("config") if isinstance(file.value, dict) else None)
-    return {**inside, **(coqui_folder.said_sizes(coqui_folder.read_config(files.config)) if files.config else {})}
+    inside = coqui_folder.said_sizes(
+        file.value.get("config") if isinstance(file.value, dict) else None
+    )
+    return {
+        **inside,
+        **(coqui_folder.said_sizes(coqui_folder.read_config(files.config)) if files.config else {}),
+    }
 
 
-def _checked_sizes(path: Path, state: Mapping[str, Any], parts: Mapping[str, Mapping], said: dict[str, int]):
+def _checked_sizes(
+    path: Path, state: Mapping[str, Any], parts: Mapping[str, Mapping], said: dict[str, int]
+):
     """(GptDims, VocoderDims) of a whole model. CoquiError: it is not whole."""
     where = _sizes_of(path)
-    gpt, vocoder = where(shapes.gpt_dims, parts["model"], said), where(shapes.vocoder_dims, parts["hifigan"])
+    gpt, vocoder = (
+        where(shapes.gpt_dims, parts["model"], said),
+        where(shapes.vocoder_dims, parts["hifigan"]),
+    )
     check_tensors(
         path,
         {
@@ -197,7 +261,9 @@ def _checked_sizes(path: Path, state: Mapping[str, Any], parts: Mapping[str, Map
         {k: t for k, t in state.items() if k != "mel_stats"},
     )
     if vocoder.in_channels != gpt.width:
-        raise CoquiError(f"{path}: the vocoder takes latents of {vocoder.in_channels}, the GPT's are {gpt.width}")
+        raise CoquiError(
+            f"{path}: the vocoder takes latents of {vocoder.in_channels}, the GPT's are {gpt.width}"
+        )
     return gpt, vocoder
 
 
@@ -211,19 +277,30 @@ def _sizes_of(path: Path):
     return sizes
 
 
-def check_tensors(path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]) -> None:
+def check_tensors(
+    path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]
+) -> None:
     """CoquiError naming at most 20 tensors in all that are missing, surplus or of another shape."""
     faults = [f"{k} is missing" for k in expected if k not in found]
-    faults += [f"{k} is {found[k].shape}, needs {s}" for k, s in expected.items() if k in found and found[k].shape != s]
+    faults += [
+        f"{k} is {found[k].shape}, needs {s}"
+        for k, s in expected.items()
+        if k in found and found[k].shape != s
+    ]
     faults += [f"{k} is not part of XTTS" for k in found if k not in expected]
     if faults:
         more = f"\n  and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
         listed = "\n  ".join(faults[:_MOST_NAMED])
-        raise CoquiError(f"{path} is not an XTTS v2 checkpoint of its own sizes, {len(faults)} tensors differ:\n  {listed}{more}")
+        raise CoquiError(
+            f"{path} is not an XTTS v2 checkpoint of its own sizes, {len(faults)} tensors differ:\n"
+            f"  {listed}{more}"
+        )
 
 
 def _write(folder: Path, name: str, part: Mapping[str, Any], source: Path) -> str:
-    return write_safetensors(folder / f"{name}.safetensors", {k: _Loaded(part[k], k, source) for k in sorted(part)})
+    return write_safetensors(
+        folder / f"{name}.safetensors", {k: _Loaded(part[k], k, source) for k in sorted(part)}
+    )
 
 
 def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
@@ -233,8 +310,9 @@ def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
         raise CoquiError(f"--vocab {vocab}: {e}") from e
     if tokenizer.vocab_size != gpt.num_text_tokens:
         raise CoquiError(
-            f"{vocab} has {tokenizer.vocab_size} ids, the model has {gpt.num_text_tokens}: give the vocabulary that the model was trained "
-            "with. A bigger one is named in text.vocab (or learnt with text.extend) when a run starts: the run adds the new rows"
+            f"{vocab} has {tokenizer.vocab_size} ids, the model has {gpt.num_text_tokens}: give the"
+            " vocabulary that the model was trained with. A bigger one is named in text.vocab (or"
+            " learnt with text.extend) when a run starts: the run adds the new rows"
         )
     return tokenizer
 
@@ -246,37 +324,63 @@ def _with_vocabulary(gpt: GptDims, vocab: Path | None, folder: Path) -> GptDims:
     return GptDims(**{**asdict(gpt), "start_text": tokenizer.start, "stop_text": tokenizer.stop})
 
 
-def _import_mel_stats(path: Path, buffer: dict[str, Any], given: Path | None, folder: Path, others: bool) -> str:
+def _import_mel_stats(
+    path: Path, buffer: dict[str, Any], given: Path | None, folder: Path, others: bool
+) -> str:
     if buffer and given is None:
         return _write_mel_stats(path, buffer["mel_stats"], folder)
     if given is None:
-        raise CoquiError(f"{path} holds no mel_stats: give the mel_stats.pth that belongs to the model with --mel-stats")
+        raise CoquiError(
+            f"{path} holds no mel_stats: give the mel_stats.pth that belongs to the model with"
+            " --mel-stats"
+        )
     with coqui_folder.open_file(given) as file:
         value = file.value
         if isinstance(value, dict) and len(value) == 1:
             value = next(iter(value.values()))
         if not coqui_folder.is_tensor(value):
-            raise CoquiError(f"{given}: expected one tensor of {NUM_MELS} numbers, found a {type(value).__name__}")
+            raise CoquiError(
+                f"{given}: expected one tensor of {NUM_MELS} numbers, found a"
+                f" {type(value).__name__}"
+            )
         file.verify([value])
         digest = _write_mel_stats(given, value, folder)
-        if buffer and not others and not np.array_equal(value.read().astype(np.float32), buffer["mel_stats"].read().astype(np.float32)):
-            raise CoquiError(f"{given} holds other statistics than {path} itself: they do not belong together; leave {given.name} out")
+        if (
+            buffer
+            and not others
+            and not np.array_equal(
+                value.read().astype(np.float32), buffer["mel_stats"].read().astype(np.float32)
+            )
+        ):
+            raise CoquiError(
+                f"{given} holds other statistics than {path} itself: they do not belong together;"
+                f" leave {given.name} out"
+            )
         return digest
 
 
 def _write_mel_stats(path, tensor: Any, folder: Path) -> str:
     if tensor.shape != (NUM_MELS,):
-        raise CoquiError(f"{path}: mel_stats has the shape {tensor.shape}, expected ({NUM_MELS},): one number per mel channel")
+        raise CoquiError(
+            f"{path}: mel_stats has the shape {tensor.shape}, expected ({NUM_MELS},): one number"
+            " per mel channel"
+        )
     if not (np.abs(tensor.read()) > 0).all():
-        raise CoquiError(f"{path}: mel_stats holds zeros, and mels are divided by it; give the file that belongs to the model")
+        raise CoquiError(
+            f"{path}: mel_stats holds zeros, and mels are divided by it; give the file that belongs"
+            " to the model"
+        )
     return _write(folder, "mel_stats", {"mel_stats": tensor}, Path(path))
 
 
-# -- the DVAE --------------------------------------------------------------------------------------------------------------------------
+# -- the DVAE
+# --------------------------------------------------------------------------------------------------
 
 
 def _import_dvae(model: CoquiFile, given: Path | None, gpt: GptDims, folder: Path):
-    """(DvaeDims, digest) of dvae.pth, else of the DVAE within a trainer's file, else (None, None)."""
+    """(DvaeDims, digest) of dvae.pth, else of the DVAE within a trainer's file, else
+    (None, None).
+    """
     if given is None:
         part = _below("dvae.", {plain_key(k): t for k, t in tensors_in(model).items()})
         return _write_dvae(model, part, gpt, folder) if part else (None, None)
@@ -296,15 +400,22 @@ def _write_dvae(file: CoquiFile, part: dict[str, Any], gpt: GptDims, folder: Pat
     sizes = _sizes_of(file.path)(shapes.dvae_dims, part)
     check_tensors(file.path, shapes.dvae_shapes(sizes), part)
     if sizes.num_codes != gpt.num_audio_tokens - 2:
-        raise CoquiError(f"{file.path}: a DVAE of {sizes.num_codes} codes, the model speaks {gpt.num_audio_tokens - 2}: not a pair")
+        raise CoquiError(
+            f"{file.path}: a DVAE of {sizes.num_codes} codes, the model speaks"
+            f" {gpt.num_audio_tokens - 2}: not a pair"
+        )
     if sizes.num_mels != gpt.num_mels:
-        raise CoquiError(f"{file.path}: a DVAE of {sizes.num_mels} mel channels, the model has {gpt.num_mels}: not a pair")
+        raise CoquiError(
+            f"{file.path}: a DVAE of {sizes.num_mels} mel channels, the model has {gpt.num_mels}:"
+            " not a pair"
+        )
     file.verify(list(part.values()))
     return sizes, _write(folder, "dvae", part, file.path)
 
 
 def _dvae_of_gpt(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None:
-    """The digest of the DVAE that the GPT was trained with, where the model's file says so (an export of ours does) and it is not the
+    """The digest of the DVAE that the GPT was trained with, where the model's file says so (an
+    export of ours does) and it is not the
     folder's own. CoquiError: the folder's own is another one, and that is not meant."""
     config = model.value.get("config") if isinstance(model.value, dict) else None
     said = config.get(TRAINED_WITH) if isinstance(config, dict) else None
@@ -314,41 +425,56 @@ def _dvae_of_gpt(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None
     if contents_digest(path) == said or other_dvae:
         return None
     raise CoquiError(
-        f"the DVAE is not the one that {model.path} was trained with (their digests differ), and its codes would mean other sounds: give "
-        "the dvae.pth that came with the model, or --other-dvae if you mean it"
+        f"the DVAE is not the one that {model.path} was trained with (their digests differ), and"
+        " its codes would mean other sounds: give the dvae.pth that came with the model, or"
+        " --other-dvae if you mean it"
     )
 
 
 def _check_same_dvae(there: Path, given: Path) -> None:
-    """CoquiError where two files hold different DVAEs: that of a model's folder is the one it was trained with."""
+    """CoquiError where two files hold different DVAEs: that of a model's folder is the one it was
+    trained with.
+    """
     with coqui_folder.open_file(there) as a, coqui_folder.open_file(given) as b:
         own, other = _dvae_part(a), _dvae_part(b)
         same = own.keys() == other.keys() and all(
-            own[k].shape == other[k].shape and np.array_equal(own[k].read(), other[k].read()) for k in own
+            own[k].shape == other[k].shape and np.array_equal(own[k].read(), other[k].read())
+            for k in own
         )
     if not same:
         raise CoquiError(
-            f"--dvae {given} is not the DVAE that lies beside the model ({there}), and its codes would mean other sounds: leave --dvae "
-            "out, or add --other-dvae if you mean it"
+            f"--dvae {given} is not the DVAE that lies beside the model ({there}), and its codes"
+            " would mean other sounds: leave --dvae out, or add --other-dvae if you mean it"
         )
 
 
-# -- voices ----------------------------------------------------------------------------------------------------------------------------
+# -- voices
+# --------------------------------------------------------------------------------------------------
 
 
 def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, folder: Path) -> str:
-    """speakers_xtts.pth: name → two tensors, the conditioning latents [1, L, C] and the embedding [1, E, 1]. Coqui goes by their order."""
+    """speakers_xtts.pth: name → two tensors, the conditioning latents [1, L, C] and the embedding
+    [1, E, 1]. Coqui goes by their order.
+    """
     latents, embedding = (1, gpt.num_latents, gpt.width), (1, vocoder.speaker_dim, 1)
     with coqui_folder.open_file(path) as file:
         tree, out = file.value if isinstance(file.value, dict) else {}, {}
         for name, voice in tree.items():
-            pair = [t for t in voice.values() if coqui_folder.is_tensor(t)] if isinstance(voice, dict) else []
+            pair = (
+                [t for t in voice.values() if coqui_folder.is_tensor(t)]
+                if isinstance(voice, dict)
+                else []
+            )
             if len(pair) != 2:
-                raise CoquiError(f"{path} is no file of voices: {name!r} has {len(pair)} tensors, expected latents and embedding")
+                raise CoquiError(
+                    f"{path} is no file of voices: {name!r} has {len(pair)} tensors, expected"
+                    " latents and embedding"
+                )
             if pair[0].shape != latents or pair[1].shape != embedding:
                 raise CoquiError(
-                    f"{path}: the voice {name!r} has latents {pair[0].shape} and an embedding {pair[1].shape}, the model's are {latents} "
-                    f"and {embedding}: not of this model"
+                    f"{path}: the voice {name!r} has latents {pair[0].shape} and an embedding"
+                    f" {pair[1].shape}, the model's are {latents} and {embedding}: not of this"
+                    " model"
                 )
             out |= {f"{LATENTS}{name}": pair[0], f"{EMBEDDING}{name}": pair[1]}
         if not out:
@@ -357,11 +483,21 @@ def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, fold
         return _write(folder, "speakers", out, path)
 
 
-def _summary(path: Path, dims: ModelDims, parts: Mapping[str, Mapping], digests: dict) -> Iterator[str]:
+def _summary(
+    path: Path, dims: ModelDims, parts: Mapping[str, Mapping], digests: dict
+) -> Iterator[str]:
     g = dims.gpt
-    numbers = [sum(int(np.prod(t.shape, dtype=np.int64)) for t in part.values()) for part in parts.values()]
-    yield f"{path}: GPT of {g.layers} layers x {g.width}, {g.heads} heads, {g.num_text_tokens} text and {g.num_audio_tokens} audio tokens"
-    yield f"  {len(parts['model'])} tensors, {numbers[0]:,} parameters; vocoder {numbers[1]:,}, speaker encoder {numbers[2]:,}"
+    numbers = [
+        sum(int(np.prod(t.shape, dtype=np.int64)) for t in part.values()) for part in parts.values()
+    ]
+    yield (
+        f"{path}: GPT of {g.layers} layers x {g.width}, {g.heads} heads, {g.num_text_tokens} text"
+        f" and {g.num_audio_tokens} audio tokens"
+    )
+    yield (
+        f"  {len(parts['model'])} tensors, {numbers[0]:,} parameters; vocoder {numbers[1]:,},"
+        f" speaker encoder {numbers[2]:,}"
+    )
     if digests.get("dvae") is None:
         yield "  no DVAE: training needs it (--dvae dvae.pth); synthesis does not"
     if digests.get("vocab") is None:

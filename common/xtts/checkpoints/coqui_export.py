@@ -1,9 +1,12 @@
-"""Coqui's files out: a folder that `Xtts.load_checkpoint(checkpoint_dir=…)` takes as it is, or model.pth alone. NumPy alone.
+"""Coqui's files out: a folder that `Xtts.load_checkpoint(checkpoint_dir=…)` takes as it is, or
+model.pth alone. NumPy alone.
 
 model.pth          GPT, vocoder, speaker encoder and statistics, loaded with strict=True
-config.json        sizes, languages and sampling settings, as `XttsConfig.load_json` reads them; an imported one comes back
+config.json        sizes, languages and sampling settings, as `XttsConfig.load_json` reads them; an
+                   imported one comes back
 vocab.json, dvae.pth, mel_stats.pth
-speakers_xtts.pth  named voices, if there are any, and voices/NAME.wav, a recording of each where there is one
+speakers_xtts.pth  named voices, if there are any, and voices/NAME.wav, a recording of each where
+                   there is one
 coqui_languages.py rules that Coqui's tokenizer lacks, if it lacks any (`coqui_rules.py`)
 README.md          the code that loads it
 """
@@ -66,10 +69,11 @@ class Parts:
     """What an export is made of.
 
     Attributes:
-        weights: a folder of weights (`pretrained.py`) with vocoder and speaker encoder; its settings and voices go along.
-        gpt: the GPT stack (.safetensors, Coqui's names without `gpt.`). Its vocabulary may have grown.
-        made_voices: voices of this GPT (speakers.safetensors); of one name, they win over those of `weights`.
-        clips: a recording of a voice by its name.
+        weights: a folder of weights (`pretrained.py`) with vocoder and speaker encoder; its
+        settings and voices go along. gpt: the GPT stack (.safetensors, Coqui's names without
+        `gpt.`). Its vocabulary may have grown. made_voices: voices of this GPT
+        (speakers.safetensors); of one name, they win over those of `weights`. clips: a recording of
+        a voice by its name.
         dims: the GPT's sizes, where they are not those of `weights`.
     """
 
@@ -84,7 +88,10 @@ class Parts:
 
     @classmethod
     def of_weights(cls, folder: str | os.PathLike) -> Parts:
-        """Those of a folder of weights alone. CoquiError: not such a folder, or not what was imported."""
+        """Those of a folder of weights alone.
+
+        CoquiError: not such a folder, or not what was imported.
+        """
         folder = Path(folder)
         read_dims(folder)
         vocab, dvae = folder / "vocab.json", folder / "dvae.safetensors"
@@ -97,18 +104,27 @@ class Parts:
         )
 
 
-# -- where to --------------------------------------------------------------------------------------------------------------------------
+# -- where to
+# --------------------------------------------------------------------------------------------------
 
 
 def is_one_file(out: str | os.PathLike) -> bool:
-    """Whether `--out` names a file, x.pth, and not a folder. CoquiError: neither can be written there."""
+    """Whether `--out` names a file, x.pth, and not a folder.
+
+    CoquiError: neither can be written there.
+    """
     text, path = os.fspath(out), Path(out)
     folder = text.endswith(("/", os.sep)) or path.is_dir()
-    if folder or (path.suffix.lower() not in (".pth", ".pt", ".safetensors", ".bin", ".ckpt") and not path.exists()):
+    if folder or (
+        path.suffix.lower() not in (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
+        and not path.exists()
+    ):
         _check_folder(path)
         return False
     if path.suffix.lower() != ".pth":
-        raise CoquiError(f"--out {out}: name a folder to make (my_voice/), or a file that ends in .pth")
+        raise CoquiError(
+            f"--out {out}: name a folder to make (my_voice/), or a file that ends in .pth"
+        )
     return True
 
 
@@ -117,27 +133,44 @@ def _check_folder(path: Path) -> None:
         raise CoquiError(f"--out {path} is a file, and a folder is asked for; choose another --out")
     above = next(p for p in (path, *path.absolute().parents) if p.exists())
     if not above.is_dir():
-        raise CoquiError(f"--out {path}: {above} is a file, no folder can be made in it; choose another --out")
-    strange = sorted(p.name for p in path.iterdir() if p.name not in (*_FILES, _STAGE)) if path.is_dir() else []
+        raise CoquiError(
+            f"--out {path}: {above} is a file, no folder can be made in it; choose another --out"
+        )
+    strange = (
+        sorted(p.name for p in path.iterdir() if p.name not in (*_FILES, _STAGE))
+        if path.is_dir()
+        else []
+    )
     if strange:
-        raise CoquiError(f"--out {path} holds other things than an export ({', '.join(strange[:5])}); choose another --out, or empty it")
+        raise CoquiError(
+            f"--out {path} holds other things than an export ({', '.join(strange[:5])}); choose"
+            " another --out, or empty it"
+        )
 
 
 def _writable(out: Path) -> CoquiError:
     return CoquiError(f"--out {out} cannot be written to; choose another --out")
 
 
-# -- the folder ------------------------------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
-def export_folder(parts: Parts, out: str | os.PathLike, rules: Rules | None, tell: Callable[[str], None] = lambda line: None) -> int:
-    """Write the folder `out`; returns the number of tensors in its model.pth. What is there of an earlier export is replaced.
+def export_folder(
+    parts: Parts,
+    out: str | os.PathLike,
+    rules: Rules | None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Write the folder `out`; returns the number of tensors in its model.pth.
+
+    What is there of an earlier export is replaced.
 
     `rules`: how its texts become tokens; None: there is no vocabulary.
 
     Raises:
-        CoquiError: parts are missing or not what was imported, or are not of one model; `out` holds something else.
-        OSError: no room.
+        CoquiError: parts are missing or not what was imported, or are not of one model; `out` holds
+        something else. OSError: no room.
     """
     out = Path(out)
     _check_folder(out)
@@ -177,7 +210,9 @@ def _fill(parts: Parts, folder: Path, rules: Rules | None, tell: Callable[[str],
     named = _voices(parts)
     number = export_model(parts, folder / "model.pth", tell)
     config = settings(parts, rules)
-    (folder / "config.json").write_text(json.dumps(config, indent=4, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(config, indent=4, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     if parts.vocab is None:
         tell("no vocabulary: Coqui needs the vocab.json of the model beside it")
     else:
@@ -186,7 +221,10 @@ def _fill(parts: Parts, folder: Path, rules: Rules | None, tell: Callable[[str],
         pth.save(folder / "dvae.pth", saved_tensors(parts.dvae))
     pth.save(folder / "mel_stats.pth", saved_tensors(parts.mel_stats)["mel_stats"])
     if named:
-        tree = {name: {"gpt_cond_latent": pair[0], "speaker_embedding": pair[1]} for name, pair in named.items()}
+        tree = {
+            name: {"gpt_cond_latent": pair[0], "speaker_embedding": pair[1]}
+            for name, pair in named.items()
+        }
         pth.save(folder / "speakers_xtts.pth", tree)
     clips = _copy_clips(parts, named, folder / "voices")
     if rules is not None and rules.needed:
@@ -198,7 +236,10 @@ def _fill(parts: Parts, folder: Path, rules: Rules | None, tell: Callable[[str],
 
 def _voices(parts: Parts) -> dict[str, tuple]:
     made = {} if parts.made_voices is None else voices_in(parts.made_voices)
-    return {**made, **{name: pair for name, pair in voices(parts.weights).items() if name not in made}}
+    return {
+        **made,
+        **{name: pair for name, pair in voices(parts.weights).items() if name not in made},
+    }
 
 
 def _copy_clips(parts: Parts, named: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -215,18 +256,35 @@ def _copy_clips(parts: Parts, named: Mapping[str, Any], folder: Path) -> dict[st
 
 
 def settings(parts: Parts, rules: Rules | None) -> dict:
-    """config.json: the imported one, else that of the published XTTS v2, with the model's sizes and the vocabulary's languages."""
-    dims, vocoder, path = _gpt_dims(parts), read_vocoder_dims(parts.weights), parts.weights / "config.json"
+    """config.json: the imported one, else that of the published XTTS v2, with the model's sizes and
+    the vocabulary's languages.
+    """
+    dims, vocoder, path = (
+        _gpt_dims(parts),
+        read_vocoder_dims(parts.weights),
+        parts.weights / "config.json",
+    )
     own = read_config(path) if path.is_file() else {}
     config = {**_SETTINGS, **own}
     config["audio"] = {**_SETTINGS["audio"], **(own.get("audio") or {})}
     args = dict(own.get("model_args") or {})
-    sizes = {**_sizes(dims), "decoder_input_dim": vocoder.in_channels, "d_vector_dim": vocoder.speaker_dim}
+    sizes = {
+        **_sizes(dims),
+        "decoder_input_dim": vocoder.in_channels,
+        "d_vector_dim": vocoder.speaker_dim,
+    }
     # What an imported configuration leaves open (null) Coqui takes from the vocabulary.
-    config["model_args"] = {**_FIXED, **args, **{k: v for k, v in sizes.items() if args.get(k, 0) is not None}}
+    config["model_args"] = {
+        **_FIXED,
+        **args,
+        **{k: v for k, v in sizes.items() if args.get(k, 0) is not None},
+    }
     if rules is not None:
         tags = ["zh-cn" if x == "zh" else x for x in rules.tokenizer.languages]
-        config["languages"] = [*config["languages"], *(t for t in tags if t not in config["languages"])]
+        config["languages"] = [
+            *config["languages"],
+            *(t for t in tags if t not in config["languages"]),
+        ]
     return config
 
 
@@ -264,15 +322,31 @@ def readme(config: Mapping, names: list[str], clips: Mapping[str, str], rules: R
     """Ten lines on what the folder is, and the code that loads it."""
     voice = names[0] if names else None
     languages = ", ".join(config["languages"])
-    shown = f"{len(names)} ({', '.join(names[:10])}{', …' if len(names) > 10 else ''})" if names else "none: give a recording"
-    install = ["import coqui_languages", "coqui_languages.install()  # this voice's text rules"] if rules else []
+    shown = (
+        f"{len(names)} ({', '.join(names[:10])}{', …' if len(names) > 10 else ''})"
+        if names
+        else "none: give a recording"
+    )
+    install = (
+        ["import coqui_languages", "coqui_languages.install()  # this voice's text rules"]
+        if rules
+        else []
+    )
     if voice is not None:
         latents = [f"latents, speaker = model.speaker_manager.speakers[{voice!r}].values()"]
         if clips:
-            latents.append("# or any recording: model.get_conditioning_latents(audio_path=[CLIP], gpt_cond_len=30, gpt_cond_chunk_len=4)")
+            latents.append(
+                "# or any recording: model.get_conditioning_latents(audio_path=[CLIP],"
+                " gpt_cond_len=30, gpt_cond_chunk_len=4)"
+            )
     else:
-        latents = ['latents, speaker = model.get_conditioning_latents(audio_path=["clip.wav"], gpt_cond_len=30, gpt_cond_chunk_len=4)']
-    sampling = ", ".join(f"{k}={config[k]}" for k in ("temperature", "repetition_penalty", "top_k", "top_p"))
+        latents = [
+            'latents, speaker = model.get_conditioning_latents(audio_path=["clip.wav"],'
+            " gpt_cond_len=30, gpt_cond_chunk_len=4)"
+        ]
+    sampling = ", ".join(
+        f"{k}={config[k]}" for k in ("temperature", "repetition_penalty", "top_k", "top_p")
+    )
     code = [
         "import soundfile",
         "from TTS.tts.configs.xtts_config import XttsConfig",
@@ -290,23 +364,39 @@ def readme(config: Mapping, names: list[str], clips: Mapping[str, str], rules: R
     needs = f"`pip install {packages}` (coqui-tts 0.27 or newer); run this in the folder"
     rest = ", so that coqui_languages.py is found" if rules else ""
     return "\n".join(
-        [f"An XTTS v2 voice. Languages: {languages}. Voices: {shown}.", "", f"{needs}{rest}:", "", "```python", *code, "```", ""]
+        [
+            f"An XTTS v2 voice. Languages: {languages}. Voices: {shown}.",
+            "",
+            f"{needs}{rest}:",
+            "",
+            "```python",
+            *code,
+            "```",
+            "",
+        ]
     )
 
 
-# -- model.pth -------------------------------------------------------------------------------------------------------------------------
+# -- model.pth
+# --------------------------------------------------------------------------------------------------
 
 
-def export_model(parts: Parts, out: str | os.PathLike, tell: Callable[[str], None] = lambda line: None) -> int:
-    """Write `model.pth` as Coqui's `Xtts` loads it with strict=True, nothing beside it; returns the number of tensors.
+def export_model(
+    parts: Parts, out: str | os.PathLike, tell: Callable[[str], None] = lambda line: None
+) -> int:
+    """Write `model.pth` as Coqui's `Xtts` loads it with strict=True, nothing beside it; returns the
+    number of tensors.
 
     Raises:
-        CoquiError: parts are missing or not what was imported, or the GPT is of other sizes than the vocoder's.
-        OSError: no room.
+        CoquiError: parts are missing or not what was imported, or the GPT is of other sizes than
+        the vocoder's. OSError: no room.
     """
     out, weights = Path(out), parts.weights
     if not has_vocoder(weights):
-        raise CoquiError(f"{weights} has no vocoder, and Coqui cannot speak without: it comes with imported weights (import-coqui)")
+        raise CoquiError(
+            f"{weights} has no vocoder, and Coqui cannot speak without: it comes with imported"
+            " weights (import-coqui)"
+        )
     dims = _gpt_dims(parts)
     own = saved_tensors(parts.gpt)
     check_tensors(parts.gpt, shapes.gpt_shapes(dims), own)
@@ -316,8 +406,15 @@ def export_model(parts: Parts, out: str | os.PathLike, tell: Callable[[str], Non
     state |= saved_tensors(parts.mel_stats)
     foreign = _not_coquis(dims, read_vocoder_dims(weights))
     if foreign:
-        tell(f"Coqui's classes have these sizes fixed and will refuse the model: {', '.join(foreign)}")
-    said = {**_sizes(dims), "cond_groups": dims.cond_groups, "perceiver_head_dim": dims.perceiver_head_dim}
+        tell(
+            "Coqui's classes have these sizes fixed and will refuse the model:"
+            f" {', '.join(foreign)}"
+        )
+    said = {
+        **_sizes(dims),
+        "cond_groups": dims.cond_groups,
+        "perceiver_head_dim": dims.perceiver_head_dim,
+    }
     config: dict[str, Any] = {"model": "xtts", "model_args": said}
     trained_with = contents_digest(parts.dvae) if parts.dvae is not None else dvae_of_gpt(weights)
     if trained_with is not None:
@@ -327,7 +424,9 @@ def export_model(parts: Parts, out: str | os.PathLike, tell: Callable[[str], Non
         if not os.access(out.parent, os.W_OK):
             raise _writable(out)
     except OSError as e:
-        raise CoquiError(f"--out {out}: its folder cannot be made ({e.strerror}); choose another --out") from e
+        raise CoquiError(
+            f"--out {out}: its folder cannot be made ({e.strerror}); choose another --out"
+        ) from e
     pth.save(out, {"config": config, "model": state})
     return len(state)
 
@@ -335,15 +434,30 @@ def export_model(parts: Parts, out: str | os.PathLike, tell: Callable[[str], Non
 def _gpt_dims(parts: Parts) -> GptDims:
     """The folder's sizes with as many text rows as the GPT has."""
     dims, own = parts.dims or read_dims(parts.weights).gpt, saved_tensors(parts.gpt)
-    rows = own["text_embedding.weight"].shape[0] if "text_embedding.weight" in own else dims.num_text_tokens
+    rows = (
+        own["text_embedding.weight"].shape[0]
+        if "text_embedding.weight" in own
+        else dims.num_text_tokens
+    )
     return GptDims(**{**asdict(dims), "num_text_tokens": rows})
 
 
 def _not_coquis(d: GptDims, vocoder: shapes.VocoderDims) -> list[str]:
     """Sizes that Coqui's classes do not let be set, where they are not theirs."""
     coquis = GptDims()
-    fixed = ("num_latents", "perceiver_depth", "perceiver_heads", "perceiver_head_dim", "cond_blocks", "num_mels")
-    wrong = [f"{k} {getattr(d, k)}, not {getattr(coquis, k)}" for k in fixed if getattr(d, k) != getattr(coquis, k)]
+    fixed = (
+        "num_latents",
+        "perceiver_depth",
+        "perceiver_heads",
+        "perceiver_head_dim",
+        "cond_blocks",
+        "num_mels",
+    )
+    wrong = [
+        f"{k} {getattr(d, k)}, not {getattr(coquis, k)}"
+        for k in fixed
+        if getattr(d, k) != getattr(coquis, k)
+    ]
     if vocoder.channels != shapes.VocoderDims().channels:
         wrong.append(f"vocoder channels {vocoder.channels}, not {shapes.VocoderDims().channels}")
     return wrong

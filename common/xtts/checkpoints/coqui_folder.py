@@ -1,4 +1,7 @@
-"""Which of Coqui's files a folder holds, and opening any of them: PyTorch's zip or safetensors. NumPy alone."""
+"""Which of Coqui's files a folder holds, and opening any of them: PyTorch's zip or safetensors.
+
+NumPy alone.
+"""
 
 from __future__ import annotations
 
@@ -76,9 +79,14 @@ def files_of(model: str | os.PathLike) -> CoquiFiles:
     if not path.is_dir():
         return CoquiFiles(path)
     if (path / "dims.json").is_file():
-        raise CoquiError(f"{path} was made by import-coqui already: use it as it is, model.weights={path}")
+        raise CoquiError(
+            f"{path} was made by import-coqui already: use it as it is, model.weights={path}"
+        )
     if (path / "identity.json").is_file():
-        raise CoquiError(f"{path} is a run of this project, nothing to import: begin from it with model.weights={path}")
+        raise CoquiError(
+            f"{path} is a run of this project, nothing to import: begin from it with"
+            f" model.weights={path}"
+        )
 
     def first(*names: str) -> Path | None:
         return next((path / name for name in names if (path / name).is_file()), None)
@@ -95,12 +103,17 @@ def files_of(model: str | os.PathLike) -> CoquiFiles:
 
 def _only_model(folder: Path) -> Path:
     others = ("dvae", "mel_stats", "mel_norms", "speakers_xtts")
-    found = sorted(p for end in ("pth", "safetensors") for p in folder.glob(f"*.{end}") if p.stem not in others)
+    found = sorted(
+        p for end in ("pth", "safetensors") for p in folder.glob(f"*.{end}") if p.stem not in others
+    )
     if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join(p.name for p in found[:_MOST_NAMED])
-        raise CoquiError(f"{folder} holds {len(found)} checkpoints ({names}) and no model.pth: name one, --model {found[-1]}")
+        raise CoquiError(
+            f"{folder} holds {len(found)} checkpoints ({names}) and no model.pth: name one, --model"
+            f" {found[-1]}"
+        )
     raise CoquiError(f"{folder} holds no model: expected one of {', '.join(_MODELS)}")
 
 
@@ -117,7 +130,9 @@ def read_config(path: Path) -> dict:
 
 
 def said_sizes(config: Any) -> dict[str, int]:
-    """What a configuration says about sizes: plain dicts, or objects of Coqui's classes as `Opaque`."""
+    """What a configuration says about sizes: plain dicts, or objects of Coqui's classes as
+    `Opaque`.
+    """
     said: dict[str, int] = {}
 
     def look(value: Any, depth: int) -> None:
@@ -147,19 +162,42 @@ def plain_key(key: str) -> str:
 
 
 def tensors_in(file: CoquiFile) -> dict[str, Any]:
-    """The tensors of a state dict, or of the `model` or `state_dict` in the file. CoquiError: there are none."""
+    """The tensors of a state dict, or of the `model` or `state_dict` in the file.
+
+    CoquiError: there are none.
+    """
     tree = file.value
     plain = isinstance(tree, dict) and not isinstance(tree, Opaque)
     found = next((tree[k] for k in ("model", "state_dict") if k in tree), tree) if plain else {}
-    tensors = {k: t for k, t in found.items() if isinstance(k, str) and is_tensor(t)} if isinstance(found, dict) else {}
+    tensors = (
+        {k: t for k, t in found.items() if isinstance(k, str) and is_tensor(t)}
+        if isinstance(found, dict)
+        else {}
+    )
     if tensors:
         return tensors
     if plain and "param_groups" in (tree.get("optimizer") or tree):
-        raise CoquiError(f"{file.path} is the state of an optimizer and holds no weights; give the model.pth that was saved with it")
-    if plain and tree and all(isinstance(v, dict) and any(map(is_tensor, v.values())) for v in tree.values()):
-        raise CoquiError(f"{file.path} is a file of voices (speakers_xtts.pth), not the model itself; give the model.pth beside it")
-    keys = ", ".join(map(str, list(tree)[:_MOST_NAMED])) if isinstance(tree, dict) else type(tree).__name__
-    raise CoquiError(f"{file.path} holds no weights: expected a dict with the key 'model', has {keys}")
+        raise CoquiError(
+            f"{file.path} is the state of an optimizer and holds no weights; give the model.pth"
+            " that was saved with it"
+        )
+    if (
+        plain
+        and tree
+        and all(isinstance(v, dict) and any(map(is_tensor, v.values())) for v in tree.values())
+    ):
+        raise CoquiError(
+            f"{file.path} is a file of voices (speakers_xtts.pth), not the model itself; give the"
+            " model.pth beside it"
+        )
+    keys = (
+        ", ".join(map(str, list(tree)[:_MOST_NAMED]))
+        if isinstance(tree, dict)
+        else type(tree).__name__
+    )
+    raise CoquiError(
+        f"{file.path} holds no weights: expected a dict with the key 'model', has {keys}"
+    )
 
 
 def what_else(tensors: Mapping[str, Any]) -> str:
@@ -167,7 +205,10 @@ def what_else(tensors: Mapping[str, Any]) -> str:
     if "codebook.embed" in tensors or any(k.startswith("dvae.codebook.") for k in tensors):
         return "is a DVAE, not the model itself; give it as --dvae, and the model as --model"
     if "mel_head.weight" in tensors and "text_head.weight" in tensors:
-        return "is the GPT of a checkpoint of this project, without vocoder; begin from its run with model.weights=RUN"
+        return (
+            "is the GPT of a checkpoint of this project, without vocoder; begin from its run with"
+            " model.weights=RUN"
+        )
     if "mel_stats" in tensors and len(tensors) == 1:
         return "holds mel statistics alone; give it as --mel-stats, and the model as --model"
     names = ", ".join(list(tensors)[:_MOST_NAMED])

@@ -1,12 +1,15 @@
-"""Gives Coqui's tokenizer the text rules that a voice was trained with. Needs coqui-tts and the packages of PACKAGES, which `install`
+"""Gives Coqui's tokenizer the text rules that a voice was trained with.
+
+Needs coqui-tts and the packages of PACKAGES, which `install`
 names where they are missing, and nothing of the project it is from.
 
     import coqui_languages
 
     coqui_languages.install()  # once, before the model speaks
 
-Languages that Coqui has no rules for are then cleaned as in training, and a vocabulary that has grown for a new language is used for the
-others as before. What Coqui does well by itself stays as it is.
+Languages that Coqui has no rules for are then cleaned as in training, and a vocabulary that has
+grown for a new language is used for the others as before. What Coqui does well by itself stays as
+it is.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class _Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def rules():
-    """The module that cleans texts: `clean(text, language, …)`. ImportError: packages are missing; says which to install."""
+    """The module that cleans texts: `clean(text, language, …)`.
+
+    ImportError: packages are missing; says which to install.
+    """
     missing = {}
     for module, package in PACKAGES.items():
         try:
@@ -55,14 +61,20 @@ def rules():
             missing[package] = error
     if missing:
         reasons = "; ".join(map(str, missing.values()))
-        raise ImportError(f"this voice's text rules need packages that Coqui does without: pip install {' '.join(missing)}  ({reasons})")
+        raise ImportError(
+            "this voice's text rules need packages that Coqui does without: pip install"
+            f" {' '.join(missing)}  ({reasons})"
+        )
     if SOURCES and not any(isinstance(finder, _Sources) for finder in sys.meta_path):
         sys.meta_path.append(_Sources())
     return importlib.import_module(ROOT)
 
 
 def install() -> None:
-    """Teach Coqui's `VoiceBpeTokenizer` the rules, those made already too. Twice is once. ImportError as of `rules`."""
+    """Teach Coqui's `VoiceBpeTokenizer` the rules, those made already too.
+
+    Twice is once. ImportError as of `rules`.
+    """
     from TTS.tts.layers.xtts.tokenizer import VoiceBpeTokenizer as Coquis
 
     if getattr(Coquis, "has_coqui_languages", False):
@@ -83,10 +95,15 @@ def install() -> None:
         return _shortened(self.tokenizer.to_str(), limit).encode(text).ids
 
     class Limits:
-        """Character limits: Coqui's, and those of the languages above. A data descriptor, so that it wins over instances."""
+        """Character limits: Coqui's, and those of the languages above.
+
+        A data descriptor, so that it wins over instances.
+        """
 
         def __get__(self, instance, owner=None):
-            return self if instance is None else {**instance.__dict__.get("char_limits", {}), **LIMITS}
+            return (
+                self if instance is None else {**instance.__dict__.get("char_limits", {}), **LIMITS}
+            )
 
         def __set__(self, instance, value):
             instance.__dict__["char_limits"] = value

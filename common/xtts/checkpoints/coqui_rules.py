@@ -1,7 +1,9 @@
-"""What Coqui's tokenizer makes of texts against ours, and the module `coqui_languages.py` that is written where they differ.
+"""What Coqui's tokenizer makes of texts against ours, and the module `coqui_languages.py` that is
+written where they differ.
 
-Coqui knows 17 languages, cleans each in its own way, and uses all merges of a vocabulary for all of them. What a voice was trained with
-may differ: a new language, our cleaning, a vocabulary that grew. The module carries our rules as they are, source for source.
+Coqui knows 17 languages, cleans each in its own way, and uses all merges of a vocabulary for all of
+them. What a voice was trained with may differ: a new language, our cleaning, a vocabulary that
+grew. The module carries our rules as they are, source for source.
 """
 
 from __future__ import annotations
@@ -60,9 +62,15 @@ class Rules:
 
     @property
     def installed(self) -> list[str]:
-        """Languages that the written module cleans: the unknown ones, and those whose cleaning is not Coqui's."""
+        """Languages that the written module cleans: the unknown ones, and those whose cleaning is
+        not Coqui's.
+        """
         own = self.unknown if self.options["parity"] else list(self.tokenizer.languages)
-        stripped = [] if self.options["keep_diacritics"] or "ar" not in self.tokenizer.languages else ["ar"]
+        stripped = (
+            []
+            if self.options["keep_diacritics"] or "ar" not in self.tokenizer.languages
+            else ["ar"]
+        )
         return sorted({*own, *stripped})
 
     @property
@@ -70,8 +78,11 @@ class Rules:
         """Whether Coqui needs the module to read texts as training did."""
         return bool(self.installed or self.merge_limits)
 
-    def differences(self, pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, int], dict[str, int], list[Differs]]:
-        """Of (text, language) pairs in languages that Coqui knows: how many were compared and how many differ, by language, and a few.
+    def differences(
+        self, pairs: Iterable[tuple[str, str]]
+    ) -> tuple[dict[str, int], dict[str, int], list[Differs]]:
+        """Of (text, language) pairs in languages that Coqui knows: how many were compared and how
+        many differ, by language, and a few.
 
         Texts that cannot be cleaned here are not compared.
         """
@@ -107,7 +118,9 @@ class Rules:
 
     @property
     def packages(self) -> dict[str, str]:
-        """What the written module imports: module → package and version, as here; languages' own packages are asked for by the rules."""
+        """What the written module imports: module → package and version, as here; languages' own
+        packages are asked for by the rules.
+        """
         return _packages(_sources()) if self.needed else {}
 
     def module(self) -> str:
@@ -129,7 +142,9 @@ class Rules:
 
 
 def _sources() -> dict[str, str]:
-    """The cleaning's modules and the packages they are in: carried name → source, with its imports renamed."""
+    """The cleaning's modules and the packages they are in: carried name → source, with its imports
+    renamed.
+    """
     found: dict[str, str] = {}
     left = [cleaning.__name__]
     while left:
@@ -144,13 +159,19 @@ def _sources() -> dict[str, str]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE):
                 left += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
-                left += [alias.name for alias in node.names if alias.name.startswith(f"{_PACKAGE}.")]
+                left += [
+                    alias.name for alias in node.names if alias.name.startswith(f"{_PACKAGE}.")
+                ]
     sources = {_CARRIED: ""} | {k: found[k] for k in sorted(found) if k != _PACKAGE}
-    return {k.replace(_PACKAGE, _CARRIED, 1): s.replace(_PACKAGE, _CARRIED) for k, s in sources.items()}
+    return {
+        k.replace(_PACKAGE, _CARRIED, 1): s.replace(_PACKAGE, _CARRIED) for k, s in sources.items()
+    }
 
 
 def _packages(sources: dict[str, str]) -> dict[str, str]:
-    """The packages that modules import at once: name → requirement, the version that is installed here."""
+    """The packages that modules import at once: name → requirement, the version that is installed
+    here.
+    """
     found = set()
     for source in sources.values():
         for node in ast.parse(source).body:
@@ -158,7 +179,10 @@ def _packages(sources: dict[str, str]) -> dict[str, str]:
                 found.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
-    return {x: f"{x}=={metadata.version(x)}" for x in sorted(found - {*sys.stdlib_module_names, _CARRIED})}
+    return {
+        x: f"{x}=={metadata.version(x)}"
+        for x in sorted(found - {*sys.stdlib_module_names, _CARRIED})
+    }
 
 
 def _file_of(name: str) -> Path | None:
@@ -172,5 +196,9 @@ def _file_of(name: str) -> Path | None:
 
 def _written(sources: dict[str, str]) -> Iterable[str]:
     for name, source in sources.items():
-        literal = f"r'''{source}'''" if "'''" not in source and not source.endswith("\\") else repr(source)
+        literal = (
+            f"r'''{source}'''"
+            if "'''" not in source and not source.endswith("\\")
+            else repr(source)
+        )
         yield f"SOURCES[{name!r}] = {literal}"

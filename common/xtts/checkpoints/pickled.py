@@ -1,6 +1,8 @@
-"""The pickle of a tree of tensors, written opcode by opcode: what torch.save writes, without its classes at hand.
+"""The pickle of a tree of tensors, written opcode by opcode: what torch.save writes, without its
+classes at hand.
 
-Protocol 2, the names and the order of arguments that torch.load (weights_only=True included) expects.
+Protocol 2, the names and the order of arguments that torch.load (weights_only=True included)
+expects.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _STORAGE_OF = {
 def describe_tensors(tree: Any) -> tuple[bytes, list]:
     """The bytes of data.pkl, and the tensors in the order of their storages 0, 1, …
 
-    A leaf with `shape` and `dtype` is a tensor with a storage of its own, contiguous. TypeError: a leaf of no known kind.
+    A leaf with `shape` and `dtype` is a tensor with a storage of its own, contiguous. TypeError: a
+    leaf of no known kind.
     """
     tensors: list = []
     return b"\x80\x02" + _value(tree, tensors, "") + b".", tensors
@@ -35,7 +38,10 @@ def describe_tensors(tree: Any) -> tuple[bytes, list]:
 
 def _value(value: Any, tensors: list, where: str) -> bytes:
     if isinstance(value, Mapping):
-        items = b"".join(_text(key) + _value(item, tensors, f"{where}.{key}" if where else key) for key, item in value.items())
+        items = b"".join(
+            _text(key) + _value(item, tensors, f"{where}.{key}" if where else key)
+            for key, item in value.items()
+        )
         return b"}(" + items + b"u"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         tensors.append(value)
@@ -51,7 +57,11 @@ def _value(value: Any, tensors: list, where: str) -> bytes:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, (list, tuple)):
-        return b"](" + b"".join(_value(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)) + b"e"
+        return (
+            b"]("
+            + b"".join(_value(item, tensors, f"{where}[{i}]") for i, item in enumerate(value))
+            + b"e"
+        )
     raise TypeError(f"{where}: a {type(value).__name__} cannot be written into a checkpoint")
 
 
@@ -63,9 +73,19 @@ def _tensor(index: int, dtype: np.dtype, shape: tuple[int, ...], where: str) -> 
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
-    storage = b"(" + _text("storage") + _name("torch", _STORAGE_OF[dtype.name]) + _text(str(index)) + _text("cpu") + _integer(numel) + b"tQ"
+    storage = (
+        b"("
+        + _text("storage")
+        + _name("torch", _STORAGE_OF[dtype.name])
+        + _text(str(index))
+        + _text("cpu")
+        + _integer(numel)
+        + b"tQ"
+    )
     hooks = _name("collections", "OrderedDict") + b")R"
-    arguments = storage + _integer(0) + _integers(shape) + _integers(strides[::-1]) + b"\x89" + hooks
+    arguments = (
+        storage + _integer(0) + _integers(shape) + _integers(strides[::-1]) + b"\x89" + hooks
+    )
     return _name("torch._utils", "_rebuild_tensor_v2") + b"(" + arguments + b"tR"
 
 

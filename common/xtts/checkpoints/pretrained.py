@@ -1,17 +1,22 @@
-"""The folder of imported weights, everywhere called `pretrained/`: reading it, and fitting its GPT to a bigger vocabulary. NumPy alone.
+"""The folder of imported weights, everywhere called `pretrained/`: reading it, and fitting its GPT
+to a bigger vocabulary. NumPy alone.
 
     model.safetensors            the GPT stack, Coqui's names without `gpt.`
-    hifigan.safetensors          the vocoder, names below `hifigan_decoder.waveform_decoder.`, weight norm as Coqui stores it
+    hifigan.safetensors          the vocoder, names below `hifigan_decoder.waveform_decoder.`,
+                                 weight norm as Coqui stores it
     speaker_encoder.safetensors  names below `hifigan_decoder.speaker_encoder.`
     dvae.safetensors             if there was a DVAE: names as in dvae.pth
     mel_stats.safetensors        one tensor `mel_stats` of 80 numbers
-    speakers.safetensors         if there were named voices: `latents/NAME` [1, L, C] and `embedding/NAME` [1, E, 1]
+    speakers.safetensors         if there were named voices: `latents/NAME` [1, L, C] and
+                                 `embedding/NAME` [1, E, 1]
     vocab.json                   if given, byte for byte
-    config.json                  if given, byte for byte: Coqui's settings, which an export hands back
+    config.json                  if given, byte for byte: Coqui's settings, which an export hands
+                                 back
     dims.json                    sizes (`ModelDims`), the vocoder's sizes, a digest of each file
 
-`coqui.py` makes it from Coqui's files; a run keeps one as RUN/pretrained (`common/run/beginning.py`), where vocoder and speaker encoder are
-missing if the run's model was trained from nothing.
+`coqui.py` makes it from Coqui's files; a run keeps one as RUN/pretrained
+(`common/run/beginning.py`), where vocoder and speaker encoder are missing if the run's model was
+trained from nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +48,13 @@ LATENTS, EMBEDDING = "latents/", "embedding/"
 
 
 class CoquiError(ValueError):
-    """Files that are no XTTS v2, do not belong together, or are incomplete; says what, where and what to do."""
+    """Files that are no XTTS v2, do not belong together, or are incomplete; says what, where and
+    what to do.
+    """
 
 
-# -- reading and writing safetensors ---------------------------------------------------------------------------------------------------
+# -- reading and writing safetensors
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,10 @@ class SavedTensor:
 
 
 def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
-    """The tensors of a safetensors file by name, none of them read. CoquiError: it is not there or not whole."""
+    """The tensors of a safetensors file by name, none of them read.
+
+    CoquiError: it is not there or not whole.
+    """
     path, found = Path(path), {}
     try:
         with safe_open(path, "numpy") as file:
@@ -92,18 +103,26 @@ def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> str:
-    """Write tensors (anything with shape, dtype and read) one at a time; returns the file's xxh3-128. Equal tensors, equal bytes."""
+    """Write tensors (anything with shape, dtype and read) one at a time; returns the file's
+    xxh3-128. Equal tensors, equal bytes.
+    """
     header, at = {}, 0
     names = {np.dtype(d): name for name, d in _SAFETENSORS.items()}
     for key, t in tensors.items():
         size = int(np.prod(t.shape, dtype=np.int64)) * t.dtype.itemsize
-        header[key] = {"dtype": names[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + size]}
+        header[key] = {
+            "dtype": names[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [at, at + size],
+        }
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = xxhash.xxh3_128()
     with open(path, "wb") as file:
-        for data in itertools.chain((struct.pack("<Q", len(text)), text), _bytes_of(tensors.values())):
+        for data in itertools.chain(
+            (struct.pack("<Q", len(text)), text), _bytes_of(tensors.values())
+        ):
             file.write(data)
             digest.update(data)
         file.flush()
@@ -116,12 +135,15 @@ def _bytes_of(tensors) -> Iterator[memoryview]:
         yield np.ascontiguousarray(t.read()).reshape(-1).view(np.uint8).data
 
 
-# -- the folder ------------------------------------------------------------------------------------------------------------------------
+# -- the folder
+# --------------------------------------------------------------------------------------------------
 
 
 def read_dims(folder: str | os.PathLike) -> ModelDims:
     """The sizes of an imported model. CoquiError: not such a folder."""
-    return ModelDims.from_dict({k: v for k, v in _document(folder).items() if k in ("size", "audio", "dvae", "gpt")})
+    return ModelDims.from_dict(
+        {k: v for k, v in _document(folder).items() if k in ("size", "audio", "dvae", "gpt")}
+    )
 
 
 def read_vocoder_dims(folder: str | os.PathLike) -> shapes.VocoderDims | None:
@@ -136,7 +158,10 @@ def has_vocoder(folder: str | os.PathLike) -> bool:
 
 
 def dvae_of_gpt(folder: str | os.PathLike) -> str | None:
-    """`contents_digest` of the DVAE that the folder's GPT was trained with; None: not known. CoquiError: not such a folder."""
+    """`contents_digest` of the DVAE that the folder's GPT was trained with; None: not known.
+
+    CoquiError: not such a folder.
+    """
     path = Path(folder) / "dvae.safetensors"
     said = _document(folder).get("dvae_of_gpt")
     return said or (contents_digest(path) if path.is_file() else None)
@@ -149,7 +174,10 @@ def write_document(
     digests: Mapping[str, str | None],
     dvae: str | None = None,
 ) -> None:
-    """Write dims.json. `dvae`: what `dvae_of_gpt` gives, where that is not the folder's own DVAE."""
+    """Write dims.json.
+
+    `dvae`: what `dvae_of_gpt` gives, where that is not the folder's own DVAE.
+    """
     document = {
         **dims.to_dict(),
         "vocoder": None if vocoder is None else asdict(vocoder),
@@ -161,7 +189,10 @@ def write_document(
 
 
 def voices(folder: str | os.PathLike) -> dict[str, tuple[SavedTensor, SavedTensor]]:
-    """Named voices of the folder: name → (latents [1, L, C], embedding [1, E, 1]). CoquiError: the file cannot be read."""
+    """Named voices of the folder: name → (latents [1, L, C], embedding [1, E, 1]).
+
+    CoquiError: the file cannot be read.
+    """
     path = Path(folder) / "speakers.safetensors"
     return voices_in(path) if path.is_file() else {}
 
@@ -180,7 +211,8 @@ def _document(folder: str | os.PathLike) -> dict:
         ModelDims.from_dict({k: document[k] for k in ("size", "audio", "dvae", "gpt")})
     except OSError as e:
         raise CoquiError(
-            f"{folder} is not a folder of imported weights ({path.name}: {e.strerror}); `launch.py import-coqui` makes one"
+            f"{folder} is not a folder of imported weights ({path.name}: {e.strerror}); `launch.py"
+            " import-coqui` makes one"
         ) from e
     except (ValueError, KeyError, TypeError) as e:
         raise CoquiError(f"{path} is damaged ({e}); run `launch.py import-coqui` again") from e
@@ -188,19 +220,29 @@ def _document(folder: str | os.PathLike) -> dict:
 
 
 def file_digests(folder: str | os.PathLike) -> dict[str, str]:
-    """xxh3-128 of each file as it was written: "model", "hifigan", … CoquiError: not such a folder."""
+    """xxh3-128 of each file as it was written: "model", "hifigan", … CoquiError: not
+    such a folder.
+    """
     return dict(_document(folder)["digests"])
 
 
 def verified(folder: str | os.PathLike, name: str) -> Path:
-    """A file of the folder after comparing its bytes with its digest. CoquiError: it is not what was imported."""
+    """A file of the folder after comparing its bytes with its digest.
+
+    CoquiError: it is not what was imported.
+    """
     path = Path(folder) / f"{name}.safetensors"
     try:
         same = digest_of(path) == file_digests(folder).get(name)
     except OSError as e:
-        raise CoquiError(f"cannot read {path}: {e.strerror}; run `launch.py import-coqui` again") from e
+        raise CoquiError(
+            f"cannot read {path}: {e.strerror}; run `launch.py import-coqui` again"
+        ) from e
     if not same:
-        raise CoquiError(f"{path} is not the file that was imported (its digest differs); run `launch.py import-coqui` again")
+        raise CoquiError(
+            f"{path} is not the file that was imported (its digest differs); run `launch.py"
+            " import-coqui` again"
+        )
     return path
 
 
@@ -214,7 +256,9 @@ def digest_of(path: str | os.PathLike) -> str:
 
 
 def contents_digest(path: str | os.PathLike) -> str:
-    """xxh3-128 of a safetensors file's names, dtypes, shapes and numbers: the same for equal tensors, whoever wrote them in what order."""
+    """xxh3-128 of a safetensors file's names, dtypes, shapes and numbers: the same for equal
+    tensors, whoever wrote them in what order.
+    """
     h = xxhash.xxh3_128()
     for key, t in sorted(saved_tensors(path).items()):
         h.update(f"{key} {t.dtype.str} {t.shape}\n".encode())
@@ -222,11 +266,13 @@ def contents_digest(path: str | os.PathLike) -> str:
     return h.hexdigest()
 
 
-# -- growing ---------------------------------------------------------------------------------------------------------------------------
+# -- growing
+# --------------------------------------------------------------------------------------------------
 
 
 def grow(state: Mapping[str, np.ndarray], num_text_tokens: int, seed: int) -> dict[str, np.ndarray]:
-    """The same GPT weights for a bigger vocabulary: old rows unchanged, new ones N(0, 0.02), biases 0; a pure function of the seed.
+    """The same GPT weights for a bigger vocabulary: old rows unchanged, new ones N(0, 0.02), biases
+    0; a pure function of the seed.
 
     CoquiError: the vocabulary is smaller than the model's.
     """
@@ -236,10 +282,15 @@ def grow(state: Mapping[str, np.ndarray], num_text_tokens: int, seed: int) -> di
         missing = num_text_tokens - len(old)
         if missing < 0:
             raise CoquiError(
-                f"the vocabulary has {num_text_tokens} ids, fewer than the {len(old)} rows of {key}: it belongs to another model"
+                f"the vocabulary has {num_text_tokens} ids, fewer than the {len(old)} rows of"
+                f" {key}: it belongs to another model"
             )
         new = np.zeros((missing, *old.shape[1:]), np.float32)
         if old.ndim > 1:
-            new = np.random.default_rng([seed, zlib.crc32(key.encode())]).normal(0.0, NEW_ROWS_STD, new.shape).astype(np.float32)
+            new = (
+                np.random.default_rng([seed, zlib.crc32(key.encode())])
+                .normal(0.0, NEW_ROWS_STD, new.shape)
+                .astype(np.float32)
+            )
         grown[key] = np.concatenate([old, new])
     return grown

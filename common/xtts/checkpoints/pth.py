@@ -1,9 +1,11 @@
-"""PyTorch checkpoint files without PyTorch: a reader that runs no code from the file, and a writer that torch.load accepts.
+"""PyTorch checkpoint files without PyTorch: a reader that runs no code from the file, and a writer
+that torch.load accepts.
 
-A `.pth` is a zip of uncompressed records: `data.pkl`, a pickle that describes a tree of dicts and tensors, and one record of raw
-numbers per storage. The pickle is read by an unpickler that knows the names of tensors and storages and nothing else: a class of
-Coqui's (its configuration is saved beside the weights) becomes an inert `Opaque`, and any other name ends the reading.
-Tensors stay in the file until they are asked for, one at a time. NumPy alone.
+A `.pth` is a zip of uncompressed records: `data.pkl`, a pickle that describes a tree of dicts and
+tensors, and one record of raw numbers per storage. The pickle is read by an unpickler that knows
+the names of tensors and storages and nothing else: a class of Coqui's (its configuration is saved
+beside the weights) becomes an inert `Opaque`, and any other name ends the reading. Tensors stay in
+the file until they are asked for, one at a time. NumPy alone.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ _STORAGES = {
 # Modules whose objects sit beside the weights in Coqui's files. They are read as `Opaque`.
 _INERT_PACKAGES = ("TTS", "trainer", "coqpit")
 _INERT_NAMES = {
-    *((module, name) for module in ("numpy.core.multiarray", "numpy._core.multiarray") for name in ("scalar", "_reconstruct")),
+    *(
+        (module, name)
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+        for name in ("scalar", "_reconstruct")
+    ),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
     ("_codecs", "encode"),
@@ -49,20 +55,28 @@ _INERT_NAMES = {
     ("torch", "device"),
     ("torch.serialization", "_get_layout"),
     *(("torch", name) for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32")),
-    *((module, name) for module in ("builtins", "__builtin__") for name in ("set", "list", "dict", "object", "int", "float", "complex")),
+    *(
+        (module, name)
+        for module in ("builtins", "__builtin__")
+        for name in ("set", "list", "dict", "object", "int", "float", "complex")
+    ),
 }
 _CHUNK = 1 << 22
 _ALIGNMENT = 64
 
 
 class PthError(ValueError):
-    """A checkpoint file that cannot be read; the message names the file, what is wrong and what to do."""
+    """A checkpoint file that cannot be read; the message names the file, what is wrong and what to
+    do.
+    """
 
 
 class Opaque(dict):
-    """Stands for an object of a class that is not loaded: keeps what the file says about it, runs nothing.
+    """Stands for an object of a class that is not loaded: keeps what the file says about it, runs
+    nothing.
 
-    `name` is "module.Class", `args` what it would have been built from, `state` what would have been set on it, if anything.
+    `name` is "module.Class", `args` what it would have been built from, `state` what would have
+    been set on it, if anything.
     """
 
     name = ""
@@ -106,15 +120,20 @@ class StoredTensor:
         return np.dtype("<f4" if self.stored == "bfloat16" else self.stored)
 
     def read(self) -> np.ndarray:
-        """The numbers: a new contiguous array, made from the part of the storage that this tensor covers."""
+        """The numbers: a new contiguous array, made from the part of the storage that this tensor
+        covers.
+        """
         return self.file._read(self)
 
 
 class PthFile:
-    """An open checkpoint: `value` is the tree it holds, with `StoredTensor` leaves. Close it, or use it in a `with`.
+    """An open checkpoint:
+
+    `value` is the tree it holds, with `StoredTensor` leaves. Close it, or use it in a `with`.
 
     Raises:
-        PthError: not there, damaged, not a checkpoint, of the old format that is no zip, or its pickle asks for something else than
+        PthError: not there, damaged, not a checkpoint, of the old format that is no zip, or its
+        pickle asks for something else than
             tensors, plain containers and Coqui's configuration.
     """
 
@@ -144,7 +163,10 @@ class PthFile:
         self._file.close()
 
     def verify(self, tensors: Iterator[StoredTensor] | list[StoredTensor]) -> None:
-        """Compare the checksums of the records that these tensors lie in with what the file says. PthError: a record is damaged."""
+        """Compare the checksums of the records that these tensors lie in with what the file says.
+
+        PthError: a record is damaged.
+        """
         for name in dict.fromkeys(t.record for t in tensors):
             info, crc = self._records[name], 0
             self._file.seek(self._data_offset(name))
@@ -155,22 +177,36 @@ class PthFile:
                     raise self._damaged(f"{name} ends early")
                 crc, left = zlib.crc32(chunk, crc), left - len(chunk)
             if crc != info.CRC:
-                raise self._damaged(f"the checksum of {name} is {crc:08x}, it was written with {info.CRC:08x}")
+                raise self._damaged(
+                    f"the checksum of {name} is {crc:08x}, it was written with {info.CRC:08x}"
+                )
 
-    # -- records -----------------------------------------------------------------------------------------------------------------------
+    # -- records
+    # ----------------------------------------------------------------------------------------------
 
     def _index(self) -> tuple[dict[str, zipfile.ZipInfo], str]:
         infos = self._zip.infolist()
         pickles = [i.filename for i in infos if i.filename.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise PthError(f"{self.path} is a zip, but no PyTorch checkpoint: it holds {len(pickles)} records named data.pkl, expected one")
+            raise PthError(
+                f"{self.path} is a zip, but no PyTorch checkpoint: it holds {len(pickles)} records"
+                " named data.pkl, expected one"
+            )
         root = pickles[0][: -len("data.pkl")]
-        packed = [i.filename for i in infos if i.compress_type != zipfile.ZIP_STORED or i.flag_bits & 1]
+        packed = [
+            i.filename for i in infos if i.compress_type != zipfile.ZIP_STORED or i.flag_bits & 1
+        ]
         if packed:
-            raise PthError(f"{self.path}: {packed[0]} is compressed or encrypted, which PyTorch does not do; use the original file")
+            raise PthError(
+                f"{self.path}: {packed[0]} is compressed or encrypted, which PyTorch does not do;"
+                " use the original file"
+            )
         records = {i.filename[len(root) :]: i for i in infos if i.filename.startswith(root)}
         if "byteorder" in records and _contents(self._zip, root + "byteorder") != b"little":
-            raise PthError(f"{self.path} was written on a big-endian machine; load and save it with PyTorch on an ordinary one")
+            raise PthError(
+                f"{self.path} was written on a big-endian machine; load and save it with PyTorch on"
+                " an ordinary one"
+            )
         return records, root
 
     def _file_of(self, name: str) -> BinaryIO:
@@ -180,7 +216,9 @@ class PthFile:
             raise self._damaged(f"{name}: {e}") from e
 
     def _data_offset(self, name: str) -> int:
-        """Where a record's bytes begin: behind its local header, whose length need not be that of the directory's entry."""
+        """Where a record's bytes begin: behind its local header, whose length need not be that of
+        the directory's entry.
+        """
         if name not in self._offsets:
             at = self._records[name].header_offset
             self._file.seek(at)
@@ -194,13 +232,21 @@ class PthFile:
     def _tensor(self, storage: _Storage, offset: int, shape: tuple, strides: tuple) -> StoredTensor:
         numbers = (offset, *shape, *strides)
         if len(shape) != len(strides) or not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise self._damaged(f"a tensor of {storage.record} has offset {offset}, shape {shape} and strides {strides}")
+            raise self._damaged(
+                f"a tensor of {storage.record} has offset {offset}, shape {shape} and strides"
+                f" {strides}"
+            )
         info = self._records.get(storage.record)
         if info is None:
             raise self._damaged(f"it has no record {storage.record}, which its pickle names")
-        tensor = StoredTensor(self, storage.record, storage.dtype, offset, tuple(shape), tuple(strides))
+        tensor = StoredTensor(
+            self, storage.record, storage.dtype, offset, tuple(shape), tuple(strides)
+        )
         if (offset + _span(tensor)) * _itemsize(storage.dtype) > info.file_size:
-            raise self._damaged(f"a tensor of shape {tuple(shape)} does not fit into {storage.record} of {info.file_size} bytes")
+            raise self._damaged(
+                f"a tensor of shape {tuple(shape)} does not fit into {storage.record} of"
+                f" {info.file_size} bytes"
+            )
         return tensor
 
     def _read(self, t: StoredTensor) -> np.ndarray:
@@ -212,7 +258,9 @@ class PthFile:
         if t.stored == "bfloat16":
             flat = (flat.astype("<u4") << 16).view("<f4")
         strides = tuple(s * flat.itemsize for s in t.strides)
-        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, t.shape, strides, writeable=False)).reshape(t.shape)
+        return np.ascontiguousarray(
+            np.lib.stride_tricks.as_strided(flat, t.shape, strides, writeable=False)
+        ).reshape(t.shape)
 
     def _damaged(self, what: str) -> PthError:
         return PthError(f"{self.path} is damaged or cut off: {what}; get the file again")
@@ -240,13 +288,20 @@ def _open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
             raise PthError(f"{path} is empty; get the file again") from e
         if head[:2] == b"PK":
             size = os.fstat(file.fileno()).st_size
-            raise PthError(f"{path} is cut off or damaged: {size} bytes without a readable zip directory; get the file again") from e
+            raise PthError(
+                f"{path} is cut off or damaged: {size} bytes without a readable zip directory; get"
+                " the file again"
+            ) from e
         if head.startswith(b"version https://git-lfs"):
-            raise PthError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`, or download it") from e
+            raise PthError(
+                f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`, or"
+                " download it"
+            ) from e
         if head[:1] == b"\x80" or head[257:262] == b"ustar":
             raise PthError(
-                f"{path} is in PyTorch's old format (no zip), whose loading would run code from the file. With PyTorch 1.6 or newer, save "
-                "it again: torch.save(torch.load(old, weights_only=True), new)"
+                f"{path} is in PyTorch's old format (no zip), whose loading would run code from the"
+                " file. With PyTorch 1.6 or newer, save it again: torch.save(torch.load(old,"
+                " weights_only=True), new)"
             ) from e
         raise PthError(f"{path} is not a PyTorch checkpoint (it begins with {head[:16]!r})") from e
 
@@ -258,7 +313,8 @@ def _contents(archive: zipfile.ZipFile, name: str) -> bytes:
         raise PthError(f"{archive.filename} is damaged: {e}; get the file again") from e
 
 
-# -- the pickle ------------------------------------------------------------------------------------------------------------------------
+# -- the pickle
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -272,7 +328,9 @@ class _Refused(Exception):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Resolves only the names below; what a pickle can call are these, and none of them does anything but remember its arguments."""
+    """Resolves only the names below; what a pickle can call are these, and none of them does
+    anything but remember its arguments.
+    """
 
     def __init__(self, stream: BinaryIO, file: PthFile):
         super().__init__(stream, encoding="utf-8")
@@ -284,8 +342,8 @@ class _Unpickler(pickle.Unpickler):
             return self.load()
         except _Refused as e:
             raise PthError(
-                f"{self._file.path} refused: its pickle asks for {e}, which no checkpoint of XTTS needs. Nothing of it was run; do not "
-                "load this file with other programs"
+                f"{self._file.path} refused: its pickle asks for {e}, which no checkpoint of XTTS"
+                " needs. Nothing of it was run; do not load this file with other programs"
             ) from e
         except PthError:
             raise
@@ -327,7 +385,12 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid) -> _Storage:
         """("storage", class, key, location, number of elements) → where the numbers are."""
-        if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[2], str):
+        if (
+            not isinstance(pid, tuple)
+            or len(pid) != 5
+            or pid[0] != "storage"
+            or not isinstance(pid[2], str)
+        ):
             raise pickle.UnpicklingError(f"unknown kind of storage: {pid!r:.80}")
         kind = getattr(pid[1], "name", "").removeprefix("torch.")
         if kind not in _STORAGES:
@@ -352,17 +415,23 @@ def _opaque(name: str) -> type[Opaque]:
     return type("Opaque", (Opaque,), {"name": name})
 
 
-# -- writing ---------------------------------------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------------
 
 
 def save(path: str | os.PathLike, tree: Any) -> None:
-    """Write a checkpoint that `torch.load(path, weights_only=True)` reads. Equal trees give equal bytes.
+    """Write a checkpoint that `torch.load(path, weights_only=True)` reads.
+
+    Equal trees give equal bytes.
 
     Args:
-        tree: a leaf, or dicts with str keys; leaves are str, int, float, bool, None, lists of these, arrays, or anything with
-            `shape`, `dtype` and `read() -> array` (a `StoredTensor`, or a tensor yet to be loaded): those are read one at a time, in order.
+        tree: a leaf, or dicts with str keys; leaves are str, int, float, bool, None, lists of
+        these, arrays, or anything with
+            `shape`, `dtype` and `read() -> array` (a `StoredTensor`, or a tensor yet to be loaded):
+            those are read one at a time, in order.
 
-    Replaces an existing file at once or not at all. OSError as it comes: no room, no permission. TypeError: another kind of leaf.
+    Replaces an existing file at once or not at all. OSError as it comes: no room, no permission.
+    TypeError: another kind of leaf.
     """
     path = Path(path)
     described, tensors = describe_tensors(tree)
@@ -373,7 +442,9 @@ def save(path: str | os.PathLike, tree: Any) -> None:
                 _write_record(archive, file, "data.pkl", described)
                 _write_record(archive, file, "byteorder", b"little")
                 for i, tensor in enumerate(tensors):
-                    array = np.ascontiguousarray(tensor.read() if hasattr(tensor, "read") else tensor)
+                    array = np.ascontiguousarray(
+                        tensor.read() if hasattr(tensor, "read") else tensor
+                    )
                     _write_record(archive, file, f"data/{i}", array.reshape(-1).view(np.uint8).data)
                 _write_record(archive, file, "version", b"3\n")
             file.flush()
@@ -386,7 +457,8 @@ def save(path: str | os.PathLike, tree: Any) -> None:
 
 def _write_record(archive: zipfile.ZipFile, file: BinaryIO, name: str, data) -> None:
     info = zipfile.ZipInfo(f"archive/{name}")  # dated 1980: no clock in the bytes
-    # Storages begin at multiples of 64 bytes, so that PyTorch can map the file. The gap is an extra field that readers pass over.
+    # Storages begin at multiples of 64 bytes, so that PyTorch can map the file. The gap is an extra
+    # field that readers pass over.
     gap = -(file.tell() + 30 + len(info.filename) + 4) % _ALIGNMENT
     info.extra = b"FB" + struct.pack("<H", gap) + bytes(gap)
     with archive.open(info, "w") as record:

@@ -1,7 +1,8 @@
-"""Names and shapes of every tensor in XTTS's checkpoint files, from the sizes, and the sizes from a file's shapes. No TensorFlow.
+"""Names and shapes of every tensor in XTTS's checkpoint files, from the sizes, and the sizes from a
+file's shapes. No TensorFlow.
 
-Torch's layout, Coqui's names. The tables are kept apart from the networks on purpose: importing needs no TensorFlow,
-and a test holds the two against each other.
+Torch's layout, Coqui's names. The tables are kept apart from the networks on purpose: importing
+needs no TensorFlow, and a test holds the two against each other.
 """
 
 from __future__ import annotations
@@ -34,34 +35,65 @@ def gpt_shapes(d: GptDims) -> Shapes:
     shapes: Shapes = {**_affine("conditioning_encoder.init", (w, d.num_mels, 1))}
     for i in range(d.cond_blocks):
         at = f"conditioning_encoder.attn.{i}"
-        shapes |= {**_affine(f"{at}.norm", (w,)), **_affine(f"{at}.qkv", (3 * w, w, 1)), **_affine(f"{at}.proj_out", (w, w, 1))}
-    shapes |= {"conditioning_perceiver.latents": (d.num_latents, w), "conditioning_perceiver.norm.gamma": (w,)}
+        shapes |= {
+            **_affine(f"{at}.norm", (w,)),
+            **_affine(f"{at}.qkv", (3 * w, w, 1)),
+            **_affine(f"{at}.proj_out", (w, w, 1)),
+        }
+    shapes |= {
+        "conditioning_perceiver.latents": (d.num_latents, w),
+        "conditioning_perceiver.norm.gamma": (w,),
+    }
     for i in range(d.perceiver_depth):
         at = f"conditioning_perceiver.layers.{i}"
-        shapes |= {f"{at}.0.to_q.weight": (inner, w), f"{at}.0.to_kv.weight": (2 * inner, w), f"{at}.0.to_out.weight": (w, inner)}
+        shapes |= {
+            f"{at}.0.to_q.weight": (inner, w),
+            f"{at}.0.to_kv.weight": (2 * inner, w),
+            f"{at}.0.to_out.weight": (w, inner),
+        }
         shapes |= {**_affine(f"{at}.1.0", (2 * hidden, w)), **_affine(f"{at}.1.2", (w, hidden))}
-    shapes |= {"text_embedding.weight": (d.num_text_tokens, w), "mel_embedding.weight": (d.num_audio_tokens, w)}
-    shapes |= {"text_pos_embedding.emb.weight": (d.num_text_positions, w), "mel_pos_embedding.emb.weight": (d.num_audio_positions, w)}
+    shapes |= {
+        "text_embedding.weight": (d.num_text_tokens, w),
+        "mel_embedding.weight": (d.num_audio_tokens, w),
+    }
+    shapes |= {
+        "text_pos_embedding.emb.weight": (d.num_text_positions, w),
+        "mel_pos_embedding.emb.weight": (d.num_audio_positions, w),
+    }
     for i in range(d.layers):
         at = f"gpt.h.{i}"
         shapes |= {**_affine(f"{at}.ln_1", (w,)), **_affine(f"{at}.ln_2", (w,))}
         # Hugging Face keeps [in, out] here.
-        for name, num_in, num_out in (("attn.c_attn", w, 3 * w), ("attn.c_proj", w, w), ("mlp.c_fc", w, 4 * w), ("mlp.c_proj", 4 * w, w)):
+        for name, num_in, num_out in (
+            ("attn.c_attn", w, 3 * w),
+            ("attn.c_proj", w, w),
+            ("mlp.c_fc", w, 4 * w),
+            ("mlp.c_proj", 4 * w, w),
+        ):
             shapes |= {f"{at}.{name}.weight": (num_in, num_out), f"{at}.{name}.bias": (num_out,)}
     shapes |= {**_affine("gpt.ln_f", (w,)), **_affine("final_norm", (w,))}
-    return shapes | {**_affine("text_head", (d.num_text_tokens, w)), **_affine("mel_head", (d.num_audio_tokens, w))}
+    return shapes | {
+        **_affine("text_head", (d.num_text_tokens, w)),
+        **_affine("mel_head", (d.num_audio_tokens, w)),
+    }
 
 
 def dvae_shapes(d: DvaeDims) -> Shapes:
     """The DVAE, without the bookkeeping of its loss."""
     h, w, n, book = d.hidden, 2 * d.hidden, d.num_resblocks, d.codebook_dim
-    shapes: Shapes = {**_affine("encoder.0.0", (h, d.num_mels, 3)), **_affine("encoder.1.0", (w, h, 3))}
+    shapes: Shapes = {
+        **_affine("encoder.0.0", (h, d.num_mels, 3)),
+        **_affine("encoder.1.0", (w, h, 3)),
+    }
     for part, first in (("encoder", 2), ("decoder", 1)):
         for i in range(first, first + n):
             for conv, kernel in (("net.0", 3), ("net.2", 3), ("net.4", 1)):
                 shapes |= _affine(f"{part}.{i}.{conv}", (w, w, kernel))
     shapes |= {**_affine(f"encoder.{2 + n}", (book, w, 1)), **_affine("decoder.0", (w, book, 1))}
-    shapes |= {**_affine(f"decoder.{1 + n}.0.conv", (w, w, 3)), **_affine(f"decoder.{2 + n}.0.conv", (h, w, 3))}
+    shapes |= {
+        **_affine(f"decoder.{1 + n}.0.conv", (w, w, 3)),
+        **_affine(f"decoder.{2 + n}.0.conv", (h, w, 3)),
+    }
     shapes |= _affine(f"decoder.{3 + n}", (d.num_mels, h, 1))
     return shapes | {
         "codebook.embed": (book, d.num_codes),
@@ -73,16 +105,23 @@ def dvae_shapes(d: DvaeDims) -> Shapes:
 def hifigan_shapes(d: VocoderDims) -> Shapes:
     """The vocoder, keys below `hifigan_decoder.waveform_decoder.`, weight norm as it is stored."""
     c = d.channels
-    shapes: Shapes = {**_affine("conv_pre", (c, d.in_channels, 7)), "conv_post.weight": (1, c // 16, 7)}
+    shapes: Shapes = {
+        **_affine("conv_pre", (c, d.in_channels, 7)),
+        "conv_post.weight": (1, c // 16, 7),
+    }
     shapes |= _affine("cond_layer", (c, d.speaker_dim, 1))
     for i, kernel in enumerate((16, 16, 4, 4)):
         num_in, size = c >> i, c >> (i + 1)
         # Transposed: [in, out, k], and the norm is per input channel.
-        shapes |= _weight_norm(f"ups.{i}", (num_in, size, kernel), size) | _affine(f"conds.{i}", (size, d.speaker_dim, 1))
+        shapes |= _weight_norm(f"ups.{i}", (num_in, size, kernel), size) | _affine(
+            f"conds.{i}", (size, d.speaker_dim, 1)
+        )
         for j, width in enumerate((3, 7, 11)):
             for convs in ("convs1", "convs2"):
                 for k in range(3):
-                    shapes |= _weight_norm(f"resblocks.{3 * i + j}.{convs}.{k}", (size, size, width), size)
+                    shapes |= _weight_norm(
+                        f"resblocks.{3 * i + j}.{convs}.{k}", (size, size, width), size
+                    )
     return shapes
 
 
@@ -90,17 +129,36 @@ def speaker_encoder_shapes() -> Shapes:
     """The speaker encoder, keys below `hifigan_decoder.speaker_encoder.`."""
     shapes: Shapes = {**_affine("conv1", (32, 1, 3, 3)), **_batch_norm("bn1", 32)}
     num_in = 32
-    for stage, (depth, size) in enumerate(zip((3, 4, 6, 3), (32, 64, 128, 256), strict=True), start=1):
+    for stage, (depth, size) in enumerate(
+        zip((3, 4, 6, 3), (32, 64, 128, 256), strict=True), start=1
+    ):
         for b in range(depth):
             at = f"layer{stage}.{b}"
-            shapes |= {f"{at}.conv1.weight": (size, num_in, 3, 3), f"{at}.conv2.weight": (size, size, 3, 3)}
+            shapes |= {
+                f"{at}.conv1.weight": (size, num_in, 3, 3),
+                f"{at}.conv2.weight": (size, size, 3, 3),
+            }
             shapes |= {**_batch_norm(f"{at}.bn1", size), **_batch_norm(f"{at}.bn2", size)}
-            shapes |= {**_affine(f"{at}.se.fc.0", (size // 8, size)), **_affine(f"{at}.se.fc.2", (size, size // 8))}
+            shapes |= {
+                **_affine(f"{at}.se.fc.0", (size // 8, size)),
+                **_affine(f"{at}.se.fc.2", (size, size // 8)),
+            }
             if b == 0 and stage > 1:
-                shapes |= {f"{at}.downsample.0.weight": (size, num_in, 1, 1), **_batch_norm(f"{at}.downsample.1", size)}
+                shapes |= {
+                    f"{at}.downsample.0.weight": (size, num_in, 1, 1),
+                    **_batch_norm(f"{at}.downsample.1", size),
+                }
             num_in = size
-    shapes |= {"torch_spec.0.filter": (1, 1, 2), "torch_spec.1.spectrogram.window": (400,), "torch_spec.1.mel_scale.fb": (257, 64)}
-    shapes |= {**_affine("attention.0", (128, 2048, 1)), **_batch_norm("attention.2", 128), **_affine("attention.3", (2048, 128, 1))}
+    shapes |= {
+        "torch_spec.0.filter": (1, 1, 2),
+        "torch_spec.1.spectrogram.window": (400,),
+        "torch_spec.1.mel_scale.fb": (257, 64),
+    }
+    shapes |= {
+        **_affine("attention.0", (128, 2048, 1)),
+        **_batch_norm("attention.2", 128),
+        **_affine("attention.3", (2048, 128, 1)),
+    }
     return shapes | _affine("fc", (512, 4096))
 
 
@@ -110,29 +168,39 @@ def _affine(at: str, weight: tuple[int, ...]) -> Shapes:
 
 def _weight_norm(at: str, weight: tuple[int, ...], bias: int) -> Shapes:
     norm = f"{at}.parametrizations.weight"
-    return {f"{norm}.original0": (weight[0], 1, 1), f"{norm}.original1": weight, f"{at}.bias": (bias,)}
+    return {
+        f"{norm}.original0": (weight[0], 1, 1),
+        f"{norm}.original1": weight,
+        f"{at}.bias": (bias,),
+    }
 
 
 def _batch_norm(at: str, size: int) -> Shapes:
     return {**{f"{at}.{name}": (size,) for name in _BATCH_NORM}, f"{at}.num_batches_tracked": ()}
 
 
-# -- sizes from shapes -----------------------------------------------------------------------------------------------------------------
+# -- sizes from shapes
+# --------------------------------------------------------------------------------------------------
 
 
 class UnknownSizes(ValueError):
     """A tensor that says a size is missing, or has another number of axes; names it."""
 
 
-def gpt_dims(shapes: Mapping[str, tuple[int, ...]], said: Mapping[str, int] | None = None) -> GptDims:
-    """Sizes of a GPT stack from its tensors' shapes, and from what the file's own configuration says (`gpt_n_heads`, …).
+def gpt_dims(
+    shapes: Mapping[str, tuple[int, ...]], said: Mapping[str, int] | None = None
+) -> GptDims:
+    """Sizes of a GPT stack from its tensors' shapes, and from what the file's own configuration
+    says (`gpt_n_heads`, …).
 
-    The number of heads leaves no trace in the shapes: 16 unless the configuration says otherwise. Nor does a missing last block:
-    a width of 1024 is taken for XTTS v2, which has 30.
+    The number of heads leaves no trace in the shapes: 16 unless the configuration says otherwise.
+    Nor does a missing last block: a width of 1024 is taken for XTTS v2, which has 30.
     """
     said = said or {}
     width = _size(shapes, "gpt.ln_f.weight", 0, 1)
-    layers = said.get("gpt_layers") or (XTTS_LAYERS if width == XTTS_WIDTH else _count(shapes, r"gpt\.h\.(\d+)\.ln_1\.weight"))
+    layers = said.get("gpt_layers") or (
+        XTTS_LAYERS if width == XTTS_WIDTH else _count(shapes, r"gpt\.h\.(\d+)\.ln_1\.weight")
+    )
     inner = _size(shapes, "conditioning_perceiver.layers.0.0.to_q.weight", 0, 2)
     head_dim = said.get("perceiver_head_dim") or min(_PERCEIVER_HEAD_DIM, inner)
     return GptDims(
@@ -188,7 +256,9 @@ def _size(shapes: Mapping[str, tuple[int, ...]], key: str, axis: int, num_axes: 
 
 def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
     """1 + the largest number that the pattern finds; 0 if it finds none."""
-    return max((int(m.group(1)) + 1 for key in shapes if (m := re.fullmatch(pattern, key))), default=0)
+    return max(
+        (int(m.group(1)) + 1 for key in shapes if (m := re.fullmatch(pattern, key))), default=0
+    )
 
 
 def _norm_groups(width: int) -> int:

@@ -65,7 +65,12 @@ def parse(written: str, language: str, currency: str | None = None) -> Figure | 
     grouping = "," if language in rules.COMMA_GROUPS else "."
     if currency in currencies.COMMA_CURRENCIES and marks[0] == ",":
         grouping = ","
-    if marks[0] == grouping and len(parts[1]) == 3 and 0 < len(parts[0]) <= 3 and parts[0][0] != "0":
+    if (
+        marks[0] == grouping
+        and len(parts[1]) == 3
+        and 0 < len(parts[0]) <= 3
+        and parts[0][0] != "0"
+    ):
         return Figure(parts[0] + parts[1])
     return Figure(parts[0] or "0", parts[1])
 
@@ -84,7 +89,9 @@ def expand(text: str, language: str) -> str:
     if any(c.isdigit() for c in text):
         text = _NO_CENTS.sub("", text)
         if language == "en":
-            text = _FEET.sub(lambda m: f"{number(Figure(m[1]), 'en')} foot {number(Figure(m[2]), 'en')}", text)
+            text = _FEET.sub(
+                lambda m: f"{number(Figure(m[1]), 'en')} foot {number(Figure(m[2]), 'en')}", text
+            )
         for pattern in _money_patterns(language):
             text = pattern.sub(lambda m: _money(m, language), text)
         text = _counted(language).sub(lambda m: _unit(m, language), text)
@@ -146,18 +153,26 @@ def _money_patterns(language: str) -> tuple[re.Pattern, ...]:
     """
     word, scales = _beside(language), _scale_words(language)
     before, after = _marks(language)
-    codes, all_codes = ("|".join(sorted(c)) for c in (currencies.CODES, currencies.CODES | currencies.LATE_CODES))
+    codes, all_codes = (
+        "|".join(sorted(c)) for c in (currencies.CODES, currencies.CODES | currencies.LATE_CODES)
+    )
     minus = rf"(?P<minus>(?<![{word}.,)])-)?"
     begin, end = rf"(?<![{word}.,])", rf"(?![{word}])"
     figure = rf"(?P<figure>{_FIGURE})(?:(?P<range> ?- ?)(?P<to>{_FIGURE}))?"
     tight = rf"(?P<inner>-)?(?P<figure>{_FIGURE})(?:(?P<range>-)(?P<to>{_FIGURE}))?"
-    attached = rf"(?:(?P<scale>[kKmMbBT]|bn|mn|mln|tn){end})?(?: ?(?P<word>{scales}){end})?(?: (?P<code>{codes}){end})?"
+    attached = (
+        rf"(?:(?P<scale>[kKmMbBT]|bn|mn|mln|tn){end})?(?: ?(?P<word>{scales}){end})?(?:"
+        rf" (?P<code>{codes}){end})?"
+    )
     spaced = rf"(?: ?(?P<scale>[kKMBT]|bn|mn|mln|tn)(?![a-z]))?(?: ?(?P<word>{scales}))?"
     return (
         re.compile(rf"{minus}(?<![0-9])(?P<currency>{before}){tight}{attached}"),
         re.compile(rf"{minus}{begin}{figure}{spaced}(?P<currency>{after})(?![0-9])"),
         re.compile(rf"{minus}{begin}{figure}{spaced} (?P<currency>(?:{all_codes}){end}|{after})"),
-        re.compile(rf"{minus}(?<![0-9])(?<![0-9] )(?P<currency>(?<![{word}])(?:{codes})|{before}) {tight}{attached}"),
+        re.compile(
+            rf"{minus}(?<![0-9])(?<![0-9] )(?P<currency>(?<![{word}])(?:{codes})|{before})"
+            rf" {tight}{attached}"
+        ),
         re.compile(rf"{minus}{begin}{figure}{spaced}(?P<currency>{codes}){end}"),
         re.compile(rf"{minus}(?<![{word}])(?P<currency>{codes}){tight}{attached}"),
     )
@@ -168,7 +183,9 @@ def _unnamed_signs() -> str:
     """Every other currency sign of Unicode: it is found, to be refused by name."""
     known = set("".join(currencies.SIGNS))
     return "".join(
-        chr(c) for c in (*range(0xA2, 0x3000), *range(0xA800, 0xABFF)) if unicodedata.category(chr(c)) == "Sc" and chr(c) not in known
+        chr(c)
+        for c in (*range(0xA2, 0x3000), *range(0xA800, 0xABFF))
+        if unicodedata.category(chr(c)) == "Sc" and chr(c) not in known
     )
 
 
@@ -188,13 +205,24 @@ def _money(match: re.Match, language: str) -> str:
         last = parse(found["to"], language, code)
         if last is None:
             raise TextError(f"{match.group().strip()!r} is no amount: how are its digits grouped?")
-        words = number(figure, language) + " - " + amount(last, code, language, power, found.get("word"), sign)
+        words = (
+            number(figure, language)
+            + " - "
+            + amount(last, code, language, power, found.get("word"), sign)
+        )
     if found["minus"] or found.get("inner"):
         words = negative(words, language)
     return placed(match, words, language)
 
 
-def amount(figure: Figure, code: str, language: str, power: int = 0, typed: str | None = None, sign: str = "") -> str:
+def amount(
+    figure: Figure,
+    code: str,
+    language: str,
+    power: int = 0,
+    typed: str | None = None,
+    sign: str = "",
+) -> str:
     """An amount of money in words.
 
     Args:
@@ -204,7 +232,9 @@ def amount(figure: Figure, code: str, language: str, power: int = 0, typed: str 
     mantissa = figure
     if power and not (figure.fraction and power >= 6 and language in rules.DECIMAL_SCALES):
         figure, power = figure.shifted(power), 0
-    count = Decimal(10**power) if power else figure.value  # millions take the plural, however many they are
+    count = (
+        Decimal(10**power) if power else figure.value
+    )  # millions take the plural, however many they are
     found = currencies.name(language, code, count)
     if found is None:
         raise TextError(f"no word in {language} for the currency {sign or code}")
@@ -224,7 +254,9 @@ def _joined(words: str, name: str, language: str, count: Decimal) -> str:
     if language in _UNSPACED:
         return words + name
     if language == "ar" and count in (1, 2):  # the noun alone says one and two
-        return name + " واحد" if count == 1 else (name if name.endswith("ان") else words + " " + name)
+        return (
+            name + " واحد" if count == 1 else (name if name.endswith("ان") else words + " " + name)
+        )
     of = rules.MILLIONS_OF.get(language)
     if of and count >= 10**6 and count % 10**6 == 0:
         elided = language == "fr" and name[0] in "aeéiou"
@@ -251,10 +283,17 @@ def _with_small(figure: Figure, code: str, language: str) -> str:
 
 
 def _cents(figure: Figure, language: str) -> str:
-    found = currencies.small_name(language, "USD", int(figure.value)) if not figure.fraction else None
+    found = (
+        currencies.small_name(language, "USD", int(figure.value)) if not figure.fraction else None
+    )
     if found is None:
         raise TextError(f"no word in {language} for the currency ¢")
-    return _joined(numbers.agree(number(figure, language), language, found[1]), found[0], language, figure.value)
+    return _joined(
+        numbers.agree(number(figure, language), language, found[1]),
+        found[0],
+        language,
+        figure.value,
+    )
 
 
 def _name_signs(text: str, language: str) -> str:
@@ -263,7 +302,9 @@ def _name_signs(text: str, language: str) -> str:
 
     "$" and "£" have XTTS's own words and are left to the table of symbols.
     """
-    for sign in {c for c in text if unicodedata.category(c) == "Sc"} - set(rules.symbol_words(language, parity=False)):
+    for sign in {c for c in text if unicodedata.category(c) == "Sc"} - set(
+        rules.symbol_words(language, parity=False)
+    ):
         code = currencies.signs(language).get(sign)
         found = currencies.name(language, code, Decimal(0)) if code else None
         if found is None:
@@ -310,7 +351,9 @@ def _scaled(language: str) -> re.Pattern:
     short = "|".join(re.escape(w) for w in rules.SCALE_ABBREVIATIONS.get(language, {}))
     spaced = rf"| ?(?P<word>{short})" if short else r"|(?P<word>(?!))"
     word = _beside(language)
-    return re.compile(rf"(?<![{word}.,])(?![248]K\b)(?P<figure>{_FIGURE})(?:(?P<scale>[kKM]|bn)(?![{word}]){spaced}(?![{word}]))")
+    return re.compile(
+        rf"(?<![{word}.,])(?![248]K\b)(?P<figure>{_FIGURE})(?:(?P<scale>[kKM]|bn)(?![{word}]){spaced}(?![{word}]))"
+    )
 
 
 def _shortened(match: re.Match, language: str) -> str:
@@ -319,7 +362,9 @@ def _shortened(match: re.Match, language: str) -> str:
         return match.group()
     power = _power(match["scale"], match["word"], language)
     if figure.fraction and power >= 6 and language in rules.DECIMAL_SCALES:
-        return placed(match, number(figure, language) + " " + _scale_word(power, None, language), language)
+        return placed(
+            match, number(figure, language) + " " + _scale_word(power, None, language), language
+        )
     return placed(match, number(figure.shifted(power), language), language)
 
 
@@ -332,7 +377,10 @@ def _counted(language: str) -> re.Pattern:
     written = "|".join(re.escape(u) for u in sorted(units, key=len, reverse=True))
     word = _beside(language)
     figures = rf"(?P<figure>{_FIGURE})(?:(?P<range> ?- ?)(?P<to>{_FIGURE}))?"
-    return re.compile(rf"(?P<minus>(?<![{word}.,)])-)?(?<![{word}.,]){figures} ?(?P<unit>{written})(?![{word}²³/'])")
+    return re.compile(
+        rf"(?P<minus>(?<![{word}.,)])-)?(?<![{word}.,]){figures}"
+        rf" ?(?P<unit>{written})(?![{word}²³/'])"
+    )
 
 
 def _unit(match: re.Match, language: str) -> str:

@@ -1,4 +1,6 @@
-"""Learning byte-pair merges: the same merges from the same words, whatever the hash seed or the number of threads."""
+"""Learning byte-pair merges: the same merges from the same words, whatever the hash seed or the
+number of threads.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ _MIN_COUNT = 2
 _MAX_WORDS = 150_000
 
 
-def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: frozenset[str] = frozenset()) -> list[Pair]:
+def learn_merges(
+    words: Mapping[Sequence[str], int], num_merges: int, taken: frozenset[str] = frozenset()
+) -> list[Pair]:
     """Up to `num_merges` merges, the most frequent pair first, ties by the pair's own order.
 
-    words: symbols of a word (characters, or tokens of earlier merges) -> how often it occurs. taken: tokens that exist already; a merge
-    that makes one of them is applied without counting. Fewer merges come back when no pair occurs twice.
+    words: symbols of a word (characters, or tokens of earlier merges) -> how often it occurs.
+    taken: tokens that exist already; a merge that makes one of them is applied without counting.
+    Fewer merges come back when no pair occurs twice.
     """
     ranked = sorted(words.items(), key=lambda item: (-item[1], tuple(item[0])))[:_MAX_WORDS]
     symbols = [list(word) for word, _ in ranked]
@@ -35,7 +40,9 @@ def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: fro
     new = 0
     while heap and new < num_merges:
         negative, pair = heapq.heappop(heap)
-        if -negative != pair_counts[pair]:  # stale: the pair was pushed again with its present count
+        if (
+            -negative != pair_counts[pair]
+        ):  # stale: the pair was pushed again with its present count
             continue
         merges.append(pair)
         new += pair[0] + pair[1] not in made
@@ -46,7 +53,13 @@ def learn_merges(words: Mapping[Sequence[str], int], num_merges: int, taken: fro
     return merges
 
 
-def _merge(pair: Pair, symbols: list[list[str]], counts: list[int], pair_counts: Counter[Pair], where: dict[Pair, set[int]]) -> set[Pair]:
+def _merge(
+    pair: Pair,
+    symbols: list[list[str]],
+    counts: list[int],
+    pair_counts: Counter[Pair],
+    where: dict[Pair, set[int]],
+) -> set[Pair]:
     """Merges `pair` in every word that holds it; returns the pairs whose counts changed.
 
     `where` may go on naming words that have lost a pair: they are looked at in vain.

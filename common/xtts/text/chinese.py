@@ -1,7 +1,9 @@
-"""Chinese: numbers, dates, amounts and telephone numbers written out in Chinese characters, and pinyin.
+"""Chinese: numbers, dates, amounts and telephone numbers written out in Chinese characters, and
+pinyin.
 
-Source: the rules of XTTS's Chinese normaliser (coqui-tts, TTS/tts/layers/xtts/zh_num2words.py), written anew. Each rule finds its matches
-in the text as it stood before the rule and replaces their first occurrence, as there.
+Source: the rules of XTTS's Chinese normaliser (coqui-tts, TTS/tts/layers/xtts/zh_num2words.py),
+written anew. Each rule finds its matches in the text as it stood before the rule and replaces their
+first occurrence, as there.
 """
 
 from __future__ import annotations
@@ -12,8 +14,16 @@ from collections.abc import Callable
 
 _DIGITS = "零一二三四五六七八九"
 # Powers of ten that have a character of their own, largest first.
-_UNITS = [(4 * i, c) for i, c in reversed(list(enumerate("万亿兆京垓秭穰沟涧正载", start=1)))] + [(3, "千"), (2, "百"), (1, "十")]
-_ZERO, _POINT, _TEN = 0, -1, 1  # markers in a list of symbols: digits are 0..9, units are (power, character)
+_UNITS = [(4 * i, c) for i, c in reversed(list(enumerate("万亿兆京垓秭穰沟涧正载", start=1)))] + [
+    (3, "千"),
+    (2, "百"),
+    (1, "十"),
+]
+_ZERO, _POINT, _TEN = (
+    0,
+    -1,
+    1,
+)  # markers in a list of symbols: digits are 0..9, units are (power, character)
 
 _MEASURES = (
     "匹张座回场尾条个首阙阵网炮顶丘棵只支袭辆挑担颗壳窠曲墙群腔砣客贯扎捆刀令打手罗坡山岭江溪钟队单双对出口头脚板跳枝件贴针线管名"
@@ -48,14 +58,27 @@ _LONE_PERCENT = re.compile(r"(?<!\d)%")
 
 
 def number_words(digits: str, *, two_as_liang: bool = True) -> str:
-    """A decimal number such as "1005.2" as Chinese characters; "" for two or more zeros, as XTTS has it (see `expand_numbers`)."""
+    """A decimal number such as "1005.2" as Chinese characters; "" for two or more zeros, as XTTS
+    has it (see `expand_numbers`).
+    """
     whole, _, fraction = digits.partition(".")
     symbols = _symbols(whole) if len(whole) > 1 else [int(c) for c in whole]
     if fraction:
         symbols += [_POINT, *(int(c) for c in fraction)]
     if two_as_liang:
         symbols = [_liang(symbols, i) for i in range(len(symbols))]
-    words = "".join(s if isinstance(s, str) else s[1] if isinstance(s, tuple) else "点" if s == _POINT else _DIGITS[s] for s in symbols)
+    words = "".join(
+        (
+            s
+            if isinstance(s, str)
+            else s[1]
+            if isinstance(s, tuple)
+            else "点"
+            if s == _POINT
+            else _DIGITS[s]
+        )
+        for s in symbols
+    )
     if words.startswith("点"):
         return "零" + words
     return words[1:] if words.startswith("一十") else words
@@ -78,7 +101,12 @@ def _symbols(digits: str) -> list:
 
 def _liang(symbols: list, i: int):
     """The symbol at i; a 2 before a unit other than ten is 两, unless it follows a digit or ten."""
-    if symbols[i] != 2 or i + 1 == len(symbols) or not isinstance(symbols[i + 1], tuple) or symbols[i + 1][0] == _TEN:
+    if (
+        symbols[i] != 2
+        or i + 1 == len(symbols)
+        or not isinstance(symbols[i + 1], tuple)
+        or symbols[i + 1][0] == _TEN
+    ):
         return symbols[i]
     if i and (not isinstance(symbols[i - 1], tuple) or symbols[i - 1][0] == _TEN):
         return symbols[i]
@@ -88,7 +116,8 @@ def _liang(symbols: list, i: int):
 def expand_numbers(text: str, *, parity: bool) -> str:
     """Numbers to characters, then every punctuation mark to a comma.
 
-    Without `parity`, what XTTS loses is kept: grouped thousands ("1,000"), runs of zeros, long decimals and symbols.
+    Without `parity`, what XTTS loses is kept: grouped thousands ("1,000"), runs of zeros, long
+    decimals and symbols.
     """
     if not parity:
         text = _spoken_signs(text)
@@ -114,7 +143,9 @@ def _expand(text: str, parity: bool) -> str:
     text = _each(_MONEY, text, lambda s: _NUMBER.sub(lambda m: cardinal(m.group()), s))
     text = _each(_MOBILE, text, lambda s: digit_words(s.strip("+").replace(" ", "")))
     text = _each(_LANDLINE, text, lambda s: digit_words(s.replace("-", "")))
-    text = _each(_FRACTION, text, lambda s: cardinal(s.split("/")[1]) + "分之" + cardinal(s.split("/")[0]))
+    text = _each(
+        _FRACTION, text, lambda s: cardinal(s.split("/")[1]) + "分之" + cardinal(s.split("/")[0])
+    )
     text = _each(_PERCENT, text.replace("％", "%"), lambda s: "百分之" + cardinal(s.rstrip("%")))
     text = _each(_MEASURED, text, cardinal)
     text = _each(_LONG, text, digit_words)
@@ -124,7 +155,11 @@ def _expand(text: str, parity: bool) -> str:
 
 
 def _whole_number(digits: str) -> str:
-    return number_words(digits) if digits.strip("0.") or len(digits) == 1 or "." in digits else digit_words(digits)
+    return (
+        number_words(digits)
+        if digits.strip("0.") or len(digits) == 1 or "." in digits
+        else digit_words(digits)
+    )
 
 
 def _each(pattern: re.Pattern, text: str, spell: Callable[[str], str]) -> str:
@@ -144,7 +179,15 @@ def _date(date: str, cardinal: Callable[[str], str]) -> str:
 
 
 def to_pinyin(text: str) -> str:
-    """Pinyin with tone digits, the neutral tone as 5; other characters stay. ImportError without pypinyin."""
+    """Pinyin with tone digits, the neutral tone as 5; other characters stay.
+
+    ImportError without pypinyin.
+    """
     import pypinyin
 
-    return "".join(p[0] for p in pypinyin.pinyin(text, style=pypinyin.Style.TONE3, heteronym=False, neutral_tone_with_five=True))
+    return "".join(
+        p[0]
+        for p in pypinyin.pinyin(
+            text, style=pypinyin.Style.TONE3, heteronym=False, neutral_tone_with_five=True
+        )
+    )

@@ -1,8 +1,10 @@
-"""Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one spelling per sound.
+"""Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one
+spelling per sound.
 
-`clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for its 17 languages, and repairs what it
-loses: money, units, times and dates, digits of other scripts, numbers that num2words cannot spell, typographic characters, marks without a
-sound. `parity=True` gives XTTS's own output. Persian is ours. docs/text.md lists what is read how.
+`clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for
+its 17 languages, and repairs what it loses: money, units, times and dates, digits of other scripts,
+numbers that num2words cannot spell, typographic characters, marks without a sound. `parity=True`
+gives XTTS's own output. Persian is ours. docs/text.md lists what is read how.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ import importlib
 import re
 import unicodedata
 
-from common.xtts.text import amounts, chinese, clock, fractions, language_names, marks, numbers, rules
+from common.xtts.text import (
+    amounts,
+    chinese,
+    clock,
+    fractions,
+    language_names,
+    marks,
+    numbers,
+    rules,
+)
 from common.xtts.text.errors import LanguageUnavailable, TextError, UnknownLanguage
 
 __all__ = [
@@ -25,13 +36,15 @@ VERSION = 2
 LANGUAGES = rules.LANGUAGES
 
 _WHITESPACE = re.compile(r"\s+")
-# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees, East Asian squares (㎏), mathematical
-# letters; not the sign of the rial (U+FDFC).
+# Presentation forms, full width, circled and subscript digits, Roman numerals, degrees, East Asian
+# squares (㎏), mathematical letters; not the sign of the rial (U+FDFC).
 _COMPATIBILITY = re.compile(
     "[\u2080-\u2089\u2103\u2109\u2113\u2160-\u217f\u2460-\u249b\u3200-\u33ff\ufb00-\ufdfb\ufdfd-\ufdff\ufe70-\ufefc"
     "\uff01-\uffef\U0001d400-\U0001d7ff]+"
 )
-_SQUARES = str.maketrans({"㎟": "mm²", "㎠": "cm²", "㎡": "m²", "㎢": "km²", "㎣": "mm³", "㎤": "cm³", "㎥": "m³"})
+_SQUARES = str.maketrans(
+    {"㎟": "mm²", "㎠": "cm²", "㎡": "m²", "㎢": "km²", "㎣": "mm³", "㎤": "cm³", "㎥": "m³"}
+)
 _NUMBER_SIGN = re.compile("\\b[nN][°º] ?(?=[0-9])")
 _MINUS_BEFORE_DIGIT = re.compile("\u2212(?=[0-9])")
 _ZWNJ = "\u200c"
@@ -40,7 +53,10 @@ _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
 
 
 def normalize_language(code: str) -> str:
-    """The code that all of the project uses: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa". UnknownLanguage if there is none."""
+    """The code that all of the project uses: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa".
+
+    UnknownLanguage if there is none.
+    """
     base = re.split(r"[-_@.]", code.strip().lower(), maxsplit=1)[0]
     base = rules.ALIASES.get(base, base)
     if base in rules.LANGUAGES or base in rules.GENERIC_LANGUAGES:
@@ -54,7 +70,9 @@ def char_limit(language: str) -> int:
 
 
 def require_backend(language: str) -> None:
-    """LanguageUnavailable, naming the package to install, if `language` needs one that is absent; fast where none is needed."""
+    """LanguageUnavailable, naming the package to install, if `language` needs one that is absent;
+    fast where none is needed.
+    """
     language = normalize_language(language)
     for module, package in rules.BACKENDS.get(language, ()):
         try:
@@ -68,8 +86,9 @@ def require_backend(language: str) -> None:
 def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bool = True) -> str:
     """`text` ready for the tokenizer: single spaces, no leading or trailing one.
 
-    parity: exactly XTTS's own cleaning. keep_diacritics: False removes short vowels and other marks from Arabic and Persian.
-    Raises TextError (this text cannot be read out), UnknownLanguage, LanguageUnavailable (a package is missing).
+    parity: exactly XTTS's own cleaning. keep_diacritics: False removes short vowels and other marks
+    from Arabic and Persian. Raises TextError (this text cannot be read out), UnknownLanguage,
+    LanguageUnavailable (a package is missing).
     """
     language = normalize_language(language)
     parity = parity and language in rules.XTTS_LANGUAGES
@@ -101,16 +120,22 @@ def clean(text: str, language: str, *, parity: bool = False, keep_diacritics: bo
 
 
 def script_share(text: str, language: str) -> float:
-    """Share, 0 to 1, of the letters of `text` that belong to another script than `language` is written in; 0 without letters."""
+    """Share, 0 to 1, of the letters of `text` that belong to another script than `language` is
+    written in; 0 without letters.
+    """
     ranges = _script_ranges(normalize_language(language))
     letters = [c for c in text if c.isalpha()]
     if not letters:
         return 0.0
-    return sum(not any(low <= ord(c) <= high for low, high in ranges) for c in letters) / len(letters)
+    return sum(not any(low <= ord(c) <= high for low, high in ranges) for c in letters) / len(
+        letters
+    )
 
 
 def foreign_script(text: str, language: str) -> dict[str, int]:
-    """How many letters of `text` belong to a script that `language` is not written in, by script ("Latin", "Cyrillic")."""
+    """How many letters of `text` belong to a script that `language` is not written in, by script
+    ("Latin", "Cyrillic").
+    """
     language = normalize_language(language)
     if text.isascii() and "Latin" in rules.LANGUAGE_SCRIPTS.get(language, ("Latin",)):
         return {}
@@ -124,7 +149,11 @@ def foreign_script(text: str, language: str) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _foreign_script_of(character: str, language: str) -> str | None:
-    if not character.isalpha() or marks.is_silent(character) or unicodedata.category(character) == "Lm":
+    if (
+        not character.isalpha()
+        or marks.is_silent(character)
+        or unicodedata.category(character) == "Lm"
+    ):
         return None
     code = ord(character)
     if any(low <= code <= high for low, high in _script_ranges(language)):
@@ -137,10 +166,15 @@ def _foreign_script_of(character: str, language: str) -> str | None:
 
 @functools.cache
 def _script_ranges(language: str) -> tuple[tuple[int, int], ...]:
-    return tuple(r for script in rules.LANGUAGE_SCRIPTS.get(language, ("Latin",)) for r in rules.SCRIPT_RANGES[script])
+    return tuple(
+        r
+        for script in rules.LANGUAGE_SCRIPTS.get(language, ("Latin",))
+        for r in rules.SCRIPT_RANGES[script]
+    )
 
 
-# -- what XTTS lacks: one code point per character, digits of any script -----------------------------------------------------------------
+# -- what XTTS lacks: one code point per character, digits of any script
+# -----------------------------------------------------------------
 
 
 def _normalize(text: str, language: str) -> str:
@@ -152,12 +186,17 @@ def _normalize(text: str, language: str) -> str:
     text = _COMPATIBILITY.sub(lambda m: unicodedata.normalize("NFKC", m.group()), text)
     text = fractions.plain(text, language)
     text = numbers.ungroup(text).translate(_translation(language))
-    text = _MINUS_BEFORE_DIGIT.sub("-", text)  # in Chinese and Japanese, where typographic characters stay
+    text = _MINUS_BEFORE_DIGIT.sub(
+        "-", text
+    )  # in Chinese and Japanese, where typographic characters stay
     if language in ("es", "fr", "it", "pt"):
         text = _NUMBER_SIGN.sub("№ ", text)
     if _ZWNJ in text:
-        # Between Arabic letters it separates the parts of a word ("mi-khaham"): a space keeps them apart in any vocabulary.
-        text = text.replace(_ZWNJ, " ") if language in ("fa", "ar", "ur") else text.replace(_ZWNJ, "")
+        # Between Arabic letters it separates the parts of a word ("mi-khaham"): a space keeps them
+        # apart in any vocabulary.
+        text = (
+            text.replace(_ZWNJ, " ") if language in ("fa", "ar", "ur") else text.replace(_ZWNJ, "")
+        )
     if language == "fa":
         text = _HAMZA_HEH.sub("ه ی ", text)
     text = marks.remove_silent(text)
@@ -165,7 +204,9 @@ def _normalize(text: str, language: str) -> str:
 
 
 def _percent_last(text: str) -> str:
-    """In text written from right to left the sign may be typed on either side; it is read after the number."""
+    """In text written from right to left the sign may be typed on either side; it is read after the
+    number.
+    """
     return _PERCENT_FIRST.sub(r"\1%", text)
 
 
@@ -185,13 +226,17 @@ def _diacritics() -> dict[int, None]:
     return dict.fromkeys(map(ord, rules.ARABIC_DIACRITICS))
 
 
-# -- abbreviations and symbols -----------------------------------------------------------------------------------------------------------
+# -- abbreviations and symbols
+# --------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _abbreviations(language: str) -> list[tuple[re.Pattern, str]]:
     end = r"\b" if language == "ru" else r"\."
-    return [(re.compile(rf"\b{short}{end}", re.IGNORECASE), word) for short, word in rules.ABBREVIATIONS.get(language, {}).items()]
+    return [
+        (re.compile(rf"\b{short}{end}", re.IGNORECASE), word)
+        for short, word in rules.ABBREVIATIONS.get(language, {}).items()
+    ]
 
 
 def _expand_abbreviations(text: str, language: str) -> str:
@@ -215,7 +260,8 @@ def _expand_symbols(text: str, language: str, parity: bool) -> str:
     return pattern.sub(lambda m: f" {words[m.group()]} ", text)
 
 
-# -- languages that need a package -------------------------------------------------------------------------------------------------------
+# -- languages that need a package
+# --------------------------------------------------------------------------------------------------
 
 
 def _with_backend(language: str, convert):

@@ -17,7 +17,9 @@ from common.xtts.text.amounts import placed
 _ALONE, _END = r"(?<![A-Za-z0-9_:.,/])", r"(?![A-Za-z0-9_:/]|[.,][0-9])"
 _SUFFIX = r"(?P<after> ?(?:Uhr\b|uur\b|बजे|[ap]\.?m\b\.?))?"
 _TIME = re.compile(rf"{_ALONE}([0-9]{{1,2}}):([0-5][0-9])(?::([0-5][0-9]))?{_SUFFIX}{_END}")
-_HOUR_MARK = re.compile(rf"{_ALONE}([0-9]{{1,2}}) ?h(?: ?([0-5][0-9]))?(?![A-Za-z0-9_'/])")  # 10h30, 20 h
+_HOUR_MARK = re.compile(
+    rf"{_ALONE}([0-9]{{1,2}}) ?h(?: ?([0-5][0-9]))?(?![A-Za-z0-9_'/])"
+)  # 10h30, 20 h
 _DOTTED = re.compile(rf"{_ALONE}([0-9]{{1,2}})\.([0-5][0-9]) ?(?:Uhr|uur)\b")
 _ONE_O_CLOCK = re.compile(r"(?<![A-Za-z0-9_:.,/])1(?= Uhr\b)")
 # "1990s" anywhere, but "30s" may be seconds: two digits after an apostrophe or one of these words.
@@ -29,9 +31,17 @@ _DECADE = re.compile(
 )
 _HAS_TIME = re.compile("[0-9] ?(?:h|[:.] ?[0-5][0-9])")
 
-_YEAR_FIRST = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])")
-_YEAR_FIRST_DOTS = re.compile(r"(?<![A-Za-z0-9_./-])([12][0-9]{3})(\. ?)(0?[1-9]|1[0-2])\. ?(0?[1-9]|[12][0-9]|3[01])\.?(?![A-Za-z0-9_/])")
-_YEAR_LAST = re.compile(r"(?<![A-Za-z0-9_./-])([0-9]{1,2})(\. ?|/|-)([0-9]{1,2})\2([12][0-9]{3})(?![A-Za-z0-9_/]|[-.][0-9])")
+_YEAR_FIRST = re.compile(
+    r"(?<![A-Za-z0-9_./-])([12][0-9]{3})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12][0-9]|3[01])(?![A-Za-z0-9_/]|[-.][0-9])"
+)
+_YEAR_FIRST_DOTS = re.compile(
+    r"(?<![A-Za-z0-9_./-])([12][0-9]{3})(\. ?)(0?[1-9]|1[0-2])\."
+    r" ?(0?[1-9]|[12][0-9]|3[01])\.?(?![A-Za-z0-9_/])"
+)
+_YEAR_LAST = re.compile(
+    r"(?<![A-Za-z0-9_./-])([0-9]{1,2})(\."
+    r" ?|/|-)([0-9]{1,2})\2([12][0-9]{3})(?![A-Za-z0-9_/]|[-.][0-9])"
+)
 _HAS_DATE = re.compile("[0-9][-/.] ?[0-9]{1,2}[-/.]")
 
 # {h} and {m}: hours and minutes in words. The second form is of a full hour.
@@ -48,9 +58,21 @@ _TIMES = {
 }  # fmt: skip
 _SECONDS = {"ja": "{}秒", "ko": " {}초", "zh": "{}秒"}
 # Between the hour and minutes below ten, where both would be taken for one number.
-_ZEROS = {"en": "oh ", "es": "cero ", "it": "zero ", "nl": "", "pl": "zero ", "pt": "zero ", "ru": "ноль ", "tr": "sıfır ", "fr": "zéro "}
+_ZEROS = {
+    "en": "oh ",
+    "es": "cero ",
+    "it": "zero ",
+    "nl": "",
+    "pl": "zero ",
+    "pt": "zero ",
+    "ru": "ноль ",
+    "tr": "sıfır ",
+    "fr": "zéro ",
+}
 _ARABIC_HOURS = (
-    "الثانية عشرة|الواحدة|الثانية|الثالثة|الرابعة|الخامسة|السادسة|السابعة|الثامنة|التاسعة|العاشرة|الحادية عشرة|الثانية عشرة".split("|")
+    "الثانية"
+    " عشرة|الواحدة|الثانية|الثالثة|الرابعة|الخامسة|السادسة|السابعة|الثامنة|التاسعة|العاشرة|الحادية"
+    " عشرة|الثانية عشرة".split("|")
 )
 _KOREAN_HOURS = "영 한 두 세 네 다섯 여섯 일곱 여덟 아홉 열 열한 열두".split()
 
@@ -70,7 +92,11 @@ _FIRST_DAY = {"fr": "premier", "it": "primo", "pt": "primeiro"}
 def expand(text: str, language: str) -> str:
     """`text` with its times and dates in words; unchanged in a language without rules for them."""
     if language in _DATES and _HAS_DATE.search(text):
-        patterns = (_YEAR_FIRST, _YEAR_FIRST_DOTS) if language in ("hu", "ko", "ja", "zh") else (_YEAR_FIRST,)
+        patterns = (
+            (_YEAR_FIRST, _YEAR_FIRST_DOTS)
+            if language in ("hu", "ko", "ja", "zh")
+            else (_YEAR_FIRST,)
+        )
         for pattern in patterns:
             text = pattern.sub(lambda m: _date(m, m[1], m[3], m[4], language), text)
         text = _YEAR_LAST.sub(lambda m: _day_first(m, language), text)
@@ -103,7 +129,9 @@ def _time(match: re.Match, language: str) -> str:
     else:
         words = hours if meridiem else _sharp(hour, hours, language, sharp)
     if match.re is _TIME and match[3]:
-        words += _SECONDS.get(language, " {}").format(numbers.cardinal(str(int(match[3])), language))
+        words += _SECONDS.get(language, " {}").format(
+            numbers.cardinal(str(int(match[3])), language)
+        )
     if (groups.get("after") or "").strip() and language not in ("de", "nl", "hi"):
         words += groups["after"] if groups["after"].startswith(" ") else " " + groups["after"]
     return placed(match, words, language)
@@ -150,7 +178,9 @@ def _counted(count: int, forms: str, language: str) -> str:
 
 def _feminine(ordinal: str) -> str:
     """Polish: "ósmy" -> "ósma", "dwudziesty trzeci" -> "dwudziesta trzecia"."""
-    return " ".join(w[:-1] + "a" if w.endswith("y") else w + "a" for w in ordinal.split()).replace("gia", "ga")
+    return " ".join(w[:-1] + "a" if w.endswith("y") else w + "a" for w in ordinal.split()).replace(
+        "gia", "ga"
+    )
 
 
 # -- dates ---------------------------------------------------------------------------------------
@@ -170,7 +200,11 @@ def _day_first(match: re.Match, language: str) -> str:
 def _date(match: re.Match, year: str, month: str, day: str, language: str) -> str:
     if not (1 <= int(month) <= 12 and 1 <= int(day) <= 31):
         return match.group()
-    words = _DATES[language].format(d=_day(int(day), language), m=_month(int(month), int(year), language), y=_year(int(year), language))
+    words = _DATES[language].format(
+        d=_day(int(day), language),
+        m=_month(int(month), int(year), language),
+        y=_year(int(year), language),
+    )
     return placed(match, words, language)
 
 

@@ -31,8 +31,9 @@ SIGNS = {
     "৳": "BDT", "֏": "AMD",
 }  # fmt: skip
 CODES = frozenset(
-    "AED AFN ARS AUD AZN BDT BGN BHD BRL CAD CHF CLP CNY CZK DKK DZD EGP EUR GBP GHS HKD HUF IDR ILS INR IQD IRR ISK JOD JPY KES KRW"
-    " KWD KZT LBP LKR MXN MYR NGN NOK NPR NZD OMR PKR PLN QAR RON RSD RUB SAR SEK SGD THB TND TWD UAH USD UYU UZS VND ZAR".split()
+    "AED AFN ARS AUD AZN BDT BGN BHD BRL CAD CHF CLP CNY CZK DKK DZD EGP EUR GBP GHS HKD HUF IDR"
+    " ILS INR IQD IRR ISK JOD JPY KES KRW KWD KZT LBP LKR MXN MYR NGN NOK NPR NZD OMR PKR PLN QAR"
+    " RON RSD RUB SAR SEK SGD THB TND TWD UAH USD UYU UZS VND ZAR".split()
 )
 # Codes that are words or other names, too ("TRY 5 times", "PHP 8"): only after a number.
 LATE_CODES = frozenset("TRY PHP MAD COP PEN GEL AMD ALL".split())
@@ -47,7 +48,9 @@ LOCAL = {
     "ru": {"руб.": "RUB", "руб": "RUB"},
 }
 # Currencies whose countries group thousands with commas: "$1,250" is that in any language.
-COMMA_CURRENCIES = frozenset("USD GBP JPY CNY INR KRW ILS THB AUD CAD NZD HKD SGD TWD MXN PHP NGN KES".split())
+COMMA_CURRENCIES = frozenset(
+    "USD GBP JPY CNY INR KRW ILS THB AUD CAD NZD HKD SGD TWD MXN PHP NGN KES".split()
+)
 
 # CLDR's plural categories in the order of the forms below; one form stands for all, two for "one"
 # and "other".
@@ -120,20 +123,32 @@ _SMALL_NAMES = {
     "en": "cent|cents, cent|cents, penny|pence, paisa|paise, kopek|kopeks, kurush",
     "de": "cent, cent, penny|pence, paisa, f:kopeke|kopeken, kurusch",
     "fr": "cent|cents, centime|centimes, penny|pence, paisa|paisas, kopeck|kopecks, kurus",
-    "es": "centavo|centavos, céntimo|céntimos, penique|peniques, paisa|paisas, kopeyka|kopeykas, kuruş",
+    "es": (
+        "centavo|centavos, céntimo|céntimos, penique|peniques, paisa|paisas, kopeyka|kopeykas,"
+        " kuruş"
+    ),
     "pt": "cêntimo|cêntimos, cêntimo|cêntimos, péni|pence, paisa|paisas, copeque|copeques, kurus",
     "it": "centesimo|centesimi, centesimo|centesimi, penny, paisa|paise, copeco|copechi, kurus",
     "nl": "cent, cent, penny|pence, paisa, kopeke, kurus",
-    "pl": "cent|centy|centów|centa, cent|centy|centów|centa, pens|pensy|pensów|pensa, f:pajsa|pajsy|pajs|pajsy,"
-    " f:kopiejka|kopiejki|kopiejek|kopiejki, kurusz|kurusze|kuruszy|kurusza",
-    "ru": "цент|цента|центов|цента, цент|цента|центов|цента, пенс|пенса|пенсов|пенса, f:пайса|пайсы|пайс|пайсы,"
-    " f:копейка|копейки|копеек|копейки, куруш|куруша|курушей|куруша",
+    "pl": (
+        "cent|centy|centów|centa, cent|centy|centów|centa, pens|pensy|pensów|pensa,"
+        " f:pajsa|pajsy|pajs|pajsy, f:kopiejka|kopiejki|kopiejek|kopiejki,"
+        " kurusz|kurusze|kuruszy|kurusza"
+    ),
+    "ru": (
+        "цент|цента|центов|цента, цент|цента|центов|цента, пенс|пенса|пенсов|пенса,"
+        " f:пайса|пайсы|пайс|пайсы, f:копейка|копейки|копеек|копейки, куруш|куруша|курушей|куруша"
+    ),
     "tr": "sent, sent, peni, paisa, kapik, kuruş",
-    "cs": "cent|centy|centů|centu, cent|centy|centů|centu, f:pence|pence|pencí|pence, f:paisa|paisy|pais|paisy,"
-    " f:kopejka|kopejky|kopejek|kopejky, kuruš|kuruše|kurušů|kuruše",
+    "cs": (
+        "cent|centy|centů|centu, cent|centy|centů|centu, f:pence|pence|pencí|pence,"
+        " f:paisa|paisy|pais|paisy, f:kopejka|kopejky|kopejek|kopejky, kuruš|kuruše|kurušů|kuruše"
+    ),
     "hu": "cent, cent, penny, paisza, kopejka, kurus",
-    "ar": "سنت|سنتان|سنتات|سنتا|سنت, سنت|سنتان|سنتات|سنتا|سنت, بنس|بنسان|بنسات|بنسا|بنس, بيسة|بيستان|بيسات|بيسة|بيسة,"
-    " كوبيك, قرش|قرشان|قروش|قرشا|قرش",
+    "ar": (
+        "سنت|سنتان|سنتات|سنتا|سنت, سنت|سنتان|سنتات|سنتا|سنت, بنس|بنسان|بنسات|بنسا|بنس,"
+        " بيسة|بيستان|بيسات|بيسة|بيسة, كوبيك, قرش|قرشان|قروش|قرشا|قرش"
+    ),
     "hi": "सेंट, सेंट, पेंस, पैसा|पैसे, कोपेक, कुरुश",
     "fa": "سنت, سنت, پنس, پیسه, کوپک, قروش",
     "ja": "セント, セント, ペンス, パイサ, コペイカ, クルシュ",
@@ -153,7 +168,9 @@ class _Forms:
         gender, _, forms = entry.rpartition(":")
         self.gender = gender or "m"
         parts = forms.split("|")
-        self.by_category = dict(zip(_CATEGORIES.get(language, ("one", "other")), parts, strict=False))
+        self.by_category = dict(
+            zip(_CATEGORIES.get(language, ("one", "other")), parts, strict=False)
+        )
         self.by_category.setdefault("other", parts[-1])
 
     def of(self, category: str) -> str:
@@ -162,7 +179,11 @@ class _Forms:
 
 @functools.cache
 def _forms(language: str, code: str, small: bool) -> _Forms | None:
-    names, columns, own = (_SMALL_NAMES, _SMALL_COLUMNS, _OWN_SMALL_NAMES) if small else (_NAMES, _COLUMNS, _OWN_NAMES)
+    names, columns, own = (
+        (_SMALL_NAMES, _SMALL_COLUMNS, _OWN_SMALL_NAMES)
+        if small
+        else (_NAMES, _COLUMNS, _OWN_NAMES)
+    )
     entry = own.get((language, code))
     if entry is None and language in names and code in columns:
         entry = names[language].split(",")[columns.index(code)].strip()
@@ -224,7 +245,8 @@ def _gender_of(language: str, found: str) -> str:
             return forms.gender
     return (
         "f"
-        if language in ("cs", "ru", "pl") and words & {"koruna", "koruny", "korun", "крона", "кроны", "крон", "korona", "korony"}
+        if language in ("cs", "ru", "pl")
+        and words & {"koruna", "koruny", "korun", "крона", "кроны", "крон", "korona", "korony"}
         else "m"
     )
 

@@ -6,15 +6,22 @@ from collections.abc import Iterable
 
 
 class TextError(ValueError):
-    """This text cannot be turned into tokens that say what it says; the row is to be rejected with this message."""
+    """This text cannot be turned into tokens that say what it says; the row is to be rejected with
+    this message.
+    """
 
 
 class DamagedText(TextError):
-    """A text that was decoded wrongly before it came here: letters are lost, and none is to be guessed."""
+    """A text that was decoded wrongly before it came here: letters are lost, and none is to be
+    guessed.
+    """
 
 
 class UnknownLanguage(ValueError):
-    """A language code without rules for cleaning. `meant`: the code that a name like "farsi" stands for."""
+    """A language code without rules for cleaning.
+
+    `meant`: the code that a name like "farsi" stands for.
+    """
 
     def __init__(self, language: str, known: Iterable[str], meant: str | None = None):
         advice = f"did you mean {meant}?" if meant else f"have: {', '.join(sorted(known))}"
@@ -27,13 +34,20 @@ class LanguageNotInVocabulary(ValueError):
 
     def __init__(self, language: str, known: Iterable[str], meant: str | None = None):
         advice = f" (did you mean {meant}?)" if meant else ""
-        super().__init__(f"language {language} not in vocabulary{advice}; have: {', '.join(sorted(known))}")
+        super().__init__(
+            f"language {language} not in vocabulary{advice}; have: {', '.join(sorted(known))}"
+        )
         self.language = language
 
 
 class LanguageUnavailable(RuntimeError):
-    """A language whose cleaning needs a package that is not installed: a matter of the machine, not of a row."""
+    """A language whose cleaning needs a package that is not installed: a matter of the machine, not
+    of a row.
+    """
 
     def __init__(self, language: str, package: str):
-        super().__init__(f"language {language} needs the package {package}: pip install {package} (or this project's extra [{language}])")
+        super().__init__(
+            f"language {language} needs the package {package}: pip install {package} (or this"
+            f" project's extra [{language}])"
+        )
         self.language, self.package = language, package

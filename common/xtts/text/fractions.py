@@ -16,7 +16,10 @@ from common.xtts.text.currencies import plural
 
 _SLASH = "\u2044"
 _VULGAR = re.compile("(?:([0-9\u0660-\u0669\u06f0-\u06f9]) ?)?([\u00bc-\u00be\u2150-\u215e])")
-_FRACTION = re.compile(rf"(?<![A-Za-z0-9_.,/{_SLASH}])(?:([0-9]+) )?([0-9]+)([/{_SLASH}])([0-9]+)(?![A-Za-z0-9_/{_SLASH}]|[.,][0-9])")
+_FRACTION = re.compile(
+    rf"(?<![A-Za-z0-9_.,/{_SLASH}])(?:([0-9]+)"
+    rf" )?([0-9]+)([/{_SLASH}])([0-9]+)(?![A-Za-z0-9_/{_SLASH}]|[.,][0-9])"
+)
 _PERSIAN_POINT = re.compile(r"(?<![\w/.,])([۰-۹0-9]+)/([۰-۹0-9]+)(?![\w/]|[.,][0-9۰-۹])")
 _PERSIAN_FRACTIONS = frozenset({("1", "2"), ("1", "3"), ("2", "3"), ("1", "4"), ("3", "4")})
 _MINUS = re.compile(r"(?:(?<=[\s(\[{\"'=<>×*])|^)-(?=[0-9])")
@@ -72,7 +75,9 @@ def plain(text: str, language: str) -> str:
     """Fractions of one character as digits around U+2044, before digits are translated; in Persian
     the slash as a decimal sign.
     """
-    text = _VULGAR.sub(lambda m: (m[1] + " " if m[1] else "") + unicodedata.normalize("NFKC", m[2]), text)
+    text = _VULGAR.sub(
+        lambda m: (m[1] + " " if m[1] else "") + unicodedata.normalize("NFKC", m[2]), text
+    )
     return _PERSIAN_POINT.sub(_persian_point, text) if language == "fa" and "/" in text else text
 
 
@@ -107,12 +112,20 @@ def _fraction(match: re.Match, language: str) -> str:
 def _words(n: int, d: int, language: str) -> str | None:
     pattern = _PATTERNS.get(language)
     if pattern:
-        return pattern.format(n=numbers.cardinal(str(n), language), d=numbers.cardinal(str(d), language))
+        return pattern.format(
+            n=numbers.cardinal(str(n), language), d=numbers.cardinal(str(d), language)
+        )
     if language not in _NAMES or not 2 <= d <= 10:
         return None
     forms = _NAMES[language].split()[d - 2].split("|")
     if language == "ar":
-        return forms[0] if n == 1 else forms[1] if n == 2 else numbers.cardinal(str(n), "ar") + " " + forms[2]
+        return (
+            forms[0]
+            if n == 1
+            else forms[1]
+            if n == 2
+            else numbers.cardinal(str(n), "ar") + " " + forms[2]
+        )
     if language in ("tr", "hu") and (n, d) == (1, 2):
         return {"tr": "yarım", "hu": "fél"}[language]
     count = numbers.cardinal(str(n), language).lower()

@@ -1,4 +1,6 @@
-"""Names of languages that people type for a code ("farsi", "Deutsch", "fra") -> the code they mean."""
+"""Names of languages that people type for a code ("farsi", "Deutsch", "fra") -> the
+code they mean.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ import re
 
 from common.xtts.text import currencies, rules
 
-_OTHERS = {"farsi": "fa", "parsi": "fa", "mandarin": "zh", "cantonese": "zh", "castilian": "es", "flemish": "nl", "brazilian": "pt"}
+_OTHERS = {
+    "farsi": "fa",
+    "parsi": "fa",
+    "mandarin": "zh",
+    "cantonese": "zh",
+    "castilian": "es",
+    "flemish": "nl",
+    "brazilian": "pt",
+}
 _CLOSE = 0.8  # of difflib's ratio: one letter of five
 
 

@@ -18,7 +18,9 @@ _SPOKEN_SIGNS = frozenset("°№℃℉")
 # Letters and marks that Unicode lists as ignorable or blank: Hangul fillers, Khmer inherent vowels,
 # the grapheme joiner, Mongolian selectors, the blank Braille cell; and the tatweel, which stretches
 # a line.
-_FILLERS = frozenset("\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2800\u3164\uffa0\u20e3")
+_FILLERS = frozenset(
+    "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2800\u3164\uffa0\u20e3"
+)
 # Invisible between letters: taken out without parting them. Anything else leaves a space.
 _JOINED = frozenset("\u034f\u0640")
 _ANSI = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
@@ -26,7 +28,9 @@ _CAPITALS = re.compile(r"(\w)Ã ")
 _PRIVATE = ("Cc", "Cf", "Cn", "Co", "Cs", "So")
 # UTF-8 read as the code page of Arabic Windows: each letter became one of these and a second
 # character.
-_ARABIC_WINDOWS = re.compile("[طظعغ][^\\s\\w]|[طظعغ][\u0679\u067e\u0686\u0688\u0691\u0698\u06a9\u06af\u06ba\u06be\u0192ˆ]")
+_ARABIC_WINDOWS = re.compile(
+    "[طظعغ][^\\s\\w]|[طظعغ][\u0679\u067e\u0686\u0688\u0691\u0698\u06a9\u06af\u06ba\u06be\u0192ˆ]"
+)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -71,15 +75,23 @@ def require_undamaged(text: str, scripts: tuple[tuple[int, int], ...]) -> None:
         return
     for bad in ("\ufffd", *(c for c in set(text) if "\ud800" <= c <= "\udfff")):
         if bad in text:
-            raise DamagedText(f"damaged text: U+{ord(bad):04X} at character {text.index(bad) + 1}, where a letter was lost")
+            raise DamagedText(
+                f"damaged text: U+{ord(bad):04X} at character {text.index(bad) + 1}, where a letter"
+                " was lost"
+            )
     repaired = _repaired(text)
     if repaired != text and all(_expected(c, scripts) for c in set(repaired) - set(text)):
-        raise DamagedText(f"damaged text: UTF-8 that was read in another encoding; perhaps it was {repaired.strip()[:60]!r}")
+        raise DamagedText(
+            "damaged text: UTF-8 that was read in another encoding; perhaps it was"
+            f" {repaired.strip()[:60]!r}"
+        )
 
 
 def _repaired(text: str) -> str:
     if is_bad(text):
-        capitals = _CAPITALS.search(text)  # Vietnamese "XÃ HỘI", not a French "à" whose second byte was stripped
+        capitals = _CAPITALS.search(
+            text
+        )  # Vietnamese "XÃ HỘI", not a French "à" whose second byte was stripped
         return ftfy.fix_encoding(text, restore_byte_a0=not (capitals and capitals[1].isupper()))
     if _ARABIC_WINDOWS.search(text):
         return " ".join(map(_from_arabic_windows, text.split(" ")))

@@ -1,4 +1,6 @@
-"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS, and what num2words lacks."""
+"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS, and what
+num2words lacks.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +15,52 @@ from common.xtts.text import chinese, hindi, rules
 from common.xtts.text.errors import TextError
 
 # num2words raises these for a language, currency, kind or size of number that it does not have.
-_UNSPELLABLE = (NotImplementedError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-# Above this many digits a number is a card or serial number, and some of num2words' languages give nothing or nonsense.
+_UNSPELLABLE = (
+    NotImplementedError,
+    ArithmeticError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+# Above this many digits a number is a card or serial number, and some of num2words' languages give
+# nothing or nonsense.
 _MAX_DIGITS = 15
 _MOST_DIGITS_AT_ONCE = 3  # of a fraction: "sixty-seven hundredths", beyond that digit by digit
 
 FOREIGN_DIGITS = {
-    code: str(unicodedata.decimal(chr(code))) for code in range(0x80, sys.maxunicode + 1) if unicodedata.category(chr(code)) == "Nd"
+    code: str(unicodedata.decimal(chr(code)))
+    for code in range(0x80, sys.maxunicode + 1)
+    if unicodedata.category(chr(code)) == "Nd"
 }
 _HAS_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile("[0-9]+")
 _XTTS_COMMA_GROUPS = re.compile(r"\b\d{1,3}(,\d{3})*(\.\d+)?\b")
-_XTTS_DOT_GROUPS = re.compile(r"\b\d{1,3}(.\d{3})*(,\d+)?\b")  # any character may stand between groups; only dots are removed
+_XTTS_DOT_GROUPS = re.compile(
+    r"\b\d{1,3}(.\d{3})*(,\d+)?\b"
+)  # any character may stand between groups; only dots are removed
 # Ours also see the end of a number before a letter ("1,000" before a Korean or Japanese counter).
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _DOT_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:\.[0-9]{3})+(?![0-9])")
 _DECIMAL = re.compile("(?<![0-9])[0-9]+[.,][0-9]+")
-_AMOUNT = {sign: re.compile(f"{re.escape(sign)}[0-9.,]*[0-9]+|[0-9.,]*[0-9]+{re.escape(sign)}") for sign in rules.CURRENCY_SIGNS}
-_ORDINAL = {language: re.compile(f"(?<![0-9])([0-9]+)({suffixes})") for language, suffixes in rules.ORDINAL_SUFFIXES.items()}
+_AMOUNT = {
+    sign: re.compile(f"{re.escape(sign)}[0-9.,]*[0-9]+|[0-9.,]*[0-9]+{re.escape(sign)}")
+    for sign in rules.CURRENCY_SIGNS
+}
+_ORDINAL = {
+    language: re.compile(f"(?<![0-9])([0-9]+)({suffixes})")
+    for language, suffixes in rules.ORDINAL_SUFFIXES.items()
+}
 _PERSIAN_ORDINAL = re.compile("(?<![0-9])([0-9]+)( ?ا\u064f?م|م| ?ا?مین)(?![\u0621-\u06cc\u200c])")
-# A thin or no-break space between digits in threes groups thousands in any language, an ordinary space only in some.
+# A thin or no-break space between digits in threes groups thousands in any language, an ordinary
+# space only in some.
 _THIN_GROUPS = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
-# Two or more groups after one mark are thousands, whatever the language's custom ("1.000.000" in English, "12,34,567" in India).
-_MANY_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:,[0-9]{3}){2,}|(?:,[0-9]{2})+,[0-9]{3})(?![0-9])")
+# Two or more groups after one mark are thousands, whatever the language's custom ("1.000.000" in
+# English, "12,34,567" in India).
+_MANY_GROUPS = re.compile(
+    r"(?<![0-9.,])[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}|(?:,[0-9]{3}){2,}|(?:,[0-9]{2})+,[0-9]{3})(?![0-9])"
+)
 _SPACE_GROUPS = re.compile("(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _LETTER_MEETS_DIGIT = re.compile(r"(?<=[^\W\d_])(?=[0-9])|(?<=[0-9])(?=[^\W\d_])")
 _DOTTED_ORDINAL = re.compile("(?<=[0-9])[.](?=[ºª])")  # 1.º
@@ -44,7 +69,9 @@ _PERSIAN_FRACTIONS = {1: "دهم", 2: "صدم", 3: "هزارم"}
 
 
 def separators(language: str) -> dict[int, str]:
-    """The Arabic separators of thousands and decimals and percent sign, as `language` writes them in ASCII."""
+    """The Arabic separators of thousands and decimals and percent sign, as `language` writes them
+    in ASCII.
+    """
     comma_groups = language in rules.COMMA_GROUPS
     return {0x66B: "." if comma_groups else ",", 0x66C: "," if comma_groups else ".", 0x66A: "%"}
 
@@ -55,7 +82,9 @@ def ungroup(text: str) -> str:
 
 
 def expand(text: str, language: str, *, parity: bool) -> str:
-    """Numbers, amounts of money and ordinals of `text` (lower case) as words; TextError if digits cannot be spelled."""
+    """Numbers, amounts of money and ordinals of `text` (lower case) as words; TextError if digits
+    cannot be spelled.
+    """
     if not _HAS_DIGIT.search(text):
         return text
     text = _join_groups_like_xtts(text, language) if parity else _join_groups(text, language)
@@ -73,7 +102,11 @@ def expand(text: str, language: str, *, parity: bool) -> str:
 
 
 def _join_groups_like_xtts(text: str, language: str) -> str:
-    pattern, mark = (_XTTS_COMMA_GROUPS, ",") if language in rules.XTTS_COMMA_GROUPS else (_XTTS_DOT_GROUPS, ".")
+    pattern, mark = (
+        (_XTTS_COMMA_GROUPS, ",")
+        if language in rules.XTTS_COMMA_GROUPS
+        else (_XTTS_DOT_GROUPS, ".")
+    )
     return pattern.sub(lambda m: m.group().replace(mark, ""), text)
 
 
@@ -86,7 +119,9 @@ def _join_groups(text: str, language: str) -> str:
 
 
 def _unspelled(language: str, error: Exception) -> TextError:
-    return TextError(f"digits left, no speller for {language}" + (f": {error}" if str(error) else ""))
+    return TextError(
+        f"digits left, no speller for {language}" + (f": {error}" if str(error) else "")
+    )
 
 
 @functools.lru_cache(maxsize=1 << 14, typed=True)  # 2 and 2.0 are read differently
@@ -108,7 +143,9 @@ def _integer(digits: str, language: str) -> int:
 
 
 def _spelled(value: int, language: str) -> str:
-    """num2words, but for Hindi, which it lacks, Turkish, where it loses thousands (491 027), Italian 118, Arabic 2000."""
+    """num2words, but for Hindi, which it lacks, Turkish, where it loses thousands (491 027),
+    Italian 118, Arabic 2000.
+    """
     if language == "hi":
         return hindi.number_words(value)
     if language == "tr":
@@ -131,7 +168,10 @@ def _turkish(value: int) -> str:
         value, group = divmod(value, 1000)
         hundreds, tens, units = group // 100, group // 10 % 10, group % 10
         spelled = (
-            (_TURKISH_UNITS[hundreds] if hundreds > 1 else "") + ("yüz" if hundreds else "") + _TURKISH_TENS[tens] + _TURKISH_UNITS[units]
+            (_TURKISH_UNITS[hundreds] if hundreds > 1 else "")
+            + ("yüz" if hundreds else "")
+            + _TURKISH_TENS[tens]
+            + _TURKISH_UNITS[units]
         )
         if group:
             words = ("" if scale == "bin" and group == 1 else spelled) + scale + words
@@ -139,14 +179,17 @@ def _turkish(value: int) -> str:
 
 
 def cardinal(digits: str, language: str) -> str:
-    """A whole number in words: exact, and digit by digit where it is no quantity ("007", more than 15 digits).
+    """A whole number in words: exact, and digit by digit where it is no quantity ("007", more than
+    15 digits).
 
     TextError: the language has no words for it.
     """
     if language == "zh":
         return chinese.number_words(digits) if digits.strip("0") else chinese.digit_words(digits)
     if len(digits) > _MAX_DIGITS or (digits.startswith("0") and len(digits) > 2):
-        return " ".join(_spelled(int(c), language) for c in digits)  # so that no zero of "007" is lost
+        return " ".join(
+            _spelled(int(c), language) for c in digits
+        )  # so that no zero of "007" is lost
     return _spelled(_integer(digits, language), language)
 
 
@@ -155,7 +198,8 @@ def _cardinal(digits: str, language: str, parity: bool) -> str:
 
 
 def decimal(whole: str, fraction: str, language: str, mark: str = ",") -> str:
-    """A decimal number in words, every digit of it; `mark` stands for the point in a language without a word for it.
+    """A decimal number in words, every digit of it; `mark` stands for the point in a language
+    without a word for it.
 
     TextError: the language has no words for it.
     """
@@ -177,7 +221,9 @@ def decimal(whole: str, fraction: str, language: str, mark: str = ",") -> str:
     point = _point_word(language)
     if point is None:
         return _plain_decimal(whole, fraction, mark, language)
-    return " ".join([cardinal(whole, language), point, *(_spelled(int(c), language) for c in fraction)])
+    return " ".join(
+        [cardinal(whole, language), point, *(_spelled(int(c), language) for c in fraction)]
+    )
 
 
 @functools.cache
@@ -193,7 +239,9 @@ def _point_word(language: str) -> str | None:
 
 @functools.cache
 def minus_word(language: str) -> str | None:
-    """What the language says for a minus sign: of our table, else as num2words has it; None where neither does."""
+    """What the language says for a minus sign: of our table, else as num2words has it; None where
+    neither does.
+    """
     if language in rules.MINUS_WORDS:
         return rules.MINUS_WORDS[language]
     try:
@@ -234,9 +282,17 @@ def _persian_decimal(whole: str, fraction: str) -> str:
 def _russian_decimal(whole: str, fraction: str) -> str:
     """ "две целых пять десятых": both parts are counted in the feminine."""
     stem = rules.RUSSIAN_FRACTIONS[len(fraction)]
-    first = agree(cardinal(whole, "ru"), "ru", "f") + (" целая " if _ends_in_one(whole) else " целых ")
+    first = agree(cardinal(whole, "ru"), "ru", "f") + (
+        " целая " if _ends_in_one(whole) else " целых "
+    )
     part = fraction.lstrip("0") or "0"
-    return first + agree(cardinal(part, "ru"), "ru", "f") + " " + stem + ("ая" if _ends_in_one(part) else "ых")
+    return (
+        first
+        + agree(cardinal(part, "ru"), "ru", "f")
+        + " "
+        + stem
+        + ("ая" if _ends_in_one(part) else "ых")
+    )
 
 
 def _ends_in_one(digits: str) -> bool:
@@ -257,12 +313,18 @@ _LAST_WORDS = {
     ("cs", "f"): {"dva": "dvě"},
     ("cs", "n"): {"jedna": "jedno", "dva": "dvě"},
 }
-_LARGE = re.compile(r".*\b(?:mill[oó]n(?:es)?|milh(?:ão|ões)|bili(?:ão|ões)|bill[oó]n(?:es)?)\b", re.DOTALL)
-_HUNDREDS = re.compile(r"\b(\w+(?:cient|cent|quinient|quinhent|setecient|novecient))os\b|\b(quinient|quinhent|trezent|duzent)os\b")
+_LARGE = re.compile(
+    r".*\b(?:mill[oó]n(?:es)?|milh(?:ão|ões)|bili(?:ão|ões)|bill[oó]n(?:es)?)\b", re.DOTALL
+)
+_HUNDREDS = re.compile(
+    r"\b(\w+(?:cient|cent|quinient|quinhent|setecient|novecient))os\b|\b(quinient|quinhent|trezent|duzent)os\b"
+)
 
 
 def agree(words: str, language: str, gender: str) -> str:
-    """A cardinal as it stands before a noun of that gender ("m", "f", "n"): "veintiún", "veintiuna", "двадцать одна"."""
+    """A cardinal as it stands before a noun of that gender ("m", "f", "n"): "veintiún",
+    "veintiuna", "двадцать одна".
+    """
     if language == "de" and words.endswith("eins"):
         return words[:-1] + ("e" if gender == "f" else "")
     if language == "hu" and words.endswith("kettő"):
@@ -280,7 +342,10 @@ def agree(words: str, language: str, gender: str) -> str:
 
 
 def ordinal(number: int, language: str) -> str:
-    """An ordinal number in words, as a noun's or a day's: "third", "dritte", "trzeci". TextError: there are no words for it."""
+    """An ordinal number in words, as a noun's or a day's: "third", "dritte", "trzeci".
+
+    TextError: there are no words for it.
+    """
     if language == "cs":
         return _czech_ordinal_words(number)
     return _words(number, language, "ordinal").lower()
@@ -296,12 +361,16 @@ def digits_in_chinese(digits: str) -> str:
     return chinese.digit_words(digits)
 
 
-# -- ordinals ----------------------------------------------------------------------------------------------------------------------------
+# -- ordinals
+# --------------------------------------------------------------------------------------------------
 
 
 def _expand_ordinals(text: str, language: str, parity: bool) -> str:
     if language == "fa":
-        return _PERSIAN_ORDINAL.sub(lambda m: _persian_ordinal(m.group(1)) + ("ین" if m.group(2).endswith("ین") else ""), text)
+        return _PERSIAN_ORDINAL.sub(
+            lambda m: _persian_ordinal(m.group(1)) + ("ین" if m.group(2).endswith("ین") else ""),
+            text,
+        )
     pattern = _ORDINAL.get(language)
     if pattern is None:
         return text
@@ -317,13 +386,15 @@ def _ordinal(match: re.Match, language: str, parity: bool) -> str:
         if parity:
             raise
         words = ""
-    # Without an ordinal (of 0, or of numbers too large) the digits stay, to be read as a plain number.
+    # Without an ordinal (of 0, or of numbers too large) the digits stay, to be read as a plain
+    # number.
     return words if words or parity else match.group()
 
 
 def _czech_ordinal(match: re.Match, text: str) -> str:
     number = _integer(match.group(1), "cs")
-    # At the very end the dot is the sentence's; above 999 the ordinal would have to be declined throughout.
+    # At the very end the dot is the sentence's; above 999 the ordinal would have to be declined
+    # throughout.
     if number >= 1000 or number == 0 or match.end() == len(text.rstrip()):
         return cardinal(match.group(1), "cs") + "."
     return _czech_ordinal_words(number)
@@ -343,7 +414,8 @@ def _persian_ordinal(digits: str) -> str:
     return words + (" ام" if words.endswith("ی") else "م")
 
 
-# -- money -------------------------------------------------------------------------------------------------------------------------------
+# -- money
+# --------------------------------------------------------------------------------------------------
 
 
 def _amount_words(match: str, language: str, code: str) -> str:
@@ -360,7 +432,9 @@ def _expand_amounts_like_xtts(text: str, language: str) -> str:
         if sign not in text:
             continue
         try:
-            text = _AMOUNT[sign].sub(lambda m, code=code: _amount_words(m.group(), language, code), text)
+            text = _AMOUNT[sign].sub(
+                lambda m, code=code: _amount_words(m.group(), language, code), text
+            )
         except _UNSPELLABLE:  # any failure ends the treatment of currencies there, without a word
             return text
     return text

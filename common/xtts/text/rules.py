@@ -1,20 +1,42 @@
-"""Tables for cleaning text, one entry per language: what is read out, and which letters belong to it.
+"""Tables for cleaning text, one entry per language: what is read out, and which letters belong to
+it.
 
-Source: the rules that XTTS's tokenizer applies, plus Persian and the entries marked "ours", which XTTS lacks.
+Source: the rules that XTTS's tokenizer applies, plus Persian and the entries marked "ours", which
+XTTS lacks.
 """
 
 from __future__ import annotations
 
 # The 17 languages of XTTS v2, and Persian. Tag of "zh" in a vocabulary: [zh-cn].
-XTTS_LANGUAGES = ("ar", "cs", "de", "en", "es", "fr", "hi", "hu", "it", "ja", "ko", "nl", "pl", "pt", "ru", "tr", "zh")
+XTTS_LANGUAGES = (
+    "ar",
+    "cs",
+    "de",
+    "en",
+    "es",
+    "fr",
+    "hi",
+    "hu",
+    "it",
+    "ja",
+    "ko",
+    "nl",
+    "pl",
+    "pt",
+    "ru",
+    "tr",
+    "zh",
+)
 LANGUAGES = (*XTTS_LANGUAGES, "fa")
-# Cleaned by the common rules alone: lower case, typographic characters, numbers. For vocabularies trained from nothing.
+# Cleaned by the common rules alone: lower case, typographic characters, numbers. For vocabularies
+# trained from nothing.
 GENERIC_LANGUAGES = (
     "az", "be", "bg", "bn", "ca", "cy", "da", "el", "eo", "et", "eu", "fi", "ga", "gl", "he", "hr", "id", "is", "ka", "kk", "lt", "lv",
     "mk", "ms", "no", "ro", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "uk", "ur", "uz", "vi",
 )  # fmt: skip
 
-# Other spellings of a code (ISO 639-2/3, older or mistaken ones). A region ("fa-IR", "pt_BR") is cut off before this.
+# Other spellings of a code (ISO 639-2/3, older or mistaken ones). A region ("fa-IR", "pt_BR") is
+# cut off before this.
 ALIASES = {
     "ara": "ar", "arb": "ar", "ces": "cs", "cze": "cs", "cz": "cs", "deu": "de", "ger": "de", "eng": "en", "spa": "es", "fra": "fr",
     "fre": "fr", "hin": "hi", "hun": "hu", "ita": "it", "jpn": "ja", "jp": "ja", "kor": "ko", "kr": "ko", "nld": "nl", "dut": "nl",
@@ -36,11 +58,35 @@ BACKENDS = {
     "ko": (("hangul_romanize", "hangul-romanize"),),
 }
 
-# Languages whose thousands are grouped with commas and whose decimals follow a point; elsewhere the other way round.
-COMMA_GROUPS = frozenset({"en", "ru", "fa", "ja", "ko", "zh", "hi", "bn", "cy", "ga", "he", "ms", "sw", "ta", "te", "th", "tl", "ur"})
+# Languages whose thousands are grouped with commas and whose decimals follow a point; elsewhere the
+# other way round.
+COMMA_GROUPS = frozenset(
+    {
+        "en",
+        "ru",
+        "fa",
+        "ja",
+        "ko",
+        "zh",
+        "hi",
+        "bn",
+        "cy",
+        "ga",
+        "he",
+        "ms",
+        "sw",
+        "ta",
+        "te",
+        "th",
+        "tl",
+        "ur",
+    }
+)
 XTTS_COMMA_GROUPS = frozenset({"en", "ru"})
 # Ours: languages that group thousands with a space ("12 500").
-SPACE_GROUPS = frozenset({"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "no", "sk", "sv", "uk"})
+SPACE_GROUPS = frozenset(
+    {"cs", "fr", "hu", "pl", "ru", "be", "bg", "et", "fi", "kk", "lt", "lv", "no", "sk", "sv", "uk"}
+)
 
 # What follows the digits of an ordinal number.
 ORDINAL_SUFFIXES = {
@@ -75,7 +121,8 @@ MINUS_WORDS = {
     "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus", "pt": "menos", "ru": "минус",
     "tr": "eksi", "zh": "负", "bn": "মাইনাস", "sk": "mínus", "te": "మైనస్", "vi": "âm",
 }  # fmt: skip
-# Ours, where num2words has no words for decimals or wrong ones: number, this word, the digits one by one.
+# Ours, where num2words has no words for decimals or wrong ones: number, this word, the digits one
+# by one.
 POINT_WORDS = {
     "de": "komma", "en": "point", "es": "punto", "fr": "virgule", "hi": "दशमलव", "it": "virgola", "ja": "点", "ko": "점",
     "nl": "komma", "pt": "vírgula", "vi": "phẩy",
@@ -83,10 +130,25 @@ POINT_WORDS = {
 # The same, with the fraction read as a number (Arabic: num2words reads ,5 as fifty).
 DECIMAL_WORDS = {"ar": "فاصلة", "tr": "virgül", "cs": "celá", "pl": "przecinek"}
 # By the number of decimals: tenths, hundredths, …; the Russian ones without their ending.
-RUSSIAN_FRACTIONS = {1: "десят", 2: "сот", 3: "тысячн", 4: "десятитысячн", 5: "стотысячн", 6: "миллионн"}
-HUNGARIAN_FRACTIONS = {1: "tized", 2: "század", 3: "ezred", 4: "tízezred", 5: "százezred", 6: "milliomod"}
+RUSSIAN_FRACTIONS = {
+    1: "десят",
+    2: "сот",
+    3: "тысячн",
+    4: "десятитысячн",
+    5: "стотысячн",
+    6: "миллионн",
+}
+HUNGARIAN_FRACTIONS = {
+    1: "tized",
+    2: "század",
+    3: "ezred",
+    4: "tízezred",
+    5: "százezred",
+    6: "milliomod",
+}
 
-# Powers of ten as a language's texts write them after a number: words, which are read as they are, and what is short for them.
+# Powers of ten as a language's texts write them after a number: words, which are read as they are,
+# and what is short for them.
 SCALE_WORDS = {
     "en": {"thousand": 3, "million": 6, "millions": 6, "billion": 9, "billions": 9, "trillion": 12, "trillions": 12},
     "de": {"Tausend": 3, "tausend": 3, "Million": 6, "Millionen": 6, "Milliarde": 9, "Milliarden": 9, "Billion": 12, "Billionen": 12},
@@ -115,8 +177,9 @@ SCALE_ABBREVIATIONS = {
     "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9}, "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
     "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"Mrd": 9},
 }  # fmt: skip
-# After a decimal number: million, thousand million, million million. Elsewhere (zh, ja, ko, hi and the
-# languages that XTTS lacks) the product is read, which is exact and in the language's own scales.
+# After a decimal number: million, thousand million, million million. Elsewhere (zh, ja, ko, hi and
+# the languages that XTTS lacks) the product is read, which is exact and in the language's own
+# scales.
 DECIMAL_SCALES = {
     "ar": "مليون|مليار|تريليون", "cs": "milionu|miliardy|bilionu", "de": "millionen|milliarden|billionen", "en": "million|billion|trillion",
     "es": "millones|mil millones|billones", "fa": "میلیون|میلیارد|تریلیون", "fr": "millions|milliards|billions",
@@ -190,7 +253,9 @@ SYMBOL_WORDS = {
     "ko": "그리고|에|퍼센트|번호|달러|파운드|도",
     "hi": "और|ऐट दी रेट|प्रतिशत|हैश|डॉलर|पाउंड|डिग्री",
     "fa": "و|ات|درصد|هشتگ|دلار|پوند|درجه",
-    "ja": "アンド|アット|パーセント|ナンバー|ドル|ポンド|度",  # ours: XTTS hands Japanese over as it is
+    "ja": (
+        "アンド|アット|パーセント|ナンバー|ドル|ポンド|度"
+    ),  # ours: XTTS hands Japanese over as it is
 }
 # Ours: signs that XTTS leaves in the text, where they become unknown tokens.
 EXTRA_SYMBOLS = {
@@ -215,7 +280,8 @@ CZECH_ORDINALS = {
     500: "pětistý", 600: "šestistý", 700: "sedmistý", 800: "osmistý", 900: "devítistý",
 }  # fmt: skip
 
-# Typographic characters read like their plain forms. A double quote is then removed, as XTTS removes '"'.
+# Typographic characters read like their plain forms. A double quote is then removed, as XTTS
+# removes '"'.
 _TO_QUOTE = "“”„‟«»‹›〝〞＂"
 _TO_APOSTROPHE = "‘’‚‛′ʼ`´＇"
 _TO_HYPHEN = "‐‑‒–—―−⁃﹣－"
@@ -226,8 +292,9 @@ TYPOGRAPHY = {
     ord("…"): "...",
 }
 CJK_PUNCTUATION = {ord("、"): ", ", ord("。"): ". "}
-# Persian: Arabic yeh, alef maksura and kaf become the Persian letters; marks of punctuation the common ones. A heh with hamza or yeh
-# above is the same sound as heh + yeh ("khane-ye"), usually written with a zero-width non-joiner before that yeh.
+# Persian: Arabic yeh, alef maksura and kaf become the Persian letters; marks of punctuation the
+# common ones. A heh with hamza or yeh above is the same sound as heh + yeh ("khane-ye"), usually
+# written with a zero-width non-joiner before that yeh.
 PERSIAN_LETTERS = {
     "ي": "ی", "ى": "ی", "ې": "ی", "ك": "ک", "ڪ": "ک", "ٱ": "ا", "ہ": "ه", "ھ": "ه", "ە": "ه", "ۀ": "ه ی", "ۂ": "ه ی",
     "،": ",", "؛": ";", "؟": "?", "۔": ".",
@@ -236,7 +303,15 @@ ARABIC_DIACRITICS = "\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652\u0653\u065
 
 # Code point ranges of the letters of a script.
 SCRIPT_RANGES = {
-    "Latin": ((0x41, 0x24F), (0x1E00, 0x1EFF), (0x2C60, 0x2C7F), (0xA720, 0xA7FF), (0xFB00, 0xFB06), (0xFF21, 0xFF5A), (0x250, 0x2AF)),
+    "Latin": (
+        (0x41, 0x24F),
+        (0x1E00, 0x1EFF),
+        (0x2C60, 0x2C7F),
+        (0xA720, 0xA7FF),
+        (0xFB00, 0xFB06),
+        (0xFF21, 0xFF5A),
+        (0x250, 0x2AF),
+    ),
     "Cyrillic": ((0x400, 0x52F), (0x1C80, 0x1C8F), (0x2DE0, 0x2DFF), (0xA640, 0xA69F)),
     "Greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
     "Arabic": ((0x600, 0x6FF), (0x750, 0x77F), (0x8A0, 0x8FF), (0xFB50, 0xFDFF), (0xFE70, 0xFEFF)),
@@ -247,7 +322,13 @@ SCRIPT_RANGES = {
     "Telugu": ((0xC00, 0xC7F),),
     "Thai": ((0xE00, 0xE7F),),
     "Georgian": ((0x10A0, 0x10FF), (0x1C90, 0x1CBF)),
-    "Han": ((0x3005, 0x3007), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
+    "Han": (
+        (0x3005, 0x3007),
+        (0x3400, 0x4DBF),
+        (0x4E00, 0x9FFF),
+        (0xF900, 0xFAFF),
+        (0x20000, 0x323AF),
+    ),
     "Kana": ((0x3040, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
     "Hangul": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xA960, 0xA97F), (0xAC00, 0xD7FF)),
 }
@@ -261,8 +342,19 @@ LANGUAGE_SCRIPTS = {
 
 
 def symbol_words(language: str, *, parity: bool) -> dict[str, str]:
-    """Sign -> word; without parity also the signs that XTTS leaves alone. Empty for a language without words."""
-    words = dict(zip(XTTS_SYMBOLS, SYMBOL_WORDS[language].split("|"), strict=True)) if language in SYMBOL_WORDS else {}
+    """Sign -> word; without parity also the signs that XTTS leaves alone.
+
+    Empty for a language without words.
+    """
+    words = (
+        dict(zip(XTTS_SYMBOLS, SYMBOL_WORDS[language].split("|"), strict=True))
+        if language in SYMBOL_WORDS
+        else {}
+    )
     if not parity:
-        words |= {sign: by_language[language] for sign, by_language in EXTRA_SYMBOLS.items() if language in by_language}
+        words |= {
+            sign: by_language[language]
+            for sign, by_language in EXTRA_SYMBOLS.items()
+            if language in by_language
+        }
     return words

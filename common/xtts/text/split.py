@@ -1,4 +1,6 @@
-"""Long texts to pieces that a model can speak: at sentences, else at clauses, else at words, else anywhere. TensorFlow-free."""
+"""Long texts to pieces that a model can speak: at sentences, else at clauses, else at words, else
+anywhere. TensorFlow-free.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from common.xtts.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# A sentence's or a clause's end with what closes it, and the space after it; scripts without spaces need none.
+# A sentence's or a clause's end with what closes it, and the space after it; scripts without spaces
+# need none.
 _CLOSING = "[\"'”’»)\\]」』]*"
 _SENTENCE = re.compile(rf"[.!?…؟۔।॥]+{_CLOSING}(?=\s|$)\s*|[。！？]+{_CLOSING}\s*")
 _CLAUSE = re.compile(rf"[,;:،؛—–]+{_CLOSING}(?=\s|$)\s*|[，、；：]+{_CLOSING}\s*")
@@ -29,18 +32,26 @@ class Piece:
 
 
 def pieces(tokenizer: Tokenizer, text: str, language: str, most_tokens: int) -> list[Piece]:
-    """The text cut at sentences where it is longer than the language's limit, or than `most_tokens`.
+    """The text cut at sentences where it is longer than the language's limit, or than
+    `most_tokens`.
 
-    ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot be read out.
+    ValueError: nothing to say. The tokenizer's errors: a language without a tag, a text that cannot
+    be read out.
     """
     if text.strip() and not has_words(tokenizer.clean(text, language)):
         raise ValueError(f"no words in the text {text.strip()[:40]!r}: nothing to say")
     unknown = tokenizer.unknown_characters(text, language)
     if unknown:
-        log.warning("the vocabulary has no %s: these characters are not spoken", ", ".join(repr(c) for c in dict.fromkeys(unknown)))
+        log.warning(
+            "the vocabulary has no %s: these characters are not spoken",
+            ", ".join(repr(c) for c in dict.fromkeys(unknown)),
+        )
     limit = char_limit(language)
     while True:
-        found = [Piece(part, tokenizer.encode(part, language)) for part in split_text(text, language, limit)]
+        found = [
+            Piece(part, tokenizer.encode(part, language))
+            for part in split_text(text, language, limit)
+        ]
         if limit == 1 or all(len(p.ids) <= most_tokens for p in found):
             break
         limit = max(1, limit * 3 // 4)
@@ -50,9 +61,11 @@ def pieces(tokenizer: Tokenizer, text: str, language: str, most_tokens: int) -> 
 
 
 def split_text(text: str, language: str, limit: int) -> list[str]:
-    """Pieces of at most `limit` characters, each as many whole sentences as fit; [] for an empty text, the text itself where it fits.
+    """Pieces of at most `limit` characters, each as many whole sentences as fit; [] for an empty
+    text, the text itself where it fits.
 
-    A dot after an abbreviation of the language ends no sentence. ValueError: limit < 1. UnknownLanguage as in `text.clean`.
+    A dot after an abbreviation of the language ends no sentence. ValueError: limit < 1.
+    UnknownLanguage as in `text.clean`.
     """
     if limit < 1:
         raise ValueError(f"pieces of {limit} characters: at least 1 is needed")
@@ -68,7 +81,12 @@ def _cut(text: str, end: re.Pattern, abbreviations=()) -> list[str]:
     parts, begin = [], 0
     for match in end.finditer(text):
         word = _LAST_WORD.search(text[begin : match.end()])
-        if abbreviations and word and word.group(1).lower() in abbreviations and match.end() < len(text):
+        if (
+            abbreviations
+            and word
+            and word.group(1).lower() in abbreviations
+            and match.end() < len(text)
+        ):
             continue
         parts.append(text[begin : match.end()])
         begin = match.end()
@@ -76,7 +94,9 @@ def _cut(text: str, end: re.Pattern, abbreviations=()) -> list[str]:
 
 
 def _packed(parts: list[str], limit: int, finer: list[re.Pattern]) -> list[str]:
-    """Neighbouring parts joined up to `limit`; a longer part is cut by the first of `finer`, at last by length."""
+    """Neighbouring parts joined up to `limit`; a longer part is cut by the first of `finer`, at
+    last by length.
+    """
     out: list[str] = []
     for part in parts:
         if len(part.strip()) > limit:

@@ -1,7 +1,11 @@
-"""Text to ids: XTTS's byte-pair vocabulary, read from and written to its vocab.json, learnt from nothing, or extended.
+"""Text to ids:
 
-An encoded text is [language] t1 [SPACE] t2 ...: no START or STOP. Spaces and the tag are placed by id, and words are encoded without
-special tokens, so that a text saying "[STOP]" cannot end the speech.
+XTTS's byte-pair vocabulary, read from and written to its vocab.json, learnt from nothing, or
+extended.
+
+An encoded text is [language] t1 [SPACE] t2 ...: no START or STOP. Spaces and the tag are placed by
+id, and words are encoded without special tokens, so that a text saying "[STOP]" cannot end the
+speech.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from common.xtts.text.marks import is_silent
 STOP, UNK, SPACE, START = "[STOP]", "[UNK]", "[SPACE]", "[START]"
 _CONTROL = (STOP, UNK, SPACE, START)
 _TAG = re.compile(r"\[([a-z]{2,3})(?:-[a-z]+)?\]")
-# In a vocabulary learnt from nothing even if the corpus lacks them, so that a sentence can be asked for or shouted at synthesis.
+# In a vocabulary learnt from nothing even if the corpus lacks them, so that a sentence can be asked
+# for or shouted at synthesis.
 _PUNCTUATION = "!'(),-.:;?"
 _CACHE_WORDS = 1 << 18
 
@@ -41,7 +46,9 @@ def language_tag(language: str) -> str:
 
 
 def describe_characters(characters: Iterable[str]) -> str:
-    """ "U+16A0 x1, U+0E01 x3", most frequent first, for the report of a row with unknown characters."""
+    """ "U+16A0 x1, U+0E01 x3", most frequent first, for the report of a row with unknown
+    characters.
+    """
     counts = sorted(Counter(characters).items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"U+{ord(c):04X} x{n}" for c, n in counts)
 
@@ -59,10 +66,11 @@ class Tokenizer:
         parity: bool = False,
         keep_diacritics: bool = True,
     ):
-        """vocab: token -> id, ids unique but not necessarily without gaps. merges: in rank order, without repeats.
+        """vocab: token -> id, ids unique but not necessarily without gaps. merges: in rank order,
+        without repeats.
 
-        merge_limits: language -> number of leading merges used for it, "*" for those not named; all merges if absent.
-        parity, keep_diacritics: see `text.clean`.
+        merge_limits: language -> number of leading merges used for it, "*" for those not named; all
+        merges if absent. parity, keep_diacritics: see `text.clean`.
         """
         missing = [token for token in _CONTROL if token not in vocab]
         if missing:
@@ -80,10 +88,13 @@ class Tokenizer:
         self.stop, self.unk, self.space, self.start = (self._vocab[token] for token in _CONTROL)
         self.vocab_size = max(self._tokens) + 1
 
-    # -- files ---------------------------------------------------------------------------------------------------------------------------
+    # -- files
+    # ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: str | os.PathLike, *, parity: bool = False, keep_diacritics: bool = True) -> Tokenizer:
+    def load(
+        cls, path: str | os.PathLike, *, parity: bool = False, keep_diacritics: bool = True
+    ) -> Tokenizer:
         """Reads a vocab.json; VocabularyError naming the file and what is wrong with it."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -95,26 +106,53 @@ class Tokenizer:
             merges = _last_of_each(model["merges"])
             absent = [pair for pair in merges if not {*pair, pair[0] + pair[1]} <= vocab.keys()]
             if absent:
-                raise VocabularyError(f"merge {absent[0]!r} names a token that is not in the vocabulary ({len(absent)} such merges)")
-            return cls(vocab, merges, added, model.get("merge_limits"), parity=parity, keep_diacritics=keep_diacritics)
+                raise VocabularyError(
+                    f"merge {absent[0]!r} names a token that is not in the vocabulary"
+                    f" ({len(absent)} such merges)"
+                )
+            return cls(
+                vocab,
+                merges,
+                added,
+                model.get("merge_limits"),
+                parity=parity,
+                keep_diacritics=keep_diacritics,
+            )
         except VocabularyError as error:
             raise VocabularyError(f"{path}: {error}") from None
         except OSError as error:
             raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:
             raise VocabularyError(
-                f"{path}: not a vocabulary in the format of XTTS's vocab.json ({type(error).__name__}: {error})"
+                f"{path}: not a vocabulary in the format of XTTS's vocab.json"
+                f" ({type(error).__name__}: {error})"
             ) from error
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes vocab.json, readable by the `tokenizers` library; replaces an existing file at once or not at all."""
+        """Writes vocab.json, readable by the `tokenizers` library; replaces an existing file at
+        once or not at all.
+        """
         path = Path(path)
         aside = path.with_name(path.name + f".{os.getpid()}.tmp")
-        aside.write_text(json.dumps(self._document(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        aside.write_text(
+            json.dumps(self._document(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
         os.replace(aside, path)
 
     def _document(self) -> dict:
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        flags = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         model = {
             "type": "BPE",
             "dropout": None,
@@ -131,7 +169,9 @@ class Tokenizer:
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [{"id": self._vocab[token], "content": token, **flags} for token in self._specials],
+            "added_tokens": [
+                {"id": self._vocab[token], "content": token, **flags} for token in self._specials
+            ],
             "normalizer": None,
             "pre_tokenizer": {"type": "Whitespace"},
             "post_processor": None,
@@ -141,11 +181,16 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """32 hex digits over everything that decides ids: tokens, merges, the options and the version of cleaning."""
+        """32 hex digits over everything that decides ids: tokens, merges, the options and the
+        version of cleaning.
+        """
         parts = [self._document(), self._clean_options, cleaning.VERSION]
-        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(parts, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
-    # -- use -----------------------------------------------------------------------------------------------------------------------------
+    # -- use
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -153,7 +198,9 @@ class Tokenizer:
         return tuple(sorted(self._tags))
 
     def require_language(self, language: str) -> str:
-        """The language's code as the project uses it; LanguageNotInVocabulary if it has no tag here."""
+        """The language's code as the project uses it; LanguageNotInVocabulary if it has no tag
+        here.
+        """
         meant = None
         try:
             code = cleaning.normalize_language(language)
@@ -168,7 +215,10 @@ class Tokenizer:
         return cleaning.clean(text, self.require_language(language), **self._clean_options)
 
     def encode(self, text: str, language: str) -> list[int]:
-        """Ids of a raw text: the language's tag, then its tokens. TextError and the language errors as in `text.clean`."""
+        """Ids of a raw text: the language's tag, then its tokens.
+
+        TextError and the language errors as in `text.clean`.
+        """
         return self.encode_clean(self.clean(text, language), language)
 
     def encode_clean(self, clean_text: str, language: str) -> list[int]:
@@ -196,7 +246,10 @@ class Tokenizer:
         return [c for c in clean_text if c not in self._characters and not c.isspace()]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, for people: tags and control tokens stay visible, [SPACE] is a space. KeyError for an id without token."""
+        """The text of ids, for people: tags and control tokens stay visible, [SPACE] is a space.
+
+        KeyError for an id without token.
+        """
         return "".join(" " if i == self.space else self._tokens[i] for i in ids)
 
     def token(self, i: int) -> str | None:
@@ -209,7 +262,8 @@ class Tokenizer:
             self._backends[limit] = (_library_tokenizer(self._vocab, self._merges[:limit]), {})
         return self._backends[limit]
 
-    # -- learning ------------------------------------------------------------------------------------------------------------------------
+    # -- learning
+    # ----------------------------------------------------------------------------------------------
 
     @classmethod
     def train(
@@ -221,28 +275,47 @@ class Tokenizer:
         parity: bool = False,
         keep_diacritics: bool = True,
     ) -> Tokenizer:
-        """A vocabulary of at most `vocab_size` ids from (text, language) pairs: control tokens, tags, every character, then merges.
+        """A vocabulary of at most `vocab_size` ids from (text, language) pairs: control tokens,
+        tags, every character, then merges.
 
-        Texts with a TextError are passed over (the scan rejects and reports them). VocabularyError if the characters alone do not fit.
+        Texts with a TextError are passed over (the scan rejects and reports them). VocabularyError
+        if the characters alone do not fit.
         """
         languages = [cleaning.normalize_language(language) for language in languages]
         options = {"parity": parity, "keep_diacritics": keep_diacritics}
         words = _count_words(pairs, languages, options)
         tags = [language_tag(language) for language in dict.fromkeys(languages)]
-        tokens = [*_CONTROL, *tags, *sorted({c for word in words for c in word} | set(_PUNCTUATION))]
+        tokens = [
+            *_CONTROL,
+            *tags,
+            *sorted({c for word in words for c in word} | set(_PUNCTUATION)),
+        ]
         if len(tokens) > vocab_size:
-            raise VocabularyError(f"vocab_size {vocab_size} is too small: the corpus alone has {len(tokens)} characters, tags and controls")
-        merges = learn_merges({tuple(word): n for word, n in words.items()}, vocab_size - len(tokens))
+            raise VocabularyError(
+                f"vocab_size {vocab_size} is too small: the corpus alone has {len(tokens)}"
+                " characters, tags and controls"
+            )
+        merges = learn_merges(
+            {tuple(word): n for word, n in words.items()}, vocab_size - len(tokens)
+        )
         tokens = dict.fromkeys([*tokens, *(left + right for left, right in merges)])
-        return cls({token: i for i, token in enumerate(tokens)}, merges, [*_CONTROL, *tags], **options)
+        return cls(
+            {token: i for i, token in enumerate(tokens)}, merges, [*_CONTROL, *tags], **options
+        )
 
-    def extend(self, pairs: Iterable[tuple[str, str]], new_languages: Iterable[str], extra: int) -> Tokenizer:
-        """This vocabulary with `new_languages` and at most `extra` ids more: their tags, their characters, then merges.
+    def extend(
+        self, pairs: Iterable[tuple[str, str]], new_languages: Iterable[str], extra: int
+    ) -> Tokenizer:
+        """This vocabulary with `new_languages` and at most `extra` ids more: their tags, their
+        characters, then merges.
 
-        Every old id stays, and the old languages' texts keep their ids even where the script is shared: the new merges are used for the
-        new languages only (the file's "merge_limits"; other readers of the file, which do not know it, apply them to all).
+        Every old id stays, and the old languages' texts keep their ids even where the script is
+        shared: the new merges are used for the new languages only (the file's "merge_limits"; other
+        readers of the file, which do not know it, apply them to all).
         """
-        new = list(dict.fromkeys(cleaning.normalize_language(language) for language in new_languages))
+        new = list(
+            dict.fromkeys(cleaning.normalize_language(language) for language in new_languages)
+        )
         known = [language for language in new if language in self._tags]
         if known:
             raise VocabularyError(f"already in the vocabulary: {', '.join(known)}")
@@ -250,8 +323,13 @@ class Tokenizer:
         characters = sorted({c for word in words for c in word} - self._vocab.keys())
         tags = [language_tag(language) for language in new]
         if len(tags) + len(characters) > extra:
-            raise VocabularyError(f"extra={extra} is too small: {len(tags)} tags and {len(characters)} new characters")
-        vocab = {**self._vocab, **{token: self.vocab_size + i for i, token in enumerate([*tags, *characters])}}
+            raise VocabularyError(
+                f"extra={extra} is too small: {len(tags)} tags and {len(characters)} new characters"
+            )
+        vocab = {
+            **self._vocab,
+            **{token: self.vocab_size + i for i, token in enumerate([*tags, *characters])},
+        }
         # The new text as the old merges leave it: what is learnt continues from there.
         base = _library_tokenizer(vocab, self._merges)
         split = Counter()
@@ -277,20 +355,28 @@ def _language_tags(vocab: dict[str, int]) -> dict[str, int]:
 
 
 def _last_of_each(merges: Iterable[str | Sequence[str]]) -> list[Pair]:
-    """Merges without repeats, each at the place of its last occurrence: the rank that XTTS's published ids were made with."""
-    pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    """Merges without repeats, each at the place of its last occurrence: the rank that XTTS's
+    published ids were made with.
+    """
+    pairs = [
+        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges
+    ]
     if any(len(pair) != 2 for pair in pairs):
         raise VocabularyError("a merge is not a pair of tokens")
     return list(dict.fromkeys(reversed(pairs)))[::-1]
 
 
 def _library_tokenizer(vocab: dict[str, int], merges: Sequence[Pair]) -> tokenizers.Tokenizer:
-    tokenizer = tokenizers.Tokenizer(BPE(vocab=vocab, merges=list(merges), unk_token=UNK, fuse_unk=False))
+    tokenizer = tokenizers.Tokenizer(
+        BPE(vocab=vocab, merges=list(merges), unk_token=UNK, fuse_unk=False)
+    )
     tokenizer.pre_tokenizer = Whitespace()
     return tokenizer
 
 
-def _count_words(pairs: Iterable[tuple[str, str]], languages: Sequence[str], options: dict[str, bool]) -> dict[str, int]:
+def _count_words(
+    pairs: Iterable[tuple[str, str]], languages: Sequence[str], options: dict[str, bool]
+) -> dict[str, int]:
     """How often each word (as the pre-tokenizer cuts them) occurs in the cleaned texts.
 
     Emoji and control characters, which XTTS's own cleaning leaves in, are not learnt.
@@ -299,7 +385,10 @@ def _count_words(pairs: Iterable[tuple[str, str]], languages: Sequence[str], opt
     for text, language in pairs:
         code = cleaning.normalize_language(language)
         if code not in languages:
-            raise VocabularyError(f"a text is in {code}, which is not among the languages asked for: {', '.join(languages)}")
+            raise VocabularyError(
+                f"a text is in {code}, which is not among the languages asked for:"
+                f" {', '.join(languages)}"
+            )
         try:
             chunks.update(cleaning.clean(text, code, **options).split())
         except TextError:

@@ -1,4 +1,6 @@
-"""Corpus formats: each reader is a function (path, columns that the user named) → rows, errors and notices; they are all in one dict."""
+"""Corpus formats: each reader is a function (path, columns that the user named) → rows, errors and
+notices; they are all in one dict.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,30 @@ from producer.corpus.readers import (  # fmt: skip
     vctk,
 )
 from producer.corpus.readers.columns import Given
-from producer.corpus.readers.row import METADATA_NAMES, Item, Notice, Row, RowError, Taken, find_metadata, usual_metadata
+from producer.corpus.readers.row import (
+    METADATA_NAMES,
+    Item,
+    Notice,
+    Row,
+    RowError,
+    Taken,
+    find_metadata,
+    usual_metadata,
+)
 from producer.corpus.readers.splits import parts
 from producer.corpus.readers.table import Table
 
-__all__ = ["READERS", "WITHOUT_COLUMNS", "Item", "Notice", "Row", "RowError", "Taken", "detect", "parts_of"]
+__all__ = [
+    "READERS",
+    "WITHOUT_COLUMNS",
+    "Item",
+    "Notice",
+    "Row",
+    "RowError",
+    "Taken",
+    "detect",
+    "parts_of",
+]
 
 
 def _demo(path: Path, given: None = None) -> Iterator[Item]:
@@ -62,7 +83,9 @@ _TREES_WITHOUT_METADATA: dict[str, Callable[[Path], bool]] = {
 
 
 def tree_of(path: Path) -> str | None:
-    """The format of a folder that its own folders and files' names tell; None: its metadata has to."""
+    """The format of a folder that its own folders and files' names tell; None: its
+    metadata has to.
+    """
     if not path.is_dir():
         return None
     trees = dict(_TREES)
@@ -72,7 +95,8 @@ def tree_of(path: Path) -> str | None:
 
 
 def detect(path: Path) -> str:
-    """The format of the corpus at `path`: a tree by its folders, else a metadata file by its name and first lines.
+    """The format of the corpus at `path`: a tree by its folders, else a metadata file by its name
+    and first lines.
 
     Raises:
         BadInput: nothing there that a reader could read.
@@ -95,8 +119,11 @@ def detect(path: Path) -> str:
     return "piper" if piper.is_piper(table) else "ljspeech"
 
 
-def parts_of(path: Path, format_name: str, separate: bool) -> tuple[list[tuple[Path, str, bool]], list[Notice]]:
-    """What of a source is read: (path, format, whether it is the evaluation set), and what to say of it (`splits.parts`).
+def parts_of(
+    path: Path, format_name: str, separate: bool
+) -> tuple[list[tuple[Path, str, bool]], list[Notice]]:
+    """What of a source is read: (path, format, whether it is the evaluation set), and what to say
+    of it (`splits.parts`).
 
     Raises:
         BadInput: as `detect`.
@@ -105,4 +132,6 @@ def parts_of(path: Path, format_name: str, separate: bool) -> tuple[list[tuple[P
     if tree in (*_TREES, *_TREES_WITHOUT_METADATA, "demo"):
         return [(path, tree, False)], []
     found, notices = parts(path, separate)
-    return [(part, detect(part) if format_name == "auto" else format_name, held) for part, held in found], notices
+    return [
+        (part, detect(part) if format_name == "auto" else format_name, held) for part, held in found
+    ], notices

@@ -1,6 +1,8 @@
-"""Which column of a table is the recording, the text, the speaker, the language: by their names, else by what they hold.
+"""Which column of a table is the recording, the text, the speaker, the language: by their names,
+else by what they hold.
 
-`data.columns` settles what neither tells: `{text: sentence}` or, counted from 1, `{text: 3}`; null: there is no such column.
+`data.columns` settles what neither tells: `{text: sentence}` or, counted from 1, `{text: 3}`; null:
+there is no such column.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _MOST_LANGUAGES = 30
 
 @dataclass(frozen=True)
 class Columns:
-    """Index of each role's column; `texts`: the text's first, then those to take where it is empty."""
+    """Index of each role's column; `texts`: the text's first, then those to take where
+    it is empty.
+    """
 
     audio: int
     texts: tuple[int, ...]
@@ -49,7 +53,12 @@ class Columns:
 
     def describe(self) -> str:
         """What was taken for what."""
-        roles = [("audio", self.audio), ("text", self.texts[0]), ("speaker", self.speaker), ("language", self.language)]
+        roles = [
+            ("audio", self.audio),
+            ("text", self.texts[0]),
+            ("speaker", self.speaker),
+            ("language", self.language),
+        ]
         said = [f"{role} = {self._column(i)}" for role, i in roles if i is not None]
         if self.texts[1:]:
             said[1] += f" (where it is empty: {', '.join(self._column(i) for i in self.texts[1:])})"
@@ -67,7 +76,10 @@ def is_number(value: str) -> bool:
 
 
 def by_name(names: Sequence[str], given: Given | None = None, where: str = "") -> Columns | None:
-    """The columns of a header; None: the names are no header's. BadInput: `given` names a column that is not there."""
+    """The columns of a header; None: the names are no header's.
+
+    BadInput: `given` names a column that is not there.
+    """
     plain = tuple(n.strip().strip('"').lower() for n in names)
     found = {}
     for role, aliases in NAMES.items():
@@ -82,10 +94,19 @@ def by_name(names: Sequence[str], given: Given | None = None, where: str = "") -
     found = _settle(found, plain, given, where)
     raw = [] if "text" in (given or {}) else [plain.index(a) for a in NAMES["text"] if a in plain]
     texts = (found["text"], *(i for i in raw if i not in found.values()))
-    return Columns(found["audio"], texts[:2], found.get("speaker"), found.get("language"), len(plain), tuple(names))
+    return Columns(
+        found["audio"],
+        texts[:2],
+        found.get("speaker"),
+        found.get("language"),
+        len(plain),
+        tuple(names),
+    )
 
 
-def _settle(found: dict[str, int], plain: tuple[str, ...], given: Given | None, where: str) -> dict[str, int]:
+def _settle(
+    found: dict[str, int], plain: tuple[str, ...], given: Given | None, where: str
+) -> dict[str, int]:
     found = dict(found)
     for role, column in (given or {}).items():
         if column is None:
@@ -93,18 +114,30 @@ def _settle(found: dict[str, int], plain: tuple[str, ...], given: Given | None, 
             continue
         if isinstance(column, str):
             if column.lower() not in plain:
-                raise BadInput(f"{where}: data.columns.{role}: there is no column '{column}'; there are {', '.join(plain)}")
+                raise BadInput(
+                    f"{where}: data.columns.{role}: there is no column '{column}'; there are"
+                    f" {', '.join(plain)}"
+                )
             column = 1 + plain.index(column.lower())
         if not 1 <= column <= len(plain):
-            raise BadInput(f"{where}: data.columns.{role}={column}: the columns count from 1 to {len(plain)}")
-        found = {r: i for r, i in found.items() if i != column - 1 or r == role} | {role: column - 1}
+            raise BadInput(
+                f"{where}: data.columns.{role}={column}: the columns count from 1 to {len(plain)}"
+            )
+        found = {r: i for r, i in found.items() if i != column - 1 or r == role} | {
+            role: column - 1
+        }
     for role in ("audio", "text"):
         if role not in found:
-            raise BadInput(f"{where}: no column is the {role}; name it with data.columns.{role}=; there are {', '.join(plain)}")
+            raise BadInput(
+                f"{where}: no column is the {role}; name it with data.columns.{role}=; there are"
+                f" {', '.join(plain)}"
+            )
     return found
 
 
-def by_content(rows: Sequence[Sequence[str]], given: Given | None = None, where: str = "") -> Columns:
+def by_content(
+    rows: Sequence[Sequence[str]], given: Given | None = None, where: str = ""
+) -> Columns:
     """The columns of rows without a header, by what the rows of the commonest width hold."""
     widths = [len(r) for r in rows]
     width = max(sorted(set(widths)), key=widths.count)
@@ -114,7 +147,14 @@ def by_content(rows: Sequence[Sequence[str]], given: Given | None = None, where:
     audio = next((c.index for c in columns if c.recordings > 0.8), 0)
     rest = [c for c in columns if c.index != audio]
     found = {"audio": audio}
-    language = next((c for c in rest if c.is_language and any(o.words > c.words or o.length > 4 for o in rest if o is not c)), None)
+    language = next(
+        (
+            c
+            for c in rest
+            if c.is_language and any(o.words > c.words or o.length > 4 for o in rest if o is not c)
+        ),
+        None,
+    )
     if language is not None and len(rest) > 1 and len(rows) >= _ENOUGH:
         found["language"] = language.index
         rest.remove(language)
@@ -131,8 +171,12 @@ def by_content(rows: Sequence[Sequence[str]], given: Given | None = None, where:
     found["text"] = texts[0]
     if given:
         found = _settle(found, tuple(str(i + 1) for i in range(width)), given, where)
-        texts = [found["text"]] + [i for i in texts if i not in found.values() and "text" not in given]
-    return Columns(found["audio"], tuple(texts[:2]), found.get("speaker"), found.get("language"), width)
+        texts = [found["text"]] + [
+            i for i in texts if i not in found.values() and "text" not in given
+        ]
+    return Columns(
+        found["audio"], tuple(texts[:2]), found.get("speaker"), found.get("language"), width
+    )
 
 
 class _Column:
@@ -154,7 +198,9 @@ class _Column:
     def is_language(self) -> bool:
         """Whether all that is there is a code of a language."""
         codes = {v for v in self.values if v}
-        return 0 < len(codes) <= _MOST_LANGUAGES and all(len(c) <= 7 and _is_language(c) for c in codes)
+        return 0 < len(codes) <= _MOST_LANGUAGES and all(
+            len(c) <= 7 and _is_language(c) for c in codes
+        )
 
     def is_few(self, rows: int) -> bool:
         """Whether its values come again and again, as the names of speakers do."""
@@ -170,7 +216,9 @@ def _is_language(code: str) -> bool:
 
 
 def _speaker(columns: list[_Column], rows: int) -> _Column | None:
-    """The column of few values beside one of many; of two such columns the one with more values. Numbers behind the text are
+    """The column of few values beside one of many; of two such columns the one with more values.
+
+    Numbers behind the text are
     durations."""
     if rows < _ENOUGH or len(columns) < 2:
         return None

@@ -1,4 +1,6 @@
-"""Common Voice: a language of a release (`validated.tsv` and `clips/`), or a release with a folder for each language."""
+"""Common Voice: a language of a release (`validated.tsv` and `clips/`), or a release with a folder
+for each language.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,28 @@ def is_common_voice(path: Path) -> bool:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of the validated clips. A row's language is its locale, else its folder's name, where that is a language.
+    """Rows of the validated clips.
+
+    A row's language is its locale, else its folder's name, where that is a language.
 
     Raises:
         BadInput: no `validated.tsv` there, or `given` names a column that it has not.
     """
     folders = [path.parent] if path.is_file() else _folders(path)
     if not folders:
-        raise BadInput(f"{path}: not a Common Voice folder; expected {NAME} and clips/ in it, or in a folder for each language")
+        raise BadInput(
+            f"{path}: not a Common Voice folder; expected {NAME} and clips/ in it, or in a folder"
+            " for each language"
+        )
     for folder in folders:
         metadata = path if path.is_file() else folder / NAME
         yield from Table(metadata, "common_voice", given).read(language=_language(folder))
         for name in _UNUSED:
             if (folder / name).is_file():
-                yield Notice(str(folder / name), f"not read: {NAME} holds the clips that listeners have approved")
+                yield Notice(
+                    str(folder / name),
+                    f"not read: {NAME} holds the clips that listeners have approved",
+                )
 
 
 def _language(folder: Path) -> str | None:

@@ -1,4 +1,7 @@
-"""Coqui: a `|`- or tab-separated file whose first line names the columns, e.g. `audio_file|text|speaker_name|language`; no quoting."""
+"""Coqui: a `|`- or tab-separated file whose first line names the columns, e.g.
+
+`audio_file|text|speaker_name|language`; no quoting.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,21 @@ from producer.corpus.readers.table import Table
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a file with a header, or of the folder it lies in. A row's id is its audio path as written.
+    """Rows of a file with a header, or of the folder it lies in.
+
+    A row's id is its audio path as written.
 
     Raises:
-        BadInput: no such file, its first line is no header, or `given` names a column that it has not.
+        BadInput: no such file, its first line is no header, or `given` names a column that it has
+        not.
     """
     metadata = find_metadata(path)
     table = Table(metadata, "coqui", given)
     first = next(lines(metadata), None)
     if table.header is None and first is not None:
         example = "audio_file|text|speaker_name|language"
-        raise BadInput(f"{metadata}:{first[0]}: no header; the first line must name the columns, like {example}")
+        raise BadInput(
+            f"{metadata}:{first[0]}: no header; the first line must name the columns, like"
+            f" {example}"
+        )
     yield from table.read()

@@ -1,4 +1,6 @@
-"""CSS10: `transcript.txt` with lines `folder/file.wav|raw text|normalised text|seconds`, one speaker a folder."""
+"""CSS10: `transcript.txt` with lines `folder/file.wav|raw text|normalised text|seconds`, one
+speaker a folder.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,9 @@ def is_css10(path: Path) -> bool:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a CSS10 folder, or of its transcript. BadInput: there is none, or `given` names a column that it has not."""
+    """Rows of a CSS10 folder, or of its transcript.
+
+    BadInput: there is none, or `given` names a column that it has not.
+    """
     metadata = path / NAME if (path / NAME).is_file() else find_metadata(path)
     yield from Table(metadata, "css10", given).read()

@@ -1,4 +1,6 @@
-"""CSV: fields separated by commas or semicolons, quoted where they hold one; as Hugging Face's `audiofolder` and pandas write them."""
+"""CSV: fields separated by commas or semicolons, quoted where they hold one; as Hugging Face's
+`audiofolder` and pandas write them.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +13,8 @@ from producer.corpus.readers.table import Table
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a CSV file, or of the folder it lies in. BadInput: no such file, or `given` names a column that it has not."""
+    """Rows of a CSV file, or of the folder it lies in.
+
+    BadInput: no such file, or `given` names a column that it has not.
+    """
     yield from Table(find_metadata(path), "csv", given).read()

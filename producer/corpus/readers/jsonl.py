@@ -1,4 +1,6 @@
-"""JSON, one object a line: NeMo's manifests, Hugging Face's `metadata.jsonl`, Lhotse's cuts; or one list of such objects."""
+"""JSON, one object a line: NeMo's manifests, Hugging Face's `metadata.jsonl`, Lhotse's cuts; or one
+list of such objects.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ def is_jsonl(path: Path) -> bool:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a file of JSON objects. Paths count from its folder. An object that is no recording is an error of its line.
+    """Rows of a file of JSON objects.
+
+    Paths count from its folder. An object that is no recording is an error of its line.
 
     Raises:
-        BadInput: no such file, or nothing in its first object is called as a recording or as a text is.
+        BadInput: no such file, or nothing in its first object is called as a recording or as a text
+        is.
     """
     metadata = find_metadata(path)
     file, locator, keys = str(metadata), Locator(metadata.parent), None
@@ -45,7 +50,10 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
             keys = _keys(entry, given, f"{file}:{number}")
             said = ", ".join(f"{role} = {keys[role]}" for role in ROLES if role in keys)
             unused = sorted(set(map(str, entry)) - {k.split(".")[0] for k in keys.values()})
-            yield Taken(file, f"read as jsonl: {said}" + (f"; not used: {', '.join(unused)}" if unused else ""))
+            yield Taken(
+                file,
+                f"read as jsonl: {said}" + (f"; not used: {', '.join(unused)}" if unused else ""),
+            )
         yield _row(file, number, entry, keys, locator)
 
 
@@ -60,7 +68,10 @@ def _entries(path: Path) -> Iterator[tuple[int, dict | RowError]]:
         yield from _parsed(path, lines(path))
         return
     if path.stat().st_size > MOST_BYTES:
-        raise BadInput(f"{path}: one JSON list of more than {MOST_BYTES >> 20} MiB; write one object a line (.jsonl)")
+        raise BadInput(
+            f"{path}: one JSON list of more than {MOST_BYTES >> 20} MiB; write one object a line"
+            " (.jsonl)"
+        )
     try:
         entries = json.loads(path.read_text("utf-8-sig"))
     except ValueError as e:  # UnicodeDecodeError and JSONDecodeError
@@ -82,7 +93,9 @@ def _unpacked(path: Path) -> bytes:
     return data
 
 
-def _parsed(path: Path, numbered: Iterator[tuple[int, str | bytes | None]]) -> Iterator[tuple[int, dict | RowError]]:
+def _parsed(
+    path: Path, numbered: Iterator[tuple[int, str | bytes | None]]
+) -> Iterator[tuple[int, dict | RowError]]:
     for number, line in numbered:
         if line is None:
             yield number, not_utf8(path, number)
@@ -90,13 +103,24 @@ def _parsed(path: Path, numbered: Iterator[tuple[int, str | bytes | None]]) -> I
             try:
                 yield number, _object(path, number, json.loads(line))
             except (ValueError, RecursionError) as e:
-                yield number, RowError(str(path), number, "", f"not JSON ({type(e).__name__}: {e})"[:200], "not JSON")
+                yield (
+                    number,
+                    RowError(
+                        str(path),
+                        number,
+                        "",
+                        f"not JSON ({type(e).__name__}: {e})"[:200],
+                        "not JSON",
+                    ),
+                )
 
 
 def _object(path: Path, number: int, entry: object) -> dict | RowError:
     if isinstance(entry, dict):
         return entry
-    return RowError(str(path), number, "", f"not a JSON object but {type(entry).__name__}", "not JSON")
+    return RowError(
+        str(path), number, "", f"not a JSON object but {type(entry).__name__}", "not JSON"
+    )
 
 
 def _value(entry: dict, key: str) -> object:
@@ -113,17 +137,24 @@ def _keys(entry: dict, given: Given | None, where: str) -> dict[str, str]:
     for role, aliases in NAMES.items():
         name = next((plain[a] for a in aliases if a in plain), None)
         if name is not None:
-            keys[role] = f"{name}.path" if role == "audio" and isinstance(entry[name], dict) else name
+            keys[role] = (
+                f"{name}.path" if role == "audio" and isinstance(entry[name], dict) else name
+            )
     for role, key in (given or {}).items():
         if key is None:
             keys.pop(role, None)
         elif not isinstance(key, str) or _value(entry, key) is None:
-            raise BadInput(f"{where}: data.columns.{role}: there is no '{key}'; there are {', '.join(plain)}")
+            raise BadInput(
+                f"{where}: data.columns.{role}: there is no '{key}'; there are {', '.join(plain)}"
+            )
         else:
             keys[role] = key
     for role in ("audio", "text"):
         if role not in keys:
-            raise BadInput(f"{where}: nothing is called as the {role} is; name it with data.columns.{role}=; there are {', '.join(plain)}")
+            raise BadInput(
+                f"{where}: nothing is called as the {role} is; name it with data.columns.{role}=;"
+                f" there are {', '.join(plain)}"
+            )
     return keys
 
 
@@ -131,13 +162,30 @@ def _row(file: str, number: int, entry: dict, keys: dict[str, str], locator: Loc
     found = {role: _value(entry, key) for role, key in keys.items()}
     name, text = found["audio"], found["text"]
     if not isinstance(name, str) or not name:
-        return RowError(file, number, "", f"no path of a recording in {keys['audio']!r}", "empty id")
+        return RowError(
+            file, number, "", f"no path of a recording in {keys['audio']!r}", "empty id"
+        )
     if text is not None and not isinstance(text, (str, int, float)):
-        return RowError(file, number, name, f"{keys['text']!r} is no text but {type(text).__name__}", "not a text")
+        return RowError(
+            file,
+            number,
+            name,
+            f"{keys['text']!r} is no text but {type(text).__name__}",
+            "not a text",
+        )
     offset = entry.get("offset") or 0
     if isinstance(offset, (int, float)) and offset > 0:
-        return RowError(file, number, name, f"{_PART} (from {offset:.2f} s on); cut it into a file of its own", _PART)
-    own = [str(found[role]) if found.get(role) not in (None, "") else None for role in ("language", "speaker")]
+        return RowError(
+            file,
+            number,
+            name,
+            f"{_PART} (from {offset:.2f} s on); cut it into a file of its own",
+            _PART,
+        )
+    own = [
+        str(found[role]) if found.get(role) not in (None, "") else None
+        for role in ("language", "speaker")
+    ]
     return Row(file, number, name, Place(locator, name), "" if text is None else str(text), *own)
 
 
@@ -148,13 +196,24 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
     said = cut.get("supervisions")
     if not isinstance(said, list) or len(said) != 1 or not isinstance(said[0], dict):
         count = len(said) if isinstance(said, list) else 0
-        return RowError(file, number, name, f"a cut with {count} supervisions; one is needed", "not one text")
+        return RowError(
+            file, number, name, f"a cut with {count} supervisions; one is needed", "not one text"
+        )
     if not isinstance(sources, list) or len(sources) != 1 or sources[0].get("type") != "file":
-        return RowError(file, number, name, "its recording is not one file; export the cuts to files first", "not one file")
+        return RowError(
+            file,
+            number,
+            name,
+            "its recording is not one file; export the cuts to files first",
+            "not one file",
+        )
     whole, start, length = recording.get("duration"), cut.get("start", 0), cut.get("duration")
     numbers = [v for v in (whole, start, length) if isinstance(v, (int, float))]
     if len(numbers) == 3 and (start > 0.01 or whole - length > 0.01):
-        reason = f"{_PART} ({start:.2f} to {start + length:.2f} of {whole:.2f} s); export the cuts to files first"
+        reason = (
+            f"{_PART} ({start:.2f} to {start + length:.2f} of {whole:.2f} s); export the cuts to"
+            " files first"
+        )
         return RowError(file, number, name, reason, _PART)
     source, text = str(sources[0].get("source", "")), said[0]
     return Row(

@@ -1,4 +1,6 @@
-"""LibriTTS and LibriTTS-R: `<speaker>/<chapter>/<clip>.wav` beside `<clip>.normalized.txt`, in any depth of folders."""
+"""LibriTTS and LibriTTS-R: `<speaker>/<chapter>/<clip>.wav` beside `<clip>.normalized.txt`, in any
+depth of folders.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def is_libritts(path: Path) -> bool:
 
 
 def _texts(path: Path, most_s: float = float("inf")) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, the clips with a text there, all files there) of the folders that have such texts, in the order of their names."""
+    """(folder, the clips with a text there, all files there) of the folders that have such texts,
+    in the order of their names.
+    """
     for folder, files in walk(path, _DEEPEST, most_s):
         clips = [f.removesuffix(_ENDING) for f in files if f.endswith(_ENDING)]
         if clips:
@@ -29,11 +33,18 @@ def _texts(path: Path, most_s: float = float("inf")) -> Iterator[tuple[str, list
 
 
 def read(path: Path, given: None = None) -> Iterator[Item]:
-    """Rows in the order of folder and name; the speaker is the first part of a clip's name. BadInput: not such a tree."""
+    """Rows in the order of folder and name; the speaker is the first part of a clip's name.
+
+    BadInput: not such a tree.
+    """
     found, silent, first = False, 0, ""
     for folder, clips, files in _texts(path):
         if not found:
-            yield Taken(str(path), f"read as libritts: the text of each clip from <clip>{_ENDING}, the speaker from its name")
+            yield Taken(
+                str(path),
+                f"read as libritts: the text of each clip from <clip>{_ENDING}, the speaker from"
+                " its name",
+            )
         found = True
         for clip in clips:
             file = Path(folder, clip + _ENDING)
@@ -43,10 +54,15 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
                 continue
             place = FixedPlace(*(os.path.join(folder, clip + suffix) for suffix in _SUFFIXES))
             yield Row(str(file), 1, clip, place, text, None, clip.split("_")[0])
-        alone = sorted(f for f in files if f.endswith(_SUFFIXES) and os.path.splitext(f)[0] not in set(clips))
+        alone = sorted(
+            f for f in files if f.endswith(_SUFFIXES) and os.path.splitext(f)[0] not in set(clips)
+        )
         silent += len(alone)
         first = first or next((os.path.join(folder, f) for f in alone), "")
     if not found:
-        raise BadInput(f"{path}: not a LibriTTS tree; expected <speaker>/<chapter>/*{_ENDING} beside the recordings")
+        raise BadInput(
+            f"{path}: not a LibriTTS tree; expected <speaker>/<chapter>/*{_ENDING} beside the"
+            " recordings"
+        )
     if silent:
         yield Notice(str(path), f"{silent} recordings have no text beside them (first {first})")

@@ -1,4 +1,6 @@
-"""LJSpeech: `metadata.csv` with lines `id|raw text|normalised text` or `id|text`; audio in `wavs/`, or in a folder like it."""
+"""LJSpeech: `metadata.csv` with lines `id|raw text|normalised text` or `id|text`; audio in `wavs/`,
+or in a folder like it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from producer.corpus.readers.table import Table
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of an LJSpeech folder, or of its metadata file.
 
-    The text is the last column. A last column that is a bare number beside a worded one (a duration that some tool appended) is not
-    the text, nor is one of few values beside one of sentences: that is the speaker. Where the first line names the columns, the
-    names count.
+    The text is the last column. A last column that is a bare number beside a worded one (a duration
+    that some tool appended) is not the text, nor is one of few values beside one of sentences: that
+    is the speaker. Where the first line names the columns, the names count.
 
     Raises:
         BadInput: there is no metadata file, or `given` names a column that it has not.

@@ -1,4 +1,6 @@
-"""M-AILABS: `de_DE/by_book/<female|male|mix>/<speaker>/<book>/metadata.csv`, each as LJSpeech's, with `wavs/` beside it."""
+"""M-AILABS: `de_DE/by_book/<female|male|mix>/<speaker>/<book>/metadata.csv`, each as LJSpeech's,
+with `wavs/` beside it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def _by_book(path: Path) -> list[Path]:
     """The `by_book` folders: this one, or one below it."""
     if path.name == "by_book":
         return [path]
-    return sorted(p for pattern in ("by_book", "*/by_book") for p in path.glob(pattern) if p.is_dir())
+    return sorted(
+        p for pattern in ("by_book", "*/by_book") for p in path.glob(pattern) if p.is_dir()
+    )
 
 
 def is_mailabs(path: Path) -> bool:
@@ -32,14 +36,19 @@ def _books(by_book: Path) -> list[Path]:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of every book. The speaker is the folder below `female` or `male`; in `mix` a book has many, and none is named.
+    """Rows of every book.
+
+    The speaker is the folder below `female` or `male`; in `mix` a book has many, and none is named.
 
     Raises:
         BadInput: not such a tree, or `given` names a column that a table has not.
     """
     found = [(folder, book) for folder in _by_book(path) for book in _books(folder)]
     if not found:
-        raise BadInput(f"{path}: not an M-AILABS tree; expected by_book/<female|male|mix>/<speaker>/<book>/metadata.csv")
+        raise BadInput(
+            f"{path}: not an M-AILABS tree; expected"
+            " by_book/<female|male|mix>/<speaker>/<book>/metadata.csv"
+        )
     for folder, book in found:
         group, *below = book.parent.relative_to(folder).parts
         speaker = below[0] if group != "mix" and len(below) > 1 else None

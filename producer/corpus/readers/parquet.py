@@ -1,7 +1,9 @@
-"""Parquet: Hugging Face's data sets with the audio embedded, or with its paths. Needs the package pyarrow.
+"""Parquet:
 
-Embedded recordings are unpacked, once, into a folder beside the file (`train-0.parquet` → `train-0.audio/`), since they are read
-again in every epoch, at random.
+Hugging Face's data sets with the audio embedded, or with its paths. Needs the package pyarrow.
+
+Embedded recordings are unpacked, once, into a folder beside the file (`train-0.parquet` →
+`train-0.audio/`), since they are read again in every epoch, at random.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from producer.corpus.readers.paths import FixedPlace, Locator, Place
 from producer.corpus.readers.row import Item, Row, RowError, Taken
 
 _BATCH = 64  # rows in memory
-_SUFFIXES = {"WAV": ".wav", "FLAC": ".flac", "OGG": ".ogg", "MP4": ".m4a", "WEBM": ".webm", "AIFF": ".aiff", "CAF": ".caf"}
+_SUFFIXES = {
+    "WAV": ".wav",
+    "FLAC": ".flac",
+    "OGG": ".ogg",
+    "MP4": ".m4a",
+    "WEBM": ".webm",
+    "AIFF": ".aiff",
+    "CAF": ".caf",
+}
 
 
 def is_parquet(path: Path) -> bool:
@@ -34,13 +44,17 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of a parquet file, or of all those of a folder; their line counts rows from 1.
 
     Raises:
-        BadInput: pyarrow is not installed, the file is damaged or has no columns of audio and text, or its folder is read-only.
+        BadInput: pyarrow is not installed, the file is damaged or has no columns of audio and text,
+        or its folder is read-only.
     """
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as e:
-        raise BadInput(f"{path} is Parquet, which needs the package pyarrow: pip install 'xtts-trainer[parquet]'") from e
+        raise BadInput(
+            f"{path} is Parquet, which needs the package pyarrow: pip install"
+            " 'xtts-trainer[parquet]'"
+        ) from e
     files = [path] if path.is_file() else files_in(path)
     if not files:
         raise BadInput(f"{path}: no parquet files there")
@@ -49,7 +63,9 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
             with parquet.ParquetFile(file) as table:
                 yield from _rows(file, table, given)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
-            raise BadInput(f"{file}: not a whole Parquet file ({str(e).splitlines()[0][:200]}); copy it again") from e
+            raise BadInput(
+                f"{file}: not a whole Parquet file ({str(e).splitlines()[0][:200]}); copy it again"
+            ) from e
 
 
 def _rows(file: Path, table, given: Given | None) -> Iterator[Item]:
@@ -59,14 +75,20 @@ def _rows(file: Path, table, given: Given | None) -> Iterator[Item]:
     said = ", ".join(f"{role} = {columns[role]}" for role in ROLES if role in columns)
     unused = sorted(set(table.schema_arrow.names) - set(columns.values()))
     where = f"; recordings unpacked into {folder}" if embedded else ""
-    yield Taken(str(file), f"read as parquet: {said}{where}" + (f"; not used: {', '.join(unused)}" if unused else ""))
+    yield Taken(
+        str(file),
+        f"read as parquet: {said}{where}" + (f"; not used: {', '.join(unused)}" if unused else ""),
+    )
     locator = Locator(file.parent)
     for batch in table.iter_batches(_BATCH, columns=list(columns.values())):
         for entry in batch.to_pylist():
             number += 1
             values = {role: entry[name] for role, name in columns.items()}
             audio = values["audio"]
-            own = [str(values[r]) if values.get(r) not in (None, "") else None for r in ("language", "speaker")]
+            own = [
+                str(values[r]) if values.get(r) not in (None, "") else None
+                for r in ("language", "speaker")
+            ]
             text = "" if values["text"] is None else str(values["text"])
             if isinstance(audio, bytes):
                 audio = {"bytes": audio}
@@ -92,12 +114,18 @@ def _columns(names: list[str], given: Given | None, where: str) -> dict[str, str
         if name is None:
             found.pop(role, None)
         elif name not in names:
-            raise BadInput(f"{where}: data.columns.{role}: there is no column '{name}'; there are {', '.join(names)}")
+            raise BadInput(
+                f"{where}: data.columns.{role}: there is no column '{name}'; there are"
+                f" {', '.join(names)}"
+            )
         else:
             found[role] = name
     for role in ("audio", "text"):
         if role not in found:
-            raise BadInput(f"{where}: no column is the {role}; name it with data.columns.{role}=; there are {', '.join(names)}")
+            raise BadInput(
+                f"{where}: no column is the {role}; name it with data.columns.{role}=; there are"
+                f" {', '.join(names)}"
+            )
     return found
 
 
@@ -105,7 +133,9 @@ def _unpacked(folder: Path, number: int, audio: dict, file: Path) -> tuple[str, 
     """The id and place of an embedded recording; it is written unless it is there."""
     data, stem = audio["bytes"], f"{number:08d}"
     written = os.path.basename(str(audio.get("path") or "").replace("\\", "/"))
-    suffix = os.path.splitext(written)[1].lower() or _SUFFIXES.get(containers.container_of_bytes(data), ".audio")
+    suffix = os.path.splitext(written)[1].lower() or _SUFFIXES.get(
+        containers.container_of_bytes(data), ".audio"
+    )
     path = folder / f"{stem}{suffix}"
     try:
         if not path.is_file() or path.stat().st_size != len(data):
@@ -115,6 +145,7 @@ def _unpacked(folder: Path, number: int, audio: dict, file: Path) -> tuple[str, 
             os.replace(aside, path)
     except OSError as e:
         raise BadInput(
-            f"{file}: its recordings cannot be unpacked into {folder} ({e.strerror}); copy the file to a folder with room"
+            f"{file}: its recordings cannot be unpacked into {folder} ({e.strerror}); copy the file"
+            " to a folder with room"
         ) from e
     return f"{number}/{written}" if written else str(number), FixedPlace(str(path))

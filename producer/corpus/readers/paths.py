@@ -1,8 +1,10 @@
-"""Where the recording lies that a row names: paths as people write them, and as other machines left them.
+"""Where the recording lies that a row names: paths as people write them, and as other machines left
+them.
 
-First come the places that a name may mean, without looking; then, where none of them holds a file, what bears the name anywhere
-below the corpus. That finds a Windows path's `000.wav`, another machine's absolute path, `A.WAV` for `a.wav`, `caf%C3%A9.wav`, and
-a name in the other of Unicode's two forms of accents.
+First come the places that a name may mean, without looking; then, where none of them holds a file,
+what bears the name anywhere below the corpus. That finds a Windows path's `000.wav`, another
+machine's absolute path, `A.WAV` for `a.wav`, `caf%C3%A9.wav`, and a name in the other of Unicode's
+two forms of accents.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ def _slashed(name: str) -> str:
 def audio_candidates(root: os.PathLike | str, name: str) -> tuple[str, ...]:
     """Every path that `name` in a metadata file under `root` may mean, the likeliest first.
 
-    With or without folder, with or without suffix, relative or absolute; another suffix is tried last, as corpora are often
-    converted after the metadata was written. Of a path on a Windows drive the file's name counts.
+    With or without folder, with or without suffix, relative or absolute; another suffix is tried
+    last, as corpora are often converted after the metadata was written. Of a path on a Windows
+    drive the file's name counts.
     """
     name = _slashed(name)
     if _ELSEWHERE.match(name):
@@ -65,7 +68,10 @@ def _key(name: str) -> str:
 
 
 class Locator:
-    """The recordings below a corpus' folder by name. The folder is listed once, when first a name is nowhere else."""
+    """The recordings below a corpus' folder by name.
+
+    The folder is listed once, when first a name is nowhere else.
+    """
 
     def __init__(self, root: os.PathLike | str):
         self.root = os.fspath(root)
@@ -74,7 +80,8 @@ class Locator:
         self.complete = True  # false where there are more files than were listed
 
     def search(self, written: str) -> list[str]:
-        """Paths of the recordings that are called as `written` is, whatever folders it names; those that share most of its
+        """Paths of the recordings that are called as `written` is, whatever folders it names; those
+        that share most of its
         folders. Several: nothing tells them apart.
         """
         files = self._index()
@@ -101,7 +108,9 @@ class Locator:
         return [path for path, count in zip(found, shared, strict=True) if count == max(shared)]
 
     def _index(self) -> dict[str, list[str]]:
-        """Recordings by their whole name, and by their name without suffix with a slash behind it."""
+        """Recordings by their whole name, and by their name without suffix with a slash
+        behind it.
+        """
         with self._lock:
             if self._files is None:
                 self._files = {}
@@ -138,8 +147,12 @@ class Locator:
                     folders.append((entry.path, depth + 1))
 
 
-def walk(path: os.PathLike | str, deepest: int, most_s: float = float("inf")) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files in the order of their names) of a folder and those below it, `deepest` down, for `most_s` seconds at most."""
+def walk(
+    path: os.PathLike | str, deepest: int, most_s: float = float("inf")
+) -> Iterator[tuple[str, list[str]]]:
+    """(folder, its files in the order of their names) of a folder and those below it, `deepest`
+    down, for `most_s` seconds at most.
+    """
     base, deadline = os.fspath(path).rstrip(os.sep).count(os.sep), time.monotonic() + most_s
     for folder, folders, files in os.walk(path):
         folders.sort()
@@ -175,7 +188,10 @@ class Place:
         """What to add where there is none."""
         if self._locator.complete:
             return f"; nothing below {self._locator.root} has that name"
-        return f"; not among the recordings below {self._locator.root} that were listed within {SEARCH_S:.0f} s either"
+        return (
+            f"; not among the recordings below {self._locator.root} that were listed within"
+            f" {SEARCH_S:.0f} s either"
+        )
 
 
 class FixedPlace:

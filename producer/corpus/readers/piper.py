@@ -1,4 +1,6 @@
-"""Piper: lines `file|speaker|text`, or `file|text` of one speaker, without a header; audio in `wav/` or `wavs/`."""
+"""Piper: lines `file|speaker|text`, or `file|text` of one speaker, without a header; audio in
+`wav/` or `wavs/`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from producer.corpus.readers.table import Table
 
 
 def is_piper(table: Table) -> bool:
-    """Whether rows without a header have a speaker in their second column and the text in the third."""
+    """Whether rows without a header have a speaker in their second column and the text in the
+    third.
+    """
     columns = table.columns
     if table.header is not None or columns is None or columns.width != 3:
         return False
@@ -19,7 +23,10 @@ def is_piper(table: Table) -> bool:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a Piper folder, or of its metadata file. BadInput: there is none, or `given` names a column that it has not."""
+    """Rows of a Piper folder, or of its metadata file.
+
+    BadInput: there is none, or `given` names a column that it has not.
+    """
     metadata = find_metadata(path)
     table = Table(metadata, "piper", given)
     if table.header is None and table.columns is not None and table.columns.width == 3:

@@ -1,4 +1,6 @@
-"""What every reader yields, and the rules they share: how lines are read and where a clip may lie."""
+"""What every reader yields, and the rules they share: how lines are read and where a
+clip may lie.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Row:
     file: str
     line: int
     id: str
-    place: Place | FixedPlace  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
+    place: (
+        Place | FixedPlace
+    )  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
     text: str
     language: str | None = None  # as written there; None where the corpus names none
     speaker: str | None = None
@@ -68,7 +72,9 @@ Item = Row | RowError | Notice | Taken
 
 
 def usual_metadata(folder: Path) -> Path | None:
-    """The metadata file of a folder: one of the usual names, else the only table there is; None: neither."""
+    """The metadata file of a folder: one of the usual names, else the only table there is; None:
+    neither.
+    """
     for name in METADATA_NAMES:
         if (folder / name).is_file():
             return folder / name
@@ -77,34 +83,50 @@ def usual_metadata(folder: Path) -> Path | None:
 
 
 def _tables(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in _TABLES and p.is_file() and not p.name.startswith("."))
+    return sorted(
+        p
+        for p in folder.iterdir()
+        if p.suffix.lower() in _TABLES and p.is_file() and not p.name.startswith(".")
+    )
 
 
 def find_metadata(path: Path) -> Path:
-    """The metadata file of a corpus given as that file or as its folder. BadInput: there is none."""
+    """The metadata file of a corpus given as that file or as its folder.
+
+    BadInput: there is none.
+    """
     if path.is_file():
         _check_name(path)
         return path
     if not path.is_dir():
-        raise BadInput(f"{path}: no such file or folder; give a corpus folder or its metadata file (data.train=DIR)")
+        raise BadInput(
+            f"{path}: no such file or folder; give a corpus folder or its metadata file"
+            " (data.train=DIR)"
+        )
     found = usual_metadata(path)
     if found is not None:
         return found
     several = ", ".join(p.name for p in _tables(path)[:10])
     if several:
-        raise BadInput(f"{path}: which of {several} is the metadata? name the file (data.train={path}/…)")
+        raise BadInput(
+            f"{path}: which of {several} is the metadata? name the file (data.train={path}/…)"
+        )
     nested = sorted(p.parent.name for name in METADATA_NAMES[:4] for p in path.glob(f"*/{name}"))
     inside = f"; {', '.join(nested[:5])} in it have metadata: name those folders" if nested else ""
     raise BadInput(
-        f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES[:5])} and the like, *.parquet, VCTK, LibriTTS, Common Voice, "
-        f"M-AILABS, and recordings with a text beside each (docs/data.md lists all){inside}"
+        f"{path}: no corpus found there; looked for {', '.join(METADATA_NAMES[:5])} and the like,"
+        " *.parquet, VCTK, LibriTTS, Common Voice, M-AILABS, and recordings with a text beside"
+        f" each (docs/data.md lists all){inside}"
     )
 
 
 def _check_name(path: Path) -> None:
     """BadInput: the file is a recording, or an archive."""
     if has_audio_suffix(path.name):
-        raise BadInput(f"{path}: a recording, not a corpus; give the folder, or the metadata file that names it")
+        raise BadInput(
+            f"{path}: a recording, not a corpus; give the folder, or the metadata file that"
+            " names it"
+        )
     if path.name.lower().endswith(_ARCHIVES):
         raise BadInput(f"{path}: an archive; unpack it, and give the folder")
 
@@ -115,10 +137,11 @@ _MARKS = (  # the longer first: UTF-16's is the beginning of UTF-32's
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """(line number from 1, text without its line end) of a file in UTF-8, UTF-16 or UTF-32, blank lines left out.
+    """(line number from 1, text without its line end) of a file in UTF-8, UTF-16 or UTF-32, blank
+    lines left out.
 
-    A byte-order mark is removed, CRLF and LF both end a line, and nothing else does (U+2028 or U+0085 inside a text stays).
-    The text is None where the bytes are not UTF-8.
+    A byte-order mark is removed, CRLF and LF both end a line, and nothing else does (U+2028 or
+    U+0085 inside a text stays). The text is None where the bytes are not UTF-8.
 
     Raises:
         BadInput: the file cannot be read, or is not in the encoding that its byte-order mark names.
@@ -136,7 +159,10 @@ def lines(path: Path) -> Iterator[tuple[int, str | None]]:
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
                 if encoding is None and b"\0" in raw[:4]:
-                    raise BadInput(f"{path}: null bytes where text should be (UTF-16 without its mark?); save it as UTF-8")
+                    raise BadInput(
+                        f"{path}: null bytes where text should be (UTF-16 without its mark?); save"
+                        " it as UTF-8"
+                    )
             raw = raw.rstrip(b"\r\n")
             if not raw.strip():
                 continue
@@ -152,7 +178,10 @@ def _decoded(path: Path, data: bytes, encoding: str) -> list[bytes]:
         return data.decode(encoding).encode().split(b"\n")
     except UnicodeDecodeError as e:
         name, at = encoding.upper(), f"byte {e.start} of {len(data)}"
-        raise BadInput(f"{path}: not {name}, which its first bytes say it is ({at}: {e.reason}); save it as UTF-8") from e
+        raise BadInput(
+            f"{path}: not {name}, which its first bytes say it is ({at}: {e.reason}); save it as"
+            " UTF-8"
+        ) from e
 
 
 def not_utf8(file: Path, line: int) -> RowError:
@@ -161,14 +190,19 @@ def not_utf8(file: Path, line: int) -> RowError:
 
 
 def text_of(file: Path, name: str = "") -> str | RowError:
-    """The text of a file that holds one recording's text, its lines joined; or why there is none. `name`: the recording's id."""
+    """The text of a file that holds one recording's text, its lines joined; or why there is none.
+
+    `name`: the recording's id.
+    """
     name = name or file.name.split(".")[0]
     if not file.is_file():
         return RowError(str(file), 1, name, "not a file that can be read", "text file unreadable")
     try:
         parts = list(lines(file))
     except BadInput as e:
-        return RowError(str(file), 1, name, str(e).removeprefix(f"{file}: "), "text file unreadable")
+        return RowError(
+            str(file), 1, name, str(e).removeprefix(f"{file}: "), "text file unreadable"
+        )
     if any(text is None for _, text in parts):
         return RowError(str(file), 1, name, "not UTF-8; save the text file as UTF-8", "not UTF-8")
     return " ".join(text.strip() for _, text in parts)

@@ -1,4 +1,6 @@
-"""A folder of recordings with a text for each: `x.wav` and `x.txt` or `x.lab`, side by side or in folders of their own (`wav/`, `txt/`)."""
+"""A folder of recordings with a text for each: `x.wav` and `x.txt` or `x.lab`, side by side or in
+folders of their own (`wav/`, `txt/`).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,34 @@ from producer.corpus.readers.row import Item, Notice, Row, RowError, Taken, text
 
 _ENDINGS = (".txt", ".lab")
 _DEEPEST = 5
-_ABOUT = re.compile(r"(readme|licen[cs]e|copying|changelog|metadata|transcripts?|info|speakers?([-_]info)?|notes?)\Z", re.I)
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|changelog|metadata|transcripts?|info|speakers?([-_]info)?|notes?)\Z",
+    re.I,
+)
 _TIMES = re.compile(r"[0-9.]+\s+[0-9.]+\s+\S")
 # Folders that part recordings from texts; any other folder's name is a speaker's.
-_PARTS = {"wav", "wavs", "audio", "clips", "flac", "mp3", "txt", "text", "texts", "lab", "labels", "transcript", "transcripts"}
+_PARTS = {
+    "wav",
+    "wavs",
+    "audio",
+    "clips",
+    "flac",
+    "mp3",
+    "txt",
+    "text",
+    "texts",
+    "lab",
+    "labels",
+    "transcript",
+    "transcripts",
+}
 
 
 @dataclass
 class _Tree:
-    """Clip (its path below the corpus, without suffix) → (recording, text); and what has no counterpart."""
+    """Clip (its path below the corpus, without suffix) → (recording, text); and what has no
+    counterpart.
+    """
 
     pairs: dict[str, tuple[str, str]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -30,15 +51,22 @@ class _Tree:
 
 
 def _tree(path: Path, most_s: float = float("inf")) -> _Tree:
-    """The clips of a folder in the order of their names. Of a text as .txt and as .lab the first counts."""
+    """The clips of a folder in the order of their names.
+
+    Of a text as .txt and as .lab the first counts.
+    """
     tree = _Tree()
     for folder, files in walk(path, _DEEPEST, most_s):
-        for name in reversed(files):  # of several recordings of a name the first in the alphabet stays
+        for name in reversed(
+            files
+        ):  # of several recordings of a name the first in the alphabet stays
             stem, ending = os.path.splitext(os.path.join(folder, name))
             clip = Path(os.path.relpath(stem, path)).as_posix()
             if has_audio_suffix(name):
                 tree.audio[clip] = os.path.join(folder, name)
-            elif ending.lower() in _ENDINGS and (clip not in tree.texts or ending.lower() == ".txt"):
+            elif ending.lower() in _ENDINGS and (
+                clip not in tree.texts or ending.lower() == ".txt"
+            ):
                 tree.texts[clip] = os.path.join(folder, name)
     for clip in sorted(tree.texts.keys() & tree.audio.keys()):
         tree.pairs[clip] = (tree.audio.pop(clip), tree.texts.pop(clip))
@@ -64,15 +92,28 @@ def is_sidecar(path: Path) -> bool:
 
 
 def read(path: Path, given: None = None) -> Iterator[Item]:
-    """Rows in the order of their names; the first sub-folder is the speaker. BadInput: no recording has a text."""
+    """Rows in the order of their names; the first sub-folder is the speaker.
+
+    BadInput: no recording has a text.
+    """
     tree = _tree(path)
     if not tree.pairs:
-        raise BadInput(f"{path}: no recording there has a text of the same name (x.wav and x.txt or x.lab)")
-    yield Taken(str(path), "read as sidecar: the text of each recording from the .txt or .lab of its name")
+        raise BadInput(
+            f"{path}: no recording there has a text of the same name (x.wav and x.txt or x.lab)"
+        )
+    yield Taken(
+        str(path), "read as sidecar: the text of each recording from the .txt or .lab of its name"
+    )
     for clip, (audio, text_file) in tree.pairs.items():
         text = text_of(Path(text_file), clip)
         if isinstance(text, str) and _TIMES.match(text):
-            text = RowError(text_file, 1, clip, "times of sounds, not a text (an HTK or aligner label file)", "not a text")
+            text = RowError(
+                text_file,
+                1,
+                clip,
+                "times of sounds, not a text (an HTK or aligner label file)",
+                "not a text",
+            )
         if not isinstance(text, str):
             yield text
             continue
@@ -84,4 +125,6 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
             yield RowError(tree.texts[clip], 1, clip, reason, "audio file missing")
     if tree.audio:
         first = tree.audio[min(tree.audio)]
-        yield Notice(str(path), f"{len(tree.audio)} recordings have no text beside them (first {first})")
+        yield Notice(
+            str(path), f"{len(tree.audio)} recordings have no text beside them (first {first})"
+        )

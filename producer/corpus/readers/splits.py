@@ -1,4 +1,6 @@
-"""What of a corpus folder is read, and as what: the metadata, an evaluation set beside it, and what is left aside."""
+"""What of a corpus folder is read, and as what: the metadata, an evaluation set beside it, and what
+is left aside.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ Part = tuple[Path, bool]  # what to read, and whether it is the evaluation set
 def parts(path: Path, separate: bool) -> tuple[list[Part], list[Notice]]:
     """The parts of a corpus that is given as a folder, and what to say of them.
 
-    `metadata_train.csv` with `metadata_eval.csv` beside it (`train.csv` and `dev.csv`, `train/` and `validation/`, `train-*.parquet`)
-    are a training and an evaluation set; a test set is nobody's. `separate`: an evaluation set is given elsewhere (`data.val`), or this
-    is one.
+    `metadata_train.csv` with `metadata_eval.csv` beside it (`train.csv` and `dev.csv`, `train/` and
+    `validation/`, `train-*.parquet`) are a training and an evaluation set; a test set is nobody's.
+    `separate`: an evaluation set is given elsewhere (`data.val`), or this is one.
     """
     if not path.is_dir():
         return [(path, False)], _unread_beside(path)
@@ -32,7 +34,9 @@ def parts(path: Path, separate: bool) -> tuple[list[Part], list[Notice]]:
     shards = parquet.files_in(path)
     if shards:
         return _shards(path, shards, separate)
-    train = next((p for p in (path / "train", path / "Train") if p.is_dir() and _holds_metadata(p)), None)
+    train = next(
+        (p for p in (path / "train", path / "Train") if p.is_dir() and _holds_metadata(p)), None
+    )
     if train is not None:
         return _with_evaluation(path, train, separate)
     return [(path, False)], []
@@ -59,7 +63,9 @@ def _with_evaluation(path: Path, train: Path, separate: bool) -> tuple[list[Part
         if best:
             found.append((best[0], True))
             kin.remove(best[0])
-            notices.append(Notice(str(best[0]), f"is the evaluation set, as it lies beside {train.name}"))
+            notices.append(
+                Notice(str(best[0]), f"is the evaluation set, as it lies beside {train.name}")
+            )
     notices += [Notice(str(p), f"not read; {train.name} beside it is") for p in kin]
     return found, notices
 
@@ -69,7 +75,9 @@ def _rank(path: Path) -> int:
 
 
 def _is_kin(train: Path, other: Path) -> bool:
-    """Whether `other` is metadata too: of the same name but for the word of the split, or of a usual name."""
+    """Whether `other` is metadata too: of the same name but for the word of the split, or of a
+    usual name.
+    """
     if train.is_dir():
         return other.is_dir() and _split_of(other.name) != "" and _holds_metadata(other)
     if not other.is_file():
@@ -92,15 +100,32 @@ def _shards(path: Path, shards: list[Path], separate: bool) -> tuple[list[Part],
     notices = []
     if held and not separate:
         found += [(p, True) for p in held]
-        notices.append(Notice(str(held[0]), f"is the evaluation set ({len(held)} files), as it lies beside train"))
+        notices.append(
+            Notice(
+                str(held[0]), f"is the evaluation set ({len(held)} files), as it lies beside train"
+            )
+        )
         held = []
     rest = [p for p in shards if of[p] not in ("train", "eval")] + held
-    return found, notices + [Notice(str(p), "not read; the files of train beside it are") for p in rest]
+    return found, notices + [
+        Notice(str(p), "not read; the files of train beside it are") for p in rest
+    ]
 
 
 def _unread_beside(metadata: Path) -> list[Notice]:
-    """What lies beside a training set that was named as a file, where a folder's would be read with it."""
+    """What lies beside a training set that was named as a file, where a folder's would be read with
+    it.
+    """
     if not _TRAIN.search(metadata.name):
         return []
-    kin = sorted(p for p in metadata.parent.iterdir() if p != metadata and _is_kin(metadata, p) and _split_of(p.name) == "eval")
-    return [Notice(str(p), f"not read, as {metadata.name} was named; name the folder, or this in data.val") for p in kin]
+    kin = sorted(
+        p
+        for p in metadata.parent.iterdir()
+        if p != metadata and _is_kin(metadata, p) and _split_of(p.name) == "eval"
+    )
+    return [
+        Notice(
+            str(p), f"not read, as {metadata.name} was named; name the folder, or this in data.val"
+        )
+        for p in kin
+    ]

@@ -1,7 +1,8 @@
-"""Tables of rows, one recording each: how the fields are parted, which line is a header, and each row with its place.
+"""Tables of rows, one recording each: how the fields are parted, which line is a header, and each
+row with its place.
 
-Fields separated by `|` or a tab are taken as they stand: a quote mark is text. Those separated by a comma or a semicolon follow the rules
-of CSV, and so do those of which every one is quoted.
+Fields separated by `|` or a tab are taken as they stand: a quote mark is text. Those separated by a
+comma or a semicolon follow the rules of CSV, and so do those of which every one is quoted.
 """
 
 from __future__ import annotations
@@ -43,18 +44,24 @@ def dialect_of(path: Path) -> Dialect:
             every = all(_is_quoted(field) for line in some for field in line.split(separator))
             return Dialect(separator, every)
     for separator in (",", ";"):
-        first = [fields for _, fields, _ in _records(iter(enumerate(some, 1)), Dialect(separator, True))]
+        first = [
+            fields for _, fields, _ in _records(iter(enumerate(some, 1)), Dialect(separator, True))
+        ]
         if first and first[0] and (by_name(first[0]) or _looks_parted(first, some[0])):
             return Dialect(separator, True)
     return Dialect()
 
 
 def _looks_parted(rows: list[list[str] | None], line: str) -> bool:
-    """Whether rows without a header have equally many fields, and quotes or the names of recordings in them."""
+    """Whether rows without a header have equally many fields, and quotes or the names of recordings
+    in them.
+    """
     width = len(rows[0])
     if width < 2 or any(fields is None or len(fields) != width for fields in rows):
         return False
-    return '"' in line or any(all(has_audio_suffix(fields[i]) for fields in rows) for i in range(width))
+    return '"' in line or any(
+        all(has_audio_suffix(fields[i]) for fields in rows) for i in range(width)
+    )
 
 
 def _is_quoted(field: str) -> bool:
@@ -81,13 +88,19 @@ def _records(numbered: Iterator[tuple[int, str | None]], dialect: Dialect) -> It
             yield number, fields, "" if fields is not None else "broken quoting"
 
 
-def _quoted(line: str, numbered: Iterator, waiting: list, separator: str) -> tuple[list[str] | None, list]:
-    """The fields of a line and, where a quoted one goes on, of the next ones; the lines that were looked at in vain go back."""
+def _quoted(
+    line: str, numbered: Iterator, waiting: list, separator: str
+) -> tuple[list[str] | None, list]:
+    """The fields of a line and, where a quoted one goes on, of the next ones; the lines that were
+    looked at in vain go back.
+    """
     taken: list[tuple[int, str | None]] = []
     text = line
     while True:
         try:
-            return [f.strip() for f in next(csv.reader([text], delimiter=separator, strict=True))], []
+            return [
+                f.strip() for f in next(csv.reader([text], delimiter=separator, strict=True))
+            ], []
         except csv.Error as e:
             if "unexpected end of data" not in str(e) or len(taken) == _MOST_LINES:
                 return None, taken
@@ -125,7 +138,10 @@ class Table:
     """A metadata file: its dialect and columns, and its rows."""
 
     def __init__(self, path: Path, name: str, given: Given | None = None, root: Path | None = None):
-        """`name`: of the reader, for what is said. `root`: the folder that paths count from; None: the file's."""
+        """`name`: of the reader, for what is said.
+
+        `root`: the folder that paths count from; None: the file's.
+        """
         self.path, self.name = path, name
         self.root = root or path.parent
         self.dialect = dialect_of(path)
@@ -139,7 +155,10 @@ class Table:
         self.broken: list[int] = []  # lines of rows that go on in the next line
 
     def read(self, speaker: str | None = None, language: str | None = None) -> Iterator[Item]:
-        """Every row, or why it is none; first what was taken for what. `speaker`, `language`: of rows that name none."""
+        """Every row, or why it is none; first what was taken for what.
+
+        `speaker`, `language`: of rows that name none.
+        """
         if self.columns is None:
             return
         file, columns, locator = str(self.path), self.columns, Locator(self.root)
@@ -159,19 +178,40 @@ class Table:
             if self.dialect.quoted and any("\n" in field for field in fields):
                 self.broken.append(number)
             name = fields[columns.audio]
-            own = [fields[i] if i is not None and i < len(fields) else "" for i in (columns.speaker, columns.language)]
+            own = [
+                fields[i] if i is not None and i < len(fields) else ""
+                for i in (columns.speaker, columns.language)
+            ]
             text = self._text(fields)
-            yield Row(file, number, name, Place(locator, name), text, own[1] or language, own[0] or speaker)
+            yield Row(
+                file,
+                number,
+                name,
+                Place(locator, name),
+                text,
+                own[1] or language,
+                own[0] or speaker,
+            )
         if self.broken:
-            said = f"{len(self.broken)} rows go on over several lines (first at line {self.broken[0]})"
-            yield Notice(file, f"{said}; a quote mark that nothing closes swallows the rows behind it")
+            said = (
+                f"{len(self.broken)} rows go on over several lines (first at line {self.broken[0]})"
+            )
+            yield Notice(
+                file, f"{said}; a quote mark that nothing closes swallows the rows behind it"
+            )
         if self.numbers:
             column, other = columns.texts[0] + 1, columns.texts[1] + 1
             counted = f"{self.numbers}/{self.num_rows} rows"
-            yield Notice(file, f"column {column} looks numeric in {counted}; column {other} was taken as the text there")
+            yield Notice(
+                file,
+                f"column {column} looks numeric in {counted}; column {other} was taken as the text"
+                " there",
+            )
 
     def _text(self, fields: list[str]) -> str:
-        """A row's text; that of the other column where there is none, or a bare number beside words (a tool's duration)."""
+        """A row's text; that of the other column where there is none, or a bare number beside words
+        (a tool's duration).
+        """
         first, *others = (fields[i] if i < len(fields) else "" for i in self.columns.texts)
         if not others or not others[0]:
             return first
@@ -183,7 +223,10 @@ class Table:
     def _fault(self, number: int, fault: str) -> RowError:
         if fault == "not UTF-8":
             return not_utf8(self.path, number)
-        reason = "broken quoting: a quoted field has no end, or goes on behind it; double the quote marks inside a text"
+        reason = (
+            "broken quoting: a quoted field has no end, or goes on behind it; double the quote"
+            " marks inside a text"
+        )
         return RowError(str(self.path), number, "", reason, fault)
 
     def _wrong(self, number: int, fields: list[str]) -> RowError | None:
@@ -193,15 +236,29 @@ class Table:
         kind = "wrong number of fields"
         if self.header is not None:
             if count != width:
-                hint = "; put quotes around a text that has commas" if self.dialect.quoted and count > width else ""
-                return RowError(file, number, name, f"expected {width} fields as in the header, got {count}{hint}", kind)
+                hint = (
+                    "; put quotes around a text that has commas"
+                    if self.dialect.quoted and count > width
+                    else ""
+                )
+                return RowError(
+                    file,
+                    number,
+                    name,
+                    f"expected {width} fields as in the header, got {count}{hint}",
+                    kind,
+                )
             return None if name else RowError(file, number, "", "empty audio path", "empty id")
         plain = width <= 3 and self.columns.speaker is None and self.columns.language is None
         if plain and count not in (2, 3):
             hint = "fields are separated by '|', as in id|text"
             if count > 1:
                 hint = "other columns need a header line: audio_file|text|speaker_name|language"
-            return RowError(file, number, fields[0], f"expected 2 or 3 fields, got {count} ({hint})", kind)
+            return RowError(
+                file, number, fields[0], f"expected 2 or 3 fields, got {count} ({hint})", kind
+            )
         if not plain and count != width:
-            return RowError(file, number, name, f"expected {width} fields as in most rows, got {count}", kind)
+            return RowError(
+                file, number, name, f"expected {width} fields as in most rows, got {count}", kind
+            )
         return None if name else RowError(file, number, "", "empty id", "empty id")

@@ -1,4 +1,6 @@
-"""VCTK: `txt/<speaker>/<id>.txt` beside `wav48*/<speaker>/<id>[_mic1|_mic2].{flac,wav}`; one text per file."""
+"""VCTK: `txt/<speaker>/<id>.txt` beside `wav48*/<speaker>/<id>[_mic1|_mic2].{flac,wav}`; one text
+per file.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,17 @@ def is_vctk(path: Path) -> bool:
 def read(path: Path, given: None = None) -> Iterator[Item]:
     """Rows of a VCTK tree in the order of speaker and file name. BadInput: not such a tree."""
     if not is_vctk(path):
-        raise BadInput(f"{path}: not a VCTK tree; expected txt/<speaker>/*.txt and wav48_silence_trimmed/ or wav48/")
+        raise BadInput(
+            f"{path}: not a VCTK tree; expected txt/<speaker>/*.txt and wav48_silence_trimmed/ or"
+            " wav48/"
+        )
     folders = [path / a for a in _AUDIO_FOLDERS if (path / a).is_dir()]
     texts = defaultdict(set)
-    yield Taken(str(path), f"read as vctk: the text of each clip from txt/, audio from {', '.join(f.name for f in folders)}")
+    yield Taken(
+        str(path),
+        "read as vctk: the text of each clip from txt/, audio from"
+        f" {', '.join(f.name for f in folders)}",
+    )
     for speaker in sorted(p for p in (path / "txt").iterdir() if p.is_dir()):
         for transcript in sorted(speaker.glob("*.txt")):
             texts[speaker.name].add(transcript.stem)
@@ -41,11 +50,18 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
     without = _without_text(folders, texts)
     if without:
         (speaker, _), *others = without.most_common()
-        yield Notice(str(path), f"{without.total()} recordings of {speaker}{' and others' if others else ''} have no text")
+        yield Notice(
+            str(path),
+            f"{without.total()} recordings of {speaker}{' and others' if others else ''} have no"
+            " text",
+        )
 
 
 def _without_text(folders: list[Path], texts: Mapping[str, set[str]]) -> Counter[str]:
-    """Speaker → recordings that are not in `texts`; one by two microphones counts once. The folders are listed, no file is looked at."""
+    """Speaker → recordings that are not in `texts`; one by two microphones counts once.
+
+    The folders are listed, no file is looked at.
+    """
     count = Counter()
     for speaker in sorted({name for folder in folders for name in _names(folder)}):
         found = {_clip(name) for folder in folders for name in _names(folder / speaker)}
@@ -61,7 +77,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def _clip(name: str) -> str:
-    """The clip that a file is a recording of; empty for other files, and for what macOS leaves on foreign disks (._p225_001.wav)."""
+    """The clip that a file is a recording of; empty for other files, and for what macOS leaves on
+    foreign disks (._p225_001.wav).
+    """
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("flac", "wav") or stem.startswith("."):
         return ""
