@@ -19,7 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from common.data.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
+from common.data.manifest import EVAL, TRAIN, Manifest, Reject
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.run.settings import Config
 from common.system.cores import cores
 from common.system.errors import BadInput
@@ -221,19 +222,21 @@ class _Scan:
             raise _Rejected(*misfit)
         clean, tokens = self._tokenise(entry)
         number = self.writer.add_utterance(
-            source=entry.source,
-            path=facts.path,
-            name=entry.row.id,
-            text=entry.row.text,
-            clean=clean,
-            tokens=tokens,
-            language=entry.language,
-            speaker=entry.speaker,
-            num_samples=facts.num_samples,
-            source_rate=facts.rate,
-            source_frames=facts.frames,
-            size=facts.size,
-            split=entry.split,
+            NewUtterance(
+                source=entry.source,
+                path=facts.path,
+                name=entry.row.id,
+                text=entry.row.text,
+                clean=clean,
+                tokens=tokens,
+                language=entry.language,
+                speaker=entry.speaker,
+                num_samples=facts.num_samples,
+                source_rate=facts.rate,
+                source_frames=facts.frames,
+                size=facts.size,
+                split=entry.split,
+            )
         )
         self.kept[entry.split] += 1
         self.num_default_language += entry.by_default
@@ -413,7 +416,7 @@ def scan(
         else len(candidates) // SAMPLED_FILES
     )
     threads = config.data.scan_threads or cores()
-    with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
+    with ManifestWriter(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer)

@@ -233,7 +233,7 @@ def main() -> int:
     q.add_argument("--cards", type=int, help="use so many of them")
     q.add_argument("--tiny", action="store_true")
     args = q.parse_args()
-    from common.gpu.choose import list_gpus
+    from common.gpu.listing import list_gpus
 
     args.out = args.out.resolve()
     args.data = str(Path(args.data).resolve())

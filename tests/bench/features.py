@@ -378,7 +378,7 @@ def main() -> int:
 
 def _has_gpu() -> bool:
     sys.path.insert(0, str(ROOT))
-    from common.gpu.choose import list_gpus
+    from common.gpu.listing import list_gpus
 
     return bool(list_gpus().gpus)
 

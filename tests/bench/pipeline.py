@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.gpu import choose
+from common.gpu.listing import list_gpus
 from common.run import settings as config_module
 from launch import cores, environment
 from tests.support.corpora import sentence, write_metadata, write_wav
@@ -312,7 +313,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     from producer.creation.prepare import prepare_run
 
     data = Path(args.data) if args.data else make_corpus(folder / "corpus", args.make, args.rate)
-    on_cpu = not choose.list_gpus().gpus
+    on_cpu = not list_gpus().gpus
     overrides = [
         f"run={json.dumps(str(folder / 'run'))}",
         f"data.train={json.dumps(str(data))}",
@@ -325,7 +326,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     ]
     overrides += ["data_gpu=cpu", "model_gpu=cpu"] if on_cpu else []
     config = config_module.load(ROOT / "configs" / "ljspeech.yaml", overrides)
-    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
+    devices = choose.choose_gpus(config, list_gpus(), os.environ)
     run = prepare_run(
         config,
         on_cpu=on_cpu,

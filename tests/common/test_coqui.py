@@ -18,8 +18,9 @@ from safetensors.numpy import load_file, save_file
 import launch as launcher
 from common.xtts import weights
 from common.xtts.checkpoints import pretrained, pth, shapes
-from common.xtts.checkpoints.coqui import GPT, HIFIGAN, import_model
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model
+from common.xtts.checkpoints.coqui_tensors import GPT, HIFIGAN
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.dims import SIZES, GptDims
 from common.xtts.dvae import Dvae

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from common.xtts.checkpoints import pth
-from common.xtts.checkpoints.pth import Opaque, PthError, PthFile, StoredTensor
+from common.xtts.checkpoints.pth import Opaque, PthFile, StoredTensor
+from common.xtts.checkpoints.pth_zip import PthError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -12,7 +12,8 @@ import pytest
 import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu import device
-from common.gpu.choose import CPU, Device, Gpu, Listing
+from common.gpu.choose import CPU, Device
+from common.gpu.listing import Gpu, Listing
 from common.gpu.memory import Account, Context, limit_mb
 from common.launcher import check
 from common.run import settings

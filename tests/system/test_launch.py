@@ -21,8 +21,8 @@ import yaml
 from pydantic import BaseModel
 
 import launch
-from common.gpu import choose
-from common.gpu.choose import CPU, Device, Devices, Gpu
+from common.gpu.choose import CPU, Device, Devices
+from common.gpu.listing import Gpu, list_gpus
 from common.launcher import flags, ownership
 from common.run import settings as config
 from common.run.settings import Config
@@ -321,7 +321,7 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("launch") / "corpus", 12, seconds=0.6)
 
 
-@pytest.mark.skipif(bool(choose.list_gpus().gpus), reason="for machines without a GPU")
+@pytest.mark.skipif(bool(list_gpus().gpus), reason="for machines without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     p = run(f"data.train={corpus}", f"run={tmp_path / 'r'}", "--data-gpu", "99")

@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 import launch
 from common.xtts.checkpoints import pretrained, pth, shapes
 from common.xtts.checkpoints.coqui import import_model
-from common.xtts.checkpoints.coqui_export import Parts, export_folder, readme
+from common.xtts.checkpoints.coqui_export import Parts, export_folder
+from common.xtts.checkpoints.coqui_readme import readme
 from common.xtts.checkpoints.coqui_rules import Rules
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.text import clean as cleaning

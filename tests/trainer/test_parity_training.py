@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.data.buckets import RowLayout, make_buckets, row_lengths
 from common.data.manifest import TRAIN, Manifest
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.data.plan import PlannedBatch, PlannedStep, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
@@ -96,7 +97,7 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
         )
     config = config_module.resolve(config_module.parse(tree), on_cpu=True, cores=2)
     folder.mkdir()
-    with Manifest.create(folder / "manifest.sqlite") as m:
+    with ManifestWriter(folder / "manifest.sqlite") as m:
         m.add_source(folder)
         for i in UTTERANCES:
             wave, path = case.wave(i), folder / f"c{i}.wav"
@@ -116,7 +117,7 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
                 "language": "en",
                 "speaker": "a",
             }
-            m.add_utterance(source=0, path=path, **words, **facts)
+            m.add_utterance(NewUtterance(source=0, path=path, **words, **facts))
     columns = Manifest.open(folder / "manifest.sqlite").columns()
     codes, latents = -(-columns["num_samples"] // 1024), config.dims.gpt.num_latents
     buckets, of = make_buckets(
@@ -387,7 +388,7 @@ def test_options_reach_step_and_tokenizer(as_coqui, pretrained, tmp_path):
     )
     decayed = {t.key for t, yes in zip(*_decayed(run), strict=True) if yes}
     assert {"conditioning_perceiver.latents", "conditioning_perceiver.norm.gamma"} <= decayed
-    from producer.creation.prepare import make_vocabulary
+    from producer.creation.vocabulary import make_vocabulary
 
     write_vocabulary(tmp_path / "vocab.json", [("a b c 1 & 2", "en")], 60, ["en"])
     for parity, tree in ((True, {"parity": "coqui"}), (False, {})):
