@@ -1,8 +1,8 @@
 """Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
 them.
 
-python launch.py [--config configs/x.yaml] [flags] [key=value ...]   train (default: configs/demo.yaml)
-python launch.py COMMAND --help                                      everything else
+python launch.py [--config configs/x.yaml] [flags] [key=value ...]  train (else: configs/demo.yaml)
+python launch.py COMMAND --help                                     everything else
 """
 
 from __future__ import annotations

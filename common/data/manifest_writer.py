@@ -1,4 +1,4 @@
-"""A manifest being written: aside, digested, renamed into place; what it holds is in common/data/manifest.py."""
+"""A manifest being written: aside, digested, renamed into place."""
 
 from __future__ import annotations
 

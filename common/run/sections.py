@@ -46,7 +46,7 @@ class Section(BaseModel):
 
 
 class Source(Section):
-    """One corpus: a folder (or its metadata file) in one of the formats of `producer/corpus/readers`."""
+    """One corpus: a folder, or its metadata file, in a format of `producer/corpus/readers`."""
 
     path: str
     format: Format = "auto"

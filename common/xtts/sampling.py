@@ -70,9 +70,8 @@ class SamplingOptions:
             f"repetition_penalty must be positive, not {self.repetition_penalty}": (
                 not self.repetition_penalty > 0
             ),
-            f"temperature must be positive, not {self.temperature} (greedy: true takes the likeliest code)": (
-                not self.temperature > 0
-            ),
+            f"temperature must be positive, not {self.temperature} (greedy: true takes the"
+            " likeliest code)": not self.temperature > 0,
             f"top_k must be 0 (off) or more, not {self.top_k}": self.top_k < 0,
             f"top_p must be in (0, 1], not {self.top_p}": not 0 < self.top_p <= 1,
             f"max_codes must be at least 1, not {self.max_codes}": (

@@ -1,4 +1,6 @@
-"""A run's plans: which utterances make which batches, what they take of memory, and what the user is told of them."""
+"""A run's plans: which utterances make which batches, the memory they take, and
+the lines about them.
+"""
 
 from __future__ import annotations
 

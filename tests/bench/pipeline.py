@@ -1,7 +1,8 @@
 """From files on disk to trained utterances: what the whole pipeline reaches of what its step could
 do.
 
-    python tests/bench/pipeline.py --data DIR | --make 2000 [--size xtts] [--steps 300] [--rows ours,tfdata,service,shared] [--json FILE]
+    python tests/bench/pipeline.py --data DIR | --make 2000 [--size xtts] [--steps 300]
+        [--rows ours,tfdata,service,shared] [--json FILE]
                                    [--batch-size 32] [--buckets 2] [key=value …]
 
 ours      the real run (`launch.py profile`), producers on the data GPU, codes computed for every

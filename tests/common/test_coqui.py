@@ -137,7 +137,8 @@ def test_what_the_folder_holds(files):
         model_arrays(dataclasses.replace(GPT_DIMS, num_text_tokens=NUM_TOKENS)),
     )
     assert sorted(contents(plain)) == [
-        "dims.json", "dvae.safetensors", "hifigan.safetensors", "mel_stats.safetensors", "model.safetensors",
+        "dims.json", "dvae.safetensors", "hifigan.safetensors", "mel_stats.safetensors",
+        "model.safetensors",
         "speaker_encoder.safetensors", "vocab.json",
     ]  # fmt: skip
     gpt = load_file(plain / "model.safetensors")

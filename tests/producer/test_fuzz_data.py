@@ -27,13 +27,18 @@ from tests.support.corpora import sine
 from tests.support.damage import BUILD, GOOD, RATE, encoded
 
 TOKENS = [
-    b"|", b"\t", b",", b";", b'"', b"\n", b"\r\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"{", b"}", b"[", b"]", b"\\",
-    b"../", b"C:\\", b"//", b"%00", b"%", b"1e999", b"null", b"\xe2\x80\xa8", "é".encode("utf-16"), b"a" * 5000, b"text", b"audio",
+    b"|", b"\t", b",", b";", b'"', b"\n", b"\r\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf",
+    b"\xed\xa0\x80", b"{", b"}", b"[", b"]", b"\\",
+    b"../", b"C:\\", b"//", b"%00", b"%", b"1e999", b"null", b"\xe2\x80\xa8", "é".encode("utf-16"),
+    b"a" * 5000, b"text", b"audio",
 ]  # fmt: skip
 METADATA = {
-    "ljspeech": "metadata.csv", "coqui": "metadata.csv", "csv": "metadata.csv", "jsonl": "manifest.jsonl", "piper": "metadata.csv",
-    "css10": "transcript.txt", "vctk": "txt/p225/p225_001.txt", "libritts": "84/1/84_1_001.normalized.txt",
-    "common_voice": "validated.tsv", "mailabs": "en_US/by_book/female/mary/book/metadata.csv", "sidecar": "001.txt",
+    "ljspeech": "metadata.csv", "coqui": "metadata.csv", "csv": "metadata.csv",
+    "jsonl": "manifest.jsonl", "piper": "metadata.csv",
+    "css10": "transcript.txt", "vctk": "txt/p225/p225_001.txt",
+    "libritts": "84/1/84_1_001.normalized.txt",
+    "common_voice": "validated.tsv", "mailabs": "en_US/by_book/female/mary/book/metadata.csv",
+    "sidecar": "001.txt",
     "parquet": "train.parquet",
 }  # fmt: skip
 COUNTS = [pytest.param(240, id="few"), pytest.param(10_000, id="many", marks=pytest.mark.slow)]
@@ -91,9 +96,11 @@ def _recordings() -> dict[str, bytes]:
     """A short recording in each container that libsndfile writes."""
     tone = (sine(8000) + 0.02 * np.random.default_rng(0).standard_normal(8000)).astype(np.float32)
     kinds = [
-        ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("WAV", "ULAW"), ("RF64", "PCM_16"), ("W64", "PCM_16"),
+        ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("WAV", "ULAW"),
+        ("RF64", "PCM_16"), ("W64", "PCM_16"),
         ("AIFF", "PCM_16"),
-        ("AU", "PCM_16"), ("CAF", "ALAC_16"), ("NIST", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None), ("VOC", "PCM_16"),
+        ("AU", "PCM_16"), ("CAF", "ALAC_16"), ("NIST", "PCM_16"), ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"), ("MP3", None), ("VOC", "PCM_16"),
     ]  # fmt: skip
     found = {
         f"{name} {subtype}": encoded(tone, RATE, name, subtype)

@@ -90,7 +90,9 @@ GPU_BUILD_WITHOUT_GPU = """
     class errors:
         OpError = RuntimeError
     class sysconfig:
-        get_build_info = staticmethod(lambda: {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"})
+        get_build_info = staticmethod(
+            lambda: {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+        )
     class config:
         list_physical_devices = staticmethod(lambda kind: [])
 """
@@ -260,8 +262,10 @@ def test_tensorflow_gets_what_the_driver_leaves(given, context, whole, expected)
     ("train", "words"),
     [
         (pretend(3, bad_digest=True), "FAIL wire"),
-        (pretend(2, code=1, says="12:00:00 ERROR trainer: ResourceExhaustedError: OOM\n"), "lower batching.batch_size"),
-        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"), "FAIL model: no step of size arithmetic, batch 8 was made: ERROR"),
+        (pretend(2, code=1, says="12:00:00 ERROR trainer: ResourceExhaustedError: OOM\n"),
+            "lower batching.batch_size"),
+        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"),
+            "FAIL model: no step of size arithmetic, batch 8 was made: ERROR"),
         (pretend(3, raises=BadInput("no space")), "FAIL steps: no space"),
     ],
 )  # fmt: skip

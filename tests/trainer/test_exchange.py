@@ -381,8 +381,10 @@ def test_what_fails_leaves_what_was_there(imported, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 MIXED = [
-    ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."), ("de", "Er sagte »ja« für 1.000 €."), ("de", "u\u0308ber"),
-    ("ar", "رقم ١٢٣"), ("ar", "مرحبا بكم"), ("en", "plain words"), ("de", "lauter worte"), ("en", "it’s 20%"), ("en", "№ 5"),
+    ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."),
+    ("de", "Er sagte »ja« für 1.000 €."), ("de", "u\u0308ber"),
+    ("ar", "رقم ١٢٣"), ("ar", "مرحبا بكم"), ("en", "plain words"), ("de", "lauter worte"),
+    ("en", "it’s 20%"), ("en", "№ 5"),
     ("ar", "كتاب"),
 ]  # fmt: skip
 

@@ -121,7 +121,8 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
     columns = Manifest.open(folder / "manifest.sqlite").columns()
     codes, latents = -(-columns["num_samples"] // 1024), config.dims.gpt.num_latents
     buckets, of = make_buckets(
-        columns["num_tokens"], codes, num_buckets=1, batch_size=case.ROWS, positions_per_batch=None, num_latents=latents,
+        columns["num_tokens"], codes, num_buckets=1, batch_size=case.ROWS, positions_per_batch=None,
+        num_latents=latents,
         layout=rows.layout_of(config),
     )  # fmt: skip
     for name, ids in (("train", np.arange(len(codes))), ("eval", np.arange(0))):
@@ -154,7 +155,8 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
 def planned(b: int) -> PlannedBatch:
     utterances, seeds = case.batch(b)
     return PlannedBatch(
-        "train", b, 0, 0, np.array(utterances), np.array(utterances), np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
+        "train", b, 0, 0, np.array(utterances), np.array(utterances),
+        np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
     )  # fmt: skip
 
 

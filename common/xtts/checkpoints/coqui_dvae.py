@@ -1,4 +1,6 @@
-"""The DVAE that comes with a model of Coqui's: read, written, and held against the one that the GPT was trained with."""
+"""The DVAE that comes with a model of Coqui's: read, written, and held
+against the one that the GPT was trained with.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ _SETTINGS = {
     "sound_norm_refs": False,
 }
 _FILES = (
-    "model.pth", "config.json", "vocab.json", "dvae.pth", "mel_stats.pth", "speakers_xtts.pth", "coqui_languages.py", "README.md",
+    "model.pth", "config.json", "vocab.json", "dvae.pth", "mel_stats.pth", "speakers_xtts.pth",
+    "coqui_languages.py", "README.md",
     "voices", "out.wav", "__pycache__",
 )  # fmt: skip # the last two: what the code of README.md leaves there
 _STAGE = ".export"

@@ -1,4 +1,6 @@
-"""Tensors of Coqui's checkpoints on their way into a folder: which there must be, and how each is written."""
+"""Tensors of Coqui's checkpoints on their way into a folder: which there must be,
+and how each is written.
+"""
 
 from __future__ import annotations
 
