@@ -17,7 +17,7 @@ from typing import Any
 from common.transport import lease_records, server_status, wire
 from common.transport.address import ChannelError
 from common.transport.answers import Answers
-from common.transport.delivery import BatchFailed, Delivery, Difference, NoData, Stopped
+from common.transport.delivery import BatchFailed, Delivery, Difference, NoData, StopAsked
 from common.transport.keys import ServerKeys
 from common.transport.lease_records import Rules
 from common.transport.leases import LeaseBook
@@ -33,11 +33,11 @@ from common.transport.messages import (
 
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
-TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
+TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of asking again and draining
 # of next(), whatever the cause: a first step may compile for minutes before its release()
 MAX_WAIT_S = 900.0
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
-PROBES_S = (
+ASK_AGAIN_S = (
     0.0,
     0.03,
     0.1,
@@ -86,7 +86,7 @@ class LeaseServer:
         self._book = LeaseBook(window, rules=rules, clock=time.monotonic, on_event=on_event)
         self._stopping, self._closing_until = False, None
         self._error: BaseException | None = None
-        self._probes: deque[float] = deque()
+        self._questions: deque[float] = deque()
         self._link = link or RouterLink(
             bind, window=window, max_frame_bytes=max_frame_bytes, keys=keys
         )
@@ -134,7 +134,8 @@ class LeaseServer:
         """The next batch of the schedule, None at its end.
 
         Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed
-        when every producer refuses it, Stopped within 0.2 s of should_stop(). One thread at a time.
+        when every producer refuses it, StopAsked within 0.2 s of should_stop(). One thread at a
+        time.
         """
         start = since = last = time.monotonic()
         with self._changed:
@@ -161,7 +162,7 @@ class LeaseServer:
                 if self._book.gen and self._book.at_end():
                     return None
                 if should_stop():
-                    raise Stopped("told to stop while waiting for a batch")
+                    raise StopAsked("told to stop while waiting for a batch")
                 now = time.monotonic()
                 still = _standstill(last, now)
                 start, since, last = start + still, since + still, now
@@ -246,7 +247,7 @@ class LeaseServer:
             if ready >= wanted or (at_end and idle):
                 return
             if should_stop():
-                raise Stopped("told to stop while waiting for batches")
+                raise StopAsked("told to stop while waiting for batches")
             now = time.monotonic()
             still = _standstill(last, now)
             start, since, last = start + still, since + still, now
@@ -321,8 +322,8 @@ class LeaseServer:
                 ):  # all that peers have said is read: only now may one be called silent
                     self._book.tick()
                 if disconnected:
-                    self._probes.extend(now + delay for delay in PROBES_S)
-                if now >= heartbeat_at or self._due_probe(now):
+                    self._questions.extend(now + delay for delay in ASK_AGAIN_S)
+                if now >= heartbeat_at or self._due_question(now):
                     heartbeat_at = now + HEARTBEAT_S
                     self._heartbeat()
                 if not self._stopping:
@@ -334,7 +335,7 @@ class LeaseServer:
                 ):
                     return
             del messages  # else the last batch would stay in memory until the next one comes
-            timeout_s = FINE_S if self._stopping or self._probes else TICK_S
+            timeout_s = FINE_S if self._stopping or self._questions else TICK_S
 
     def _waiting_for(self) -> list[str]:
         """Producers that have been told to stop and can still say BYE."""
@@ -342,10 +343,10 @@ class LeaseServer:
             peer.label for peer in self._book.peers.values() if peer.state in ("joining", "ready")
         ]
 
-    def _due_probe(self, now: float) -> bool:
+    def _due_question(self, now: float) -> bool:
         due = False
-        while self._probes and min(self._probes) <= now:
-            self._probes.remove(min(self._probes))
+        while self._questions and min(self._questions) <= now:
+            self._questions.remove(min(self._questions))
             due = True
         return due
 

@@ -29,7 +29,7 @@ from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextEr
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.batches.decode import SAMPLE_RATE
 from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
-from producer.corpus.headers import AudioFacts, probe
+from producer.corpus.headers import AudioFacts, facts_of
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
 from producer.corpus.text_findings import TextFindings
@@ -165,7 +165,7 @@ def _facts(
 
     def work(first: int) -> list[AudioFacts | None]:
         chunk = enumerate(rows[first : first + _CHUNK], first)
-        return [probe(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
+        return [facts_of(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
 
     with ThreadPoolExecutor(threads, "scan") as pool:
         for found in pool.map(work, range(0, len(rows), _CHUNK)):
@@ -195,6 +195,13 @@ class _Scan:
         if len(self.first_rejects) < _SHOWN_REJECTS:
             self.first_rejects.append(reject)
         self.writer.add_reject(reject)
+
+    def take(self, entry: CorpusRow | Reject, facts: Iterator[AudioFacts | None]) -> None:
+        """The next line of the metadata; `facts` are those of its rows' files, in order."""
+        if isinstance(entry, Reject):
+            self.reject(entry)
+        else:
+            self.judge(entry, next(facts))
 
     def judge(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         """Keep a row or reject it."""
@@ -373,6 +380,11 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
             ) from e
 
 
+def _every(num_rows: int) -> int:
+    """Of every how many recordings the samples are looked at."""
+    return 1 if num_rows <= DEEP_FILES else num_rows // SAMPLED_FILES
+
+
 def scan(
     config: Config,
     manifest_path: Path,
@@ -408,13 +420,7 @@ def scan(
     rows = read_rows(config) if rows is None else rows
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
-    every = (
-        int(deep)
-        if deep is not None
-        else 1
-        if len(candidates) <= DEEP_FILES
-        else len(candidates) // SAMPLED_FILES
-    )
+    every = _every(len(candidates)) if deep is None else int(deep)
     threads = config.data.scan_threads or cores()
     with ManifestWriter(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
@@ -424,17 +430,11 @@ def scan(
         facts = _facts(candidates, threads, every, previous)
         if config.data.reject:
             facts = iter(looked := list(facts))
-            usable = (
-                (e, f)
-                for e, f in zip(candidates, looked, strict=True)
-                if f is not None and not f.error
-            )
+            both = zip(candidates, looked, strict=True)
+            usable = ((e, f) for e, f in both if f is not None and not f.error)
             job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
-            if isinstance(entry, Reject):
-                job.reject(entry)
-            else:
-                job.judge(entry, next(facts))
+            job.take(entry, facts)
             if i % _CHUNK == 0:
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable()

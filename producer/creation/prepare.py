@@ -77,15 +77,7 @@ def prepare_run(
     config = config_module.resolve(config, on_cpu, cores)
     if existing is not None:
         config = _keep_machine_settings(config, existing.config)
-    aside = folder / ".new"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-    except OSError as e:
-        raise BadInput(
-            f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
-        ) from e
+    aside = _aside(folder)
     try:
         identity = _make(config, aside, existing, start, out)
         config = config.model_copy(
@@ -95,27 +87,48 @@ def prepare_run(
             _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
-            for setting in without_effect(existing, config):
-                out(f"warning: no effect on this run: {setting}")
-            lost = compare(identity, existing, config, aside / "manifest.sqlite")
-            if lost:
-                out(
-                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
-                    f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
-                    " aside when their turn comes. To train on them, restore the files and start"
-                    " again"
-                )
-            for name in (
-                ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
-            ):  # of the same corpus, wherever it lies now
-                os.replace(aside / name, folder / name)
-            config_module.dump(config, folder / "config.yaml")
-            out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
+            _resume(config, aside, existing, identity, out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     if existing is not None:
         existing.manifest.close()
     return RunFolder(folder)
+
+
+def _aside(folder: Path) -> Path:
+    """An empty folder within the run's. BadInput: it cannot be made."""
+    aside = folder / ".new"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+    except OSError as e:
+        raise BadInput(
+            f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
+        ) from e
+    return aside
+
+
+def _resume(
+    config: Config, aside: Path, existing: RunFolder, identity: dict, out: Callable[[str], None]
+) -> None:
+    """Take over what may have changed since the run was created. BadInput: it is another run."""
+    folder = config.run_dir
+    for setting in without_effect(existing, config):
+        out(f"warning: no effect on this run: {setting}")
+    lost = compare(identity, existing, config, aside / "manifest.sqlite")
+    if lost:
+        out(
+            f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
+            f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
+            " aside when their turn comes. To train on them, restore the files and start"
+            " again"
+        )
+    # Of the same corpus, wherever it lies now.
+    for name in ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv"):
+        os.replace(aside / name, folder / name)
+    config_module.dump(config, folder / "config.yaml")
+    out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
 
 
 def _check(config: Config, start: Beginning | None) -> None:
@@ -211,19 +224,7 @@ def _make(
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     stats = mel_stats(config, manifest, existing, dims, begun)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
-    dvae = (
-        Path(config.model.dvae)
-        if config.model.dvae
-        else None
-        if begun is None
-        else begun / "dvae.safetensors"
-    )
-    if dvae is not None:
-        (aside / "dvae").mkdir()
-        shutil.copyfile(
-            dvae,
-            aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
-        )
+    dvae = _copy_dvae(config, aside, begun)
     plans = {
         s.name: write_plans(config, aside / "plan" / s.name, s, manifest, dims)
         for s in stages_of(config.model.size)
@@ -245,6 +246,31 @@ def _make(
         "dims": dims.to_dict(),
         "vocabulary": tokenizer.digest,
         "mel_stats": digest(stats.tolist()),
+        **_batch_facts(config),
+        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
+        "extend": config.text.extend.model_dump() if config.text.extend else None,
+        "trains_dvae": dvae is None or config.dvae.tune,
+        "dvae": None if dvae is None else file_digest(dvae),
+    }
+
+
+def _copy_dvae(config: Config, aside: Path, begun: Path | None) -> Path | None:
+    """Copy the given DVAE, if there is one; where it came from."""
+    if config.model.dvae:
+        dvae = Path(config.model.dvae)
+    elif begun is not None:
+        dvae = begun / "dvae.safetensors"
+    else:
+        return None
+    (aside / "dvae").mkdir()
+    name = "first.safetensors" if config.dvae.tune else "model.safetensors"
+    shutil.copyfile(dvae, aside / "dvae" / name)
+    return dvae
+
+
+def _batch_facts(config: Config) -> dict:
+    """Settings that decide what is in a batch."""
+    return {
         "mel_dtype": config.transport.mel_dtype,
         "prompt": config.batching.prompt,
         "mask_prompt": config.batching.mask_prompt,
@@ -252,10 +278,6 @@ def _make(
         "padded_codes": config.batching.padded_codes,
         "code_phases": config.batching.code_phases,
         "kind": family_of(config.model.size),
-        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
-        "extend": config.text.extend.model_dump() if config.text.extend else None,
-        "trains_dvae": dvae is None or config.dvae.tune,
-        "dvae": None if dvae is None else file_digest(dvae),
     }
 
 

@@ -19,7 +19,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import BadInput
 from common.xtts.clips import ReferenceClipError, load_clip
 from producer.batches.decode import decode
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.readers.paths import FixedPlace
 from producer.corpus.rows import read_rows
 from tests.support import scan_cases
@@ -86,7 +86,7 @@ def test_mutated_metadata(tmp_path, reader, count):
             for entry in rows.entries:
                 str(entry).encode()
                 if hasattr(entry, "row"):
-                    probe(entry.row.place, False)
+                    facts_of(entry.row.place, False)
             read += 1
         assert time.process_time() - start < 2
     assert read
@@ -141,7 +141,7 @@ def test_mutated_recordings(tmp_path, kind, count):
             mutated(data[:256], draw, HEADS) + data[256:] if small else mutated(data, draw, HEADS)
         )
         start = time.process_time()
-        facts = probe(FixedPlace(str(path)), deep=True)
+        facts = facts_of(FixedPlace(str(path)), deep=True)
         assert bool(facts.error) == bool(facts.kind)
         for read in (decode, load_clip):
             with contextlib.suppress(DecodeError, ReferenceClipError):
@@ -159,5 +159,5 @@ def test_descriptors_stay_flat_under_damage(tmp_path):
     for data in RECORDINGS.values():
         for _ in range(5):
             path.write_bytes(mutated(data, draw, HEADS))
-            probe(FixedPlace(str(path)), deep=True)
+            facts_of(FixedPlace(str(path)), deep=True)
     assert abs(len(os.listdir("/proc/self/fd")) - before) <= 2
