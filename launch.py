@@ -1,8 +1,8 @@
 """Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
 them.
 
-python launch.py [--config configs/x.yaml] [flags] [key=value ...]     train (no config: configs/demo.yaml)
-python launch.py COMMAND --help                                        everything else
+python launch.py [--config configs/x.yaml] [flags] [key=value ...]  train (else: configs/demo.yaml)
+python launch.py COMMAND --help                                     everything else
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from common.gpu import choose
 from common.gpu.choose import Device, Devices
+from common.gpu.listing import list_gpus
 from common.gpu.xla_env import cache_folder, xla_env
 from common.launcher import flags, ownership, remote, resolve
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
+from common.launcher.flags import Command, switch
 from common.launcher.supervise import Supervisor
 from common.run import beginning
 from common.run.settings import Config
@@ -128,7 +129,7 @@ def train(config: Config, out: TextIO | None = None) -> int:
 
     Returns the exit code; BadInput before any process starts.
     """
-    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
+    devices = choose.choose_gpus(config, list_gpus(), os.environ)
     with ownership.own_run(config.run_dir):
         ownership.check_bind(config.transport.bind)
         run = _prepare(config, devices, out)
@@ -148,7 +149,7 @@ def train_command(args: argparse.Namespace) -> int:
 def trainer_command(args: argparse.Namespace) -> int:
     """Start a run's trainer alone, while its producers stay up."""
     config, changed = resolve.existing_run(args)
-    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
+    devices = choose.choose_gpus(config, choose.without_use(list_gpus()), os.environ)
     ownership.make_room(config.run_dir, args.replace, tell)
     ownership.check_bind(config.transport.bind)
     if changed:
@@ -172,7 +173,7 @@ def producer_command(args: argparse.Namespace) -> int:
         )
     name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
-        device = choose.choose_one(config, args.gpu, number, choose.list_gpus(), os.environ)
+        device = choose.choose_one(config, args.gpu, number, list_gpus(), os.environ)
         spec = producer_spec(name, config.run_dir.resolve(), device)
         if far:
             far.wait_for_trainer(tell)
@@ -196,7 +197,7 @@ def scan_command(args: argparse.Namespace) -> int:
 
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
-    from producer.creation.prepare import make_vocabulary
+    from producer.creation.vocabulary import make_vocabulary
 
     config = resolve.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
@@ -236,7 +237,7 @@ def profile_command(args: argparse.Namespace) -> int:
     out = sys.stderr if args.json else None
     exists = (resolve.config_of(args).run_dir / "identity.json").is_file()
     config, changed = resolve.existing_run(args) if exists else (resolve.config_of(args), None)
-    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
+    devices = choose.choose_gpus(config, choose.without_use(list_gpus()), os.environ)
 
     def supervise(run) -> int:
         program = make_program(run.config, run.path, devices)
@@ -296,25 +297,12 @@ def synthesize(args: argparse.Namespace) -> int:
     return synthesize_command.run(args, environment, tell)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
-
-    run: Callable[[argparse.Namespace], int]
-    flags: tuple[str, ...] | None
-    own: dict[str, dict] | None = None
-
-
-def _switch(text: str) -> dict:
-    return {"action": "store_true", "help": text}
-
-
 COMMANDS = {
     "train": Command(train_command, None),
     "trainer": Command(
         trainer_command,
         ("--run", "--model-gpu"),
-        {"--replace": _switch("take over from the running trainer, which saves first")},
+        {"--replace": switch("take over from the running trainer, which saves first")},
     ),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
@@ -322,11 +310,9 @@ COMMANDS = {
         scan_command,
         ("--train-data", "--val-data"),
         {
-            "--strict": _switch("exit 2 if any row is rejected"),
-            "--texts": _switch(
-                "show up to twenty texts of each language before and after cleaning"
-            ),
-            "--json": _switch("print JSON"),
+            "--strict": switch("exit 2 if any row is rejected"),
+            "--texts": switch("show up to twenty texts of each language before and after cleaning"),
+            "--json": switch("print JSON"),
         },
     ),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
@@ -340,7 +326,7 @@ COMMANDS = {
                 "default": 100,
                 "help": "steps to measure (100)",
             },
-            "--json": _switch("print JSON"),
+            "--json": switch("print JSON"),
         },
     ),
     "status": Command(status_command, ("--run",)),
@@ -381,7 +367,9 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     if not any(p.role == "trainer" for p in program.processes):
         return code
     if code == OK:
-        note = _show_summary(program.run_dir, out)
+        from trainer.report import summary
+
+        note = summary.show(program.run_dir, out or sys.stdout)
         tell(
             f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard"
             f" --logdir {program.run_dir}){note}",
@@ -397,29 +385,6 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
             out,
         )
     return code
-
-
-def _show_summary(run_dir: Path, out: TextIO | None) -> str:
-    """Show the figures that the trainer left, as a table; what the last line has to say of them
-    besides.
-    """
-    path, differing = run_dir / "summary.json", 0
-    if path.is_file():
-        from rich.console import Console as RichConsole
-
-        from trainer.report import summary
-
-        view = RichConsole(
-            file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False
-        )
-        figures = json.loads(path.read_text())
-        view.print(summary.table(figures))
-        differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
-    return (
-        f"; {differing} batches were made twice, with different bytes (differing.jsonl)"
-        if differing
-        else ""
-    )
 
 
 def _parser(name: str) -> flags.Parser:

@@ -124,11 +124,13 @@ def _bind(run: RunFolder) -> LeaseServer:
             address,
             run.run_id,
             t.high_water_mark,
-            rules=Rules(lease_ttl_s=run.config.producers.lease_ttl_s),
+            rules=Rules(
+                lease_ttl_s=run.config.producers.lease_ttl_s,
+                start=max(t.min_ready, t.high_water_mark // 2),
+            ),
             keys=keys,
             max_frame_bytes=stages.largest_array(run),
             on_event=_listener(run.path),
-            start=max(t.min_ready, t.high_water_mark // 2),
         )
     except (ChannelError, KeyFileError) as e:
         raise BadInput(str(e)) from e

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file, save_file
 from common.data.batch import batch_spec
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.run.settings import Config, Optim, Section
+from common.run.sections import Optim, Section
+from common.run.settings import Config
 from common.run.stages import StageSpec, load
 from common.system.errors import BadInput
 from common.system.files import fsync

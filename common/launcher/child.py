@@ -81,7 +81,8 @@ class Running:
                 # Not from another thread than the main one: PR_SET_PDEATHSIG means the thread's
                 # death.
                 self._popen = subprocess.Popen(
-                    spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
+                    spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                    env=env,
                     pass_fds=(parent_fd,), start_new_session=True,
                 )  # fmt: skip
         except OSError as e:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -87,7 +88,8 @@ ANSWERED = {
 
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
-    "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop", "synthesize", "import-coqui", "export-coqui",
+    "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop",
+    "synthesize", "import-coqui", "export-coqui",
 )  # fmt: skip
 
 
@@ -262,3 +264,17 @@ def _no_setting(word: str) -> BadInput:
         f"'{word}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows"
         f" the keys{hint}"
     )
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
+
+    run: Callable[[argparse.Namespace], int]
+    flags: tuple[str, ...] | None
+    own: dict[str, dict] | None = None
+
+
+def switch(text: str) -> dict:
+    """The options of a flag without a value."""
+    return {"action": "store_true", "help": text}

@@ -33,7 +33,7 @@ from common.system.files import file_digest
 from common.xtts.checkpoints import coqui, coqui_folder, pretrained
 from common.xtts.checkpoints.coqui_folder import CoquiFiles
 from common.xtts.checkpoints.pretrained import CoquiError
-from common.xtts.checkpoints.pth import PthError
+from common.xtts.checkpoints.pth_zip import PthError
 from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run

@@ -192,7 +192,8 @@ def _sign(fd: int, what: str) -> None:
     pid, create_time = identity()
     text = os.environ.get(SUPERVISOR, "")
     boss = [int(text.split(":")[0]), float(text.split(":")[1])] if ":" in text else None
-    body = f"{pid}\n{json.dumps({'create_time': create_time, 'what': what, 'supervisor': boss})}\n".encode()
+    about = {"create_time": create_time, "what": what, "supervisor": boss}
+    body = f"{pid}\n{json.dumps(about)}\n".encode()
     os.ftruncate(fd, 0)
     os.pwrite(fd, body, 0)
 

@@ -13,6 +13,7 @@ import contextlib
 import socket
 import uuid
 from collections.abc import Mapping
+from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -48,6 +49,19 @@ CHANGES = {
 }
 
 Received = tuple[bytes, str, "Message | WireError"]
+
+
+class ServerLink(Protocol):
+    """What the trainer's end needs of a transport (RouterLink, or LocalHub in one process)."""
+
+    address: str
+    public_key: str | None
+    bytes_received: int
+
+    def receive(self, timeout_s: float) -> tuple[list[Received], bool]: ...
+    def send(self, peer: bytes, run: str, message: Message) -> str: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Wake:

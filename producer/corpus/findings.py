@@ -41,24 +41,53 @@ MESSAGES = {
     "loud": "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})",
     "clipped": "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})",
     "low_rate": "{n} clips are sampled below 16 kHz and sound dull ({x})",
-    "quiet": "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})",
-    "offset": "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with a high-pass filter",
-    "cancelled": "{n} clips have channels that cancel each other when they are added; the louder one is taken alone ({x})",
-    "dead_channel": "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})",
+    "quiet": (
+        "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})"
+    ),
+    "offset": (
+        "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with"
+        " a high-pass filter"
+    ),
+    "cancelled": (
+        "{n} clips have channels that cancel each other when they are added; the louder one is"
+        " taken alone ({x})"
+    ),
+    "dead_channel": (
+        "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})"
+    ),
     "doubtful_end": "{n} files may end early: nothing marks the end of their stream ({x})",
-    "found_by_name": "{n} recordings are not where the metadata says; those of their name below the corpus are taken ({x})",
-    "band_limited": "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})",
+    "found_by_name": (
+        "{n} recordings are not where the metadata says; those of their name below the corpus"
+        " are taken ({x})"
+    ),
+    "band_limited": (
+        "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})"
+    ),
     "hum": "{n} clips have a hum of the mains at 50 or 60 Hz ({x})",
     "silence_before": "{n} clips begin with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "silence_after": "{n} clips end with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "pause": "{n} clips have a pause of more than 3 s (longest {v:.1f} s: {x})",
-    "long_text": "{n} texts are longer than XTTS's limit for their language, where speech may be cut off (longest at {x})",
+    "long_text": (
+        "{n} texts are longer than XTTS's limit for their language, where speech may be cut off"
+        " (longest at {x})"
+    ),
     "other_script": "{n} texts have more than 30 % letters of another script (most at {x})",
-    "fast": "{n} texts have more than 40 characters per second of audio; do they belong to it? (most at {x})",
-    "slow": "{n} texts have too few characters per second of audio; do they belong to it? (fewest at {x})",
-    "faster_than_most": "{n} texts have twice the characters per second of others in their language (most at {x})",
+    "fast": (
+        "{n} texts have more than 40 characters per second of audio; do they belong to it?"
+        " (most at {x})"
+    ),
+    "slow": (
+        "{n} texts have too few characters per second of audio; do they belong to it? (fewest"
+        " at {x})"
+    ),
+    "faster_than_most": (
+        "{n} texts have twice the characters per second of others in their language (most at"
+        " {x})"
+    ),
     "shared": "{n} rows share their audio file with an earlier row (first at {x})",
-    "same_audio": "{n} clips hold the same sound as an earlier row's, in another file (first at {x})",
+    "same_audio": (
+        "{n} clips hold the same sound as an earlier row's, in another file (first at {x})"
+    ),
     "same_text": "{n} rows have the same text as an earlier row of their speaker (first at {x})",
     "in_both": "{n} clips of data.val are in data.train too, so evaluation flatters ({x})",
     "other_language": "{n} rows look like another language than they are said to be: {x}",

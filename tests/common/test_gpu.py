@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.gpu import choose
-from common.gpu.choose import CPU, DRIVER_MB, Gpu, Listing
+from common.gpu.choose import CPU, DRIVER_MB
+from common.gpu.listing import Gpu, Listing, list_gpus
 from common.run import settings as config
 from common.system.errors import BadInput
 
@@ -328,7 +329,7 @@ class FakeNvml:
 
 def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
     nvml = FakeNvml()
-    listing = choose.list_gpus(nvml)
+    listing = list_gpus(nvml)
     assert [(g.index, g.uuid, g.memory_mb, g.free_mb) for g in listing.gpus] == [
         (0, "GPU-0", 81920, 40960), (1, "MIG-0", 10240, 5120), (2, "MIG-3", 10240, 5120),
     ]  # fmt: skip
@@ -337,7 +338,7 @@ def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
 
 
 def test_nvml_failures_become_reasons():
-    assert "Driver Not Loaded" in choose.list_gpus(FakeNvml("init")).reason
+    assert "Driver Not Loaded" in list_gpus(FakeNvml("init")).reason
     broken = FakeNvml("count")
-    assert "Unknown Error" in choose.list_gpus(broken).reason
+    assert "Unknown Error" in list_gpus(broken).reason
     assert broken.open == 0

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from common.xtts.checkpoints import pth
-from common.xtts.checkpoints.pth import Opaque, PthError, PthFile, StoredTensor
+from common.xtts.checkpoints.pth import Opaque, PthFile, StoredTensor
+from common.xtts.checkpoints.pth_zip import PthError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -64,8 +65,10 @@ def test_the_old_format_is_refused_with_the_way_out():
 
 
 TREE = {
-    "model": {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "none": np.zeros((0, 3), np.float32)},
-    "half": np.ones(3, np.float16), "big": 2**40, "negative": -(2**40), "small": -5, "share": 0.5, "yes": True, "no": False, "nil": None,
+    "model": {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7),
+        "none": np.zeros((0, 3), np.float32)},
+    "half": np.ones(3, np.float16), "big": 2**40, "negative": -(2**40), "small": -5, "share": 0.5,
+    "yes": True, "no": False, "nil": None,
     "list": [1, "two", [3.0]], "پارسی": "متن", "empty": {},
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from tests.support.producer_runs import make_run, tone, write_dvae
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from common.data.manifest import TRAIN, Manifest
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.transport.wire import digest
 from producer.batches.cache import CodesCache
 from producer.batches.decode import decode
@@ -172,7 +173,7 @@ def mixed_rates(folder):
     """A run whose clips are at 22 050, 44 100 and 48 000 Hz."""
     run = make_run(folder, [1.1 + 0.17 * i for i in range(9)], num_eval=1, audio=AUDIO)
     rates = [(22050, 44100, 48000)[i % 3] for i in range(9)]
-    with Manifest.create(folder / "manifest.sqlite") as m:
+    with ManifestWriter(folder / "manifest.sqlite") as m:
         m.add_source(folder / "clips")
         for u, rate in zip(run.manifest.utterances(range(9)), rates, strict=True):
             frames = u.num_samples * rate // 22050
@@ -196,7 +197,9 @@ def mixed_rates(folder):
                 "language": "en",
                 "speaker": "a",
             }
-            m.add_utterance(source=0, path=path, **words, **facts, split=TRAIN if u.id < 8 else 1)
+            m.add_utterance(
+                NewUtterance(source=0, path=path, **words, **facts, split=TRAIN if u.id < 8 else 1)
+            )
     run.manifest = Manifest.open(folder / "manifest.sqlite")
     return run
 

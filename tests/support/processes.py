@@ -195,7 +195,8 @@ def _family(stop: Stop, status: StatusFile, value: str) -> None:
 
 
 _KINDS = {
-    "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf, "busy": _busy, "family": _family,
+    "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf,
+    "busy": _busy, "family": _family,
     "late": _late, "until": _until,
 }  # fmt: skip
 

@@ -21,8 +21,8 @@ import yaml
 from pydantic import BaseModel
 
 import launch
-from common.gpu import choose
-from common.gpu.choose import CPU, Device, Devices, Gpu
+from common.gpu.choose import CPU, Device, Devices
+from common.gpu.listing import Gpu, list_gpus
 from common.launcher import flags, ownership
 from common.run import settings as config
 from common.run.settings import Config
@@ -37,8 +37,10 @@ ROOT = Path(launch.__file__).parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
 
 OLD_FLAGS = {
-    "--data-gpu", "--model-gpu", "--num-producers", "--buffer-size", "--batch-size", "--train-data", "--val-data", "--epochs",
-    "--max-steps", "--checkpoint-dir", "--num-workers", "--model-start-delay", "--enable-static-shapes", "--enable-memory-isolation",
+    "--data-gpu", "--model-gpu", "--num-producers", "--buffer-size", "--batch-size", "--train-data",
+    "--val-data", "--epochs",
+    "--max-steps", "--checkpoint-dir", "--num-workers", "--model-start-delay",
+    "--enable-static-shapes", "--enable-memory-isolation",
     "--resume",
 }  # fmt: skip
 
@@ -169,7 +171,8 @@ def test_program_shows_every_process_with_its_device(tmp_path):
         c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0))
     )
     assert [(p.name, p.env["CUDA_VISIBLE_DEVICES"]) for p in program.processes] == [
-        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"), ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
+        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"),
+        ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
     ]  # fmt: skip
     assert program.processes[0].argv[1:] == ("-m", "trainer", "--run", str(tmp_path))
     assert program.processes[1].argv[1:] == (
@@ -322,7 +325,7 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("launch") / "corpus", 12, seconds=0.6)
 
 
-@pytest.mark.skipif(bool(choose.list_gpus().gpus), reason="for machines without a GPU")
+@pytest.mark.skipif(bool(list_gpus().gpus), reason="for machines without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     p = run(f"data.train={corpus}", f"run={tmp_path / 'r'}", "--data-gpu", "99")

@@ -13,8 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from common.run.folder import RunFolder
@@ -163,6 +165,22 @@ def table(summary: dict) -> Table:
         for name in dict.fromkeys(name for row in rows for name in row):
             out.add_row(name, *(row.get(name, "") for row in rows))
     return out
+
+
+def show(run_dir: Path, out: TextIO) -> str:
+    """Print the figures that the trainer left, as a table; what the last line has to say of them
+    besides.
+    """
+    path = run_dir / "summary.json"
+    if not path.is_file():
+        return ""
+    figures = json.loads(path.read_text())
+    width = None if out.isatty() else 110
+    Console(file=out, width=width, markup=False).print(table(figures))
+    differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
+    if not differing:
+        return ""
+    return f"; {differing} batches were made twice, with different bytes (differing.jsonl)"
 
 
 def lines(summary: dict) -> list[str]:
