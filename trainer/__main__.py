@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
 from common.system.errors import BadInput
@@ -43,6 +44,7 @@ def main(stop: Stop) -> None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
+    # None of it is repaired before this process is the run's one trainer.
     held = lock(
         args.run / "lock",
         "trainer",
@@ -51,6 +53,7 @@ def main(stop: Stop) -> None:
     status = StatusFile(args.run, "trainer", "trainer")
     stop.at_exit(status.finish)
     try:
+        prove(run)
         _set_up_device(run, status)
         server = _bind(run)
         try:
@@ -80,6 +83,16 @@ def main(stop: Stop) -> None:
         server.close(drain_s=3.0)
     finally:
         held.release()
+
+
+def prove(run: RunFolder) -> None:
+    """Every file that decides what is trained is as it was written, or made anew.
+
+    BadInput: one is not.
+    """
+    recorded_settings.mend(run.proof, run.config)
+    published.mend(run)
+    run.prove(trains=True)
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:

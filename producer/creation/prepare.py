@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -27,14 +26,15 @@ from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
 from common.data.manifest import EVAL, TRAIN, Manifest
 from common.data.plan import Plan, PlanRows, write_plan
 from common.run import beginning
+from common.run import proof as record
 from common.run import settings as config_module
 from common.run.beginning import Beginning
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.settings import Config, Threads
-from common.run.stages import STAGES, StageSpec, family_of, stages_of
+from common.run.stages import NETWORKS, STAGES, StageSpec, family_of, stages_of
 from common.system.errors import BadInput
-from common.system.files import digest, file_digest, write_atomically
+from common.system.files import digest, file_digest, fsync_tree
 from common.xtts import filterbank
 from common.xtts.checkpoints import pretrained
 from common.xtts.dims import ModelDims
@@ -45,7 +45,7 @@ from producer.batches.rows import hidden_share, layout_of, most_codes
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin
+from producer.creation import begin, mend
 from producer.creation.resume import compare, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -75,12 +75,9 @@ def prepare_run(
             f"parity {config.parity}: "
             + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items())
         )
-    existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
-    if existing is None and folder.exists() and (folder / "checkpoints").exists():
-        raise BadInput(
-            f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another"
-            " run= folder"
-        )
+    existing = RunFolder(folder) if record.is_run(folder) else None
+    if existing is None:
+        _check_no_history(folder)
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
@@ -110,6 +107,7 @@ def prepare_run(
             for setting in without_effect(existing, config):
                 out(f"warning: no effect on this run: {setting}")
             lost = compare(identity, existing, config, aside / "manifest.sqlite")
+            mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
             if lost:
                 out(
                     f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
@@ -117,17 +115,28 @@ def prepare_run(
                     " aside when their turn comes. To train on them, restore the files and start"
                     " again"
                 )
-            for name in (
-                ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
-            ):  # of the same corpus, wherever it lies now
-                os.replace(aside / name, folder / name)
-            config_module.dump(config, folder / "config.yaml")
+            # of the same corpus, wherever it lies now
+            scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
+            mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
+            for line in mend.told(existing, mended):
+                out(line)
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if existing is not None:
+    if existing is not None and "manifest" in vars(existing):
         existing.manifest.close()
     return RunFolder(folder)
+
+
+def _check_no_history(folder: Path) -> None:
+    """BadInput: training took place in a folder that is no run any more."""
+    for stage in {s.folder for s in NETWORKS}:
+        for name in ("checkpoints", "ledger.jsonl"):
+            if (folder / stage / name).exists():
+                raise BadInput(
+                    f"{folder / stage} has {name} but {folder} no identity.json: it is not a whole"
+                    " run; restore the file from a copy, or choose another run= folder"
+                )
 
 
 def _check(config: Config, start: Beginning | None) -> None:
@@ -217,7 +226,7 @@ def _make(
         aside / "manifest.sqlite",
         tokenizer,
         rows=rows,
-        previous=existing.manifest if existing is not None else None,
+        previous=existing.manifest if _is_whole(existing, "manifest.sqlite") else None,
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
@@ -288,7 +297,7 @@ def make_vocabulary(
         "parity": config.text.coqui_cleaning,
     }
     try:
-        if existing is not None and (config.text.extend or not vocab):
+        if _is_whole(existing, "vocab.json") and (config.text.extend or not vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
         if vocab:
             return _extended(Tokenizer.load(vocab, **options), config, rows, out)
@@ -360,7 +369,8 @@ def _mel_stats(
         return stats.astype(np.float32)
     if not any(s.networks for s in stages_of(config.model.size)):
         return np.ones(dims.audio.num_mels, np.float32)
-    if existing is not None and existing.manifest.digest == manifest.digest:
+    whole = all(_is_whole(existing, n) for n in ("manifest.sqlite", "mel_stats.safetensors"))
+    if whole and existing.manifest.digest == manifest.digest:
         return existing.mel_stats
     ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
     chosen = ids[
@@ -377,6 +387,11 @@ def _mel_stats(
             f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}"
         )
     return filterbank.mel_stats(itertools.chain([first], waves))
+
+
+def _is_whole(existing: RunFolder | None, name: str) -> bool:
+    """There is a run, and this file of it is as it was written."""
+    return existing is not None and name not in existing.damaged
 
 
 def _decodable(
@@ -482,11 +497,14 @@ def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) 
     return most_codes(columns["num_samples"], config.batching.code_phases, dims.audio)
 
 
-# -- same run?
-# --------------------------------------------------------------------------------------------------
+def _own_plans(run: RunFolder, to: Path) -> None:
+    """The plans of a run once more, from its own manifest and settings."""
+    for s in stages_of(run.config.model.size):
+        _plans(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
+    fsync_tree(aside)
     for name in (
         "manifest.sqlite",
         "vocab.json",
@@ -502,4 +520,4 @@ def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
                 shutil.rmtree(target)
             os.replace(aside / name, target)
     config_module.dump(config, folder / "config.yaml")
-    write_atomically(folder / "identity.json", json.dumps(identity, indent=1))
+    mend.first_record(folder, identity, config).write()

@@ -11,6 +11,7 @@ from pathlib import Path
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.run import settings as config
 from common.run.folder import RunFolder
+from common.run.proof import Proof
 from common.transport import wire
 from producer.batches.maker import without
 from producer.creation.prepare import prepare_run
@@ -62,6 +63,14 @@ def arithmetic_run(
         make_corpus(corpus, num_clips, seconds=lambda i: 0.6 + 0.05 * (i % 9))
     tree = settings(tmp_path / "run", corpus, **overrides)
     return prepare_run(config.parse(tree), on_cpu=True, cores=2, out=out)
+
+
+def edit_identity(folder: Path, **changes) -> None:
+    """Make it a run of the time before runs kept a record of their files, of another identity;
+    None: without that key.
+    """
+    identity = {**Proof.read(folder).identity, **changes}
+    Proof(folder, {k: v for k, v in identity.items() if v is not None}).write()
 
 
 @dataclass
