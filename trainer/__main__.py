@@ -26,6 +26,7 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
 from trainer.finale import finish
+from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -86,13 +87,18 @@ def main(stop: Stop) -> None:
 
 
 def prove(run: RunFolder) -> None:
-    """Every file that decides what is trained is as it was written, or made anew.
+    """Every file that decides what is trained is as it was written, or made anew; and the ledger of
+    a stage that has ended tells all of it.
 
-    BadInput: one is not.
+    BadInput: it is not so.
     """
     recorded_settings.mend(run.proof, run.config)
     published.mend(run)
     run.prove(trains=True)
+    for name in run.stages:
+        ended = run.spec(name).publishes and run.dvae_weights.is_file()
+        if ended and profile.free_steps() is None:
+            check_ended(stages.files_of(run, name))
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:

@@ -206,7 +206,9 @@ def test_what_nothing_can_begin_with(folder, text, message):
         prepare(tree(folder, "young", model={"size": "tiny"}))
     if text == "sums":
         (folder / "sums").mkdir(exist_ok=True)
-        (folder / "sums/identity.json").write_text('{"kind": "arithmetic", "run_id": "0", "dims": {}}')
+        (folder / "sums/identity.json").write_text(
+            '{"kind": "arithmetic", "run_id": "0", "dims": {}}'
+        )
     with pytest.raises(BadInput, match=message):
         beginning.locate(str(folder / text))
 

@@ -107,7 +107,7 @@ def test_clips_set_aside_before_count_among_those_that_may_be_lost(tmp_path):
 
 def test_runs_made_before_their_identity_had_code_phases_are_what_they_were(tmp_path):
     run = arithmetic_run(tmp_path, batching__code_phases=4)
-    edit_identity(run.path, code_phases=None)
+    edit_identity(run.path, without="code_phases")
     arithmetic_run(tmp_path, batching__code_phases=4)
     with pytest.raises(
         BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"

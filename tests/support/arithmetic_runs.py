@@ -23,6 +23,8 @@ from trainer.history import ledger
 from trainer.history.checkpoint import Checkpoints
 from trainer.history.schedule import schedule_of
 
+STEP_KEYS = ("step", "epoch", "g", "count", "digest")
+
 
 def settings(run: Path, corpus: Path, **overrides) -> dict:
     """Settings of a small arithmetic run; `overrides` by dotted key with `__` for the dot."""
@@ -65,12 +67,10 @@ def arithmetic_run(
     return prepare_run(config.parse(tree), on_cpu=True, cores=2, out=out)
 
 
-def edit_identity(folder: Path, **changes) -> None:
-    """Make it a run of the time before runs kept a record of their files, of another identity;
-    None: without that key.
-    """
+def edit_identity(folder: Path, without: str = "", **changes) -> None:
+    """Make it a run of the time before runs kept a record of their files, of another identity."""
     identity = {**Proof.read(folder).identity, **changes}
-    Proof(folder, {k: v for k, v in identity.items() if v is not None}).write()
+    Proof(folder, {k: v for k, v in identity.items() if k != without}).write()
 
 
 @dataclass
@@ -117,13 +117,12 @@ def outcome(run: RunFolder, stage: str) -> Expected:
     """What the run's folder says that one stage came to."""
     files = stages.files_of(run, stage)
     lines = ledger.fold(ledger.read(files.ledger))
-    keys = ("step", "epoch", "g", "count", "digest")
     found = Checkpoints(files.checkpoints, 99).load_latest(None)
     weights = (
         found.tensors["model"]["weights"].tobytes() + found.tensors["optimizer"]["moment"].tobytes()
     )
     assert found.step == lines[-1]["step"]
-    return Expected([{k: line[k] for k in keys} for line in lines], weights)
+    return Expected([{k: line[k] for k in STEP_KEYS} for line in lines], weights)
 
 
 def assert_exact(run: RunFolder) -> None:

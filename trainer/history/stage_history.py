@@ -77,6 +77,23 @@ def restore(
     return StageHistory(files, facts, checkpoints, book), position
 
 
+def check_ended(files: StageFiles) -> None:
+    """BadInput: the ledger of a stage that has ended is not what its newest whole checkpoint says
+    it was.
+    """
+    if not files.checkpoints.is_dir():
+        return
+    checkpoints = Checkpoints(files.checkpoints, keep=1)
+    for step in reversed(checkpoints.steps()):
+        try:
+            found = checkpoints.load(step)
+        except ValueError as e:
+            log.warning("%s is damaged (%s); its stage has ended", checkpoints.path(step), e)
+            continue
+        _check_ledger(files.ledger, ledger.read(files.ledger), found)
+        return
+
+
 def _check_ledger(path: Path, lines: list[dict], found: Restored | None) -> None:
     """BadInput: the ledger is not the history that the checkpoint's weights have seen."""
     if found is None:
