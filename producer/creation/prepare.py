@@ -21,10 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.audio.errors import DecodeError
 from common.data import stateless_random
-from common.data.batch import num_bytes
-from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
-from common.data.manifest import EVAL, TRAIN, Manifest
-from common.data.plan import Plan, PlanRows, write_plan
+from common.data.manifest import TRAIN, Manifest
 from common.run import beginning
 from common.run import proof as record
 from common.run import settings as config_module
@@ -32,7 +29,7 @@ from common.run.beginning import Beginning
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.settings import Config, Threads
-from common.run.stages import NETWORKS, STAGES, StageSpec, family_of, stages_of
+from common.run.stages import NETWORKS, family_of, stages_of
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync_tree
 from common.xtts import filterbank
@@ -41,11 +38,11 @@ from common.xtts.dims import ModelDims
 from common.xtts.text.clean import UnknownLanguage, normalize_language
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
 from producer.batches.decode import decode
-from producer.batches.rows import hidden_share, layout_of, most_codes
+from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin, mend
+from producer.creation import begin, mend, plans
 from producer.creation.resume import compare, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -245,12 +242,12 @@ def _make(
             dvae,
             aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
         )
-    plans = {
-        s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims)
+    digests = {
+        s.name: plans.write(config, aside / "plan" / s.name, s, manifest, dims)
         for s in stages_of(config.model.size)
     }
-    _check_memory(config, aside, dims)
-    for line in _plan_lines(config, aside, manifest, dims):
+    plans.check_memory(config, aside, dims)
+    for line in plans.lines(config, aside, manifest, dims):
         out(line)
     manifest.close()
     write_rejects(result.report.rejects, aside / "rejects.tsv")
@@ -261,7 +258,7 @@ def _make(
         "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),
         "seed": config.seed,
         "manifest": manifest.digest,
-        "plan": plans,
+        "plan": digests,
         "accumulate": config.train.accumulate,
         "dims": dims.to_dict(),
         "vocabulary": tokenizer.digest,
@@ -405,102 +402,10 @@ def _decodable(
             log.warning("not used for the mel statistics: %s", e)
 
 
-def _plans(
-    config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims
-) -> dict[str, str]:
-    """Write both plans of a stage; returns their digests."""
-    columns = manifest.columns()
-    n = len(columns["split"])
-    if stage.crops:
-        buckets = [
-            Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)
-        ]
-        of = np.zeros(n, np.int16)
-    else:
-        buckets, of = make_buckets(
-            columns["num_tokens"],
-            _num_codes(config, columns, dims),
-            num_buckets=config.batching.buckets,
-            batch_size=config.batching.batch_size,
-            positions_per_batch=config.batching.positions_per_batch,
-            num_latents=dims.gpt.num_latents,
-            layout=layout_of(config),
-        )
-    seed = int(stateless_random.key(config.seed, STAGES.index(stage.name)) >> np.uint64(1))
-    digests = {}
-    for name, split, sampling in (
-        ("train", TRAIN, config.batching.sampling),
-        ("eval", EVAL, "fixed"),
-    ):
-        ids, pool = np.flatnonzero(columns["split"] == split), None
-        if not stage.crops and config.batching.prompt == "speaker":
-            # Training never hears the evaluation set. An evaluation may take its voices from both:
-            # nothing is learnt from it.
-            lenders = ids if name == "train" else np.arange(n)
-            pool = lenders, columns["speaker"][lenders]
-        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
-        digests[name] = write_plan(
-            folder, name, rows, seed=seed, sampling=sampling, buckets=buckets
-        )
-    return digests
-
-
-def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
-    """BadInput where the window times the largest batch is more than the budget."""
-    buckets = [
-        (s.kind, b)
-        for s in stages_of(config.model.size)
-        for b in Plan.open(aside / "plan" / s.name, "train").buckets
-    ]
-    sizes = [num_bytes(kind, bucket, dims, config.transport.mel_dtype) for kind, bucket in buckets]
-    window = config.transport.high_water_mark
-    if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
-        fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
-        raise BadInput(
-            f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is"
-            f" {window * max(sizes) / 1e6:.0f} MB, over"
-            f" transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches"
-            " would fit"
-        )
-
-
-def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
-    plan = Plan.open(aside / "plan" / "gpt", "train")
-    evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
-    shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
-    columns, ids = manifest.columns(), np.asarray(plan.order)
-    lengths = row_lengths(
-        columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config)
-    )[columns["split"] == TRAIN]
-    padding = padded_share(lengths, [b.row_len for b in plan.buckets])
-    lines = [
-        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances,"
-        f" {plan.batches_per_epoch} batches/epoch; rows x positions {shapes}, {100 * padding:.1f} %"
-        " of them padding"
-    ]
-    if config.batching.prompt == "speaker":
-        alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
-        lines.append(
-            f"conditioning clips: of another utterance of the speaker; {alone} utterances are their"
-            " speaker's only one"
-        )
-    elif config.batching.mask_prompt is True and len(ids):
-        share = hidden_share(columns["num_samples"][ids], dims.audio)
-        lines.append(
-            f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no"
-            " targets (see batching.prompt)"
-        )
-    return lines
-
-
-def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:
-    return most_codes(columns["num_samples"], config.batching.code_phases, dims.audio)
-
-
 def _own_plans(run: RunFolder, to: Path) -> None:
     """The plans of a run once more, from its own manifest and settings."""
     for s in stages_of(run.config.model.size):
-        _plans(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
+        plans.write(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
