@@ -197,7 +197,7 @@ def scan_command(args: argparse.Namespace) -> int:
 
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
-    from producer.creation.vocabulary import make_vocabulary
+    from producer.creation.prepare import make_vocabulary
 
     config = resolve.config_of(args)
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
 from common.system.errors import BadInput
@@ -25,6 +26,7 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
 from trainer.finale import finish
+from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ def main(stop: Stop) -> None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
+    # None of it is repaired before this process is the run's one trainer.
     held = lock(
         args.run / "lock",
         "trainer",
@@ -51,6 +54,7 @@ def main(stop: Stop) -> None:
     status = StatusFile(args.run, "trainer", "trainer")
     stop.at_exit(status.finish)
     try:
+        prove(run)
         _set_up_device(run, status)
         server = _bind(run)
         try:
@@ -80,6 +84,21 @@ def main(stop: Stop) -> None:
         server.close(drain_s=3.0)
     finally:
         held.release()
+
+
+def prove(run: RunFolder) -> None:
+    """Every file that decides what is trained is as it was written, or made anew; and the ledger of
+    a stage that has ended tells all of it.
+
+    BadInput: it is not so.
+    """
+    recorded_settings.mend(run.proof, run.config)
+    published.mend(run)
+    run.prove(trains=True)
+    for name in run.stages:
+        ended = run.spec(name).publishes and run.dvae_weights.is_file()
+        if ended and profile.free_steps() is None:
+            check_ended(stages.files_of(run, name))
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:

@@ -68,7 +68,7 @@ class Saves:
         # As written: the feed may have set aside more already, or the process before have died
         # between its checkpoint and the file.
         file = history.files.quarantine
-        self._known_bad = len(file.read_text().splitlines()) if file.is_file() else 0
+        self._known_bad = len(file.read_bytes().splitlines()) if file.is_file() else 0
 
     @property
     def step(self) -> int:
@@ -103,6 +103,7 @@ class Saves:
         facts = {
             "position": asdict(self._in_flight),
             "best_step": self._in_flight.best_step,
+            "ledger": book.extent,
             **self._history.facts,
         }
         self._saver.begin(position.step, self._snapshot, facts)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.run.folder import RunFolder, most_set_aside
+from common.run.published import publish
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
@@ -89,7 +90,7 @@ def train_stage(
         if profiler is not None:
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
         if stage.spec.publishes:
-            stages.publish_dvae(run, stage.step.state_dict()["model"])
+            publish(run, stage.step.state_dict()["model"])
         return stage
     finally:
         if feed is not None:

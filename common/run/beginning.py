@@ -27,6 +27,7 @@ from pathlib import Path
 
 import yaml
 
+from common.run.proof import SETTINGS, Proof
 from common.run.stages import FAMILY
 from common.system.errors import BadInput
 from common.system.files import file_digest
@@ -174,7 +175,7 @@ def _of_weights(text: str, folder: Path) -> Beginning:
 
 
 def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
-    identity = json.loads((run / "identity.json").read_text())
+    identity = Proof.read(run).identity
     if identity.get("kind", FAMILY) != FAMILY:
         raise BadInput(f"model.weights={text}: {run} trains no networks")
     try:
@@ -192,8 +193,20 @@ def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
 
 
 def _settings(run: Path) -> dict:
-    """A run's config.yaml as plain values: this file is read by the one that checks them."""
-    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    """A run's settings as plain values: this file is read by the one that checks them.
+
+    BadInput: they cannot be read.
+    """
+    recorded, path = Proof.read(run).settings, run / SETTINGS
+    if recorded is not None:
+        return recorded
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no settings are in it")
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+        raise BadInput(f"{path} cannot be read: {e}; restore it from a copy") from e
+    return found
 
 
 def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:

@@ -33,6 +33,7 @@ from common.run.sections import (
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
 from common.system.errors import BadInput
+from common.system.files import write_atomically
 from common.xtts.dims import SIZES, ModelDims
 
 
@@ -127,12 +128,22 @@ def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
         value; a fault of an override is
             laid to its flag or to the command line.
     """
+    return of_tree(read_tree(path), path, overrides)
+
+
+def read_tree(path: str | os.PathLike) -> dict:
+    """The plain values of a YAML file. BadInput: no such file, not UTF-8, or not settings."""
     try:
         tree = read_yaml(_text(path), str(path)) or {}
     except (yaml.YAMLError, ValueError) as e:
         raise BadInput(f"{path} is not YAML: {e}") from e
     if not isinstance(tree, dict):
         raise BadInput(f"{path}: expected keys and values at the top level")
+    return tree
+
+
+def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> Config:
+    """Settings from plain values, read from `path`, and overrides. BadInput as of `load`."""
     by: dict[str, str] = {}
     for o in overrides:
         try:
@@ -196,11 +207,11 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
     )
 
 
+def as_text(config: Config) -> str:
+    """The whole tree as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
 def dump(config: Config, path: str | os.PathLike) -> None:
-    """Write the whole tree as YAML, atomically."""
-    path = Path(path)
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(
-        yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
-    os.replace(tmp, path)
+    """Write the whole tree as YAML, atomically and durably."""
+    write_atomically(Path(path), as_text(config))

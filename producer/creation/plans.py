@@ -1,5 +1,5 @@
-"""A run's plans: which utterances make which batches, the memory they take, and
-the lines about them.
+"""A run's plans: written for each stage from the manifest and the settings, held against the memory
+budget, and told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.xtts.dims import ModelDims
 from producer.batches.rows import hidden_share, layout_of, most_codes
 
 
-def write_plans(
+def write(
     config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims
 ) -> dict[str, str]:
     """Write both plans of a stage; returns their digests."""
@@ -79,7 +79,8 @@ def check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
         )
 
 
-def plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
+def lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
+    """What a user should know of the plans in `aside`."""
     plan = Plan.open(aside / "plan" / "gpt", "train")
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
     shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
@@ -88,24 +89,24 @@ def plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims)
         columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config)
     )[columns["split"] == TRAIN]
     padding = padded_share(lengths, [b.row_len for b in plan.buckets])
-    lines = [
+    told = [
         f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances,"
         f" {plan.batches_per_epoch} batches/epoch; rows x positions {shapes}, {100 * padding:.1f} %"
         " of them padding"
     ]
     if config.batching.prompt == "speaker":
         alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
-        lines.append(
+        told.append(
             f"conditioning clips: of another utterance of the speaker; {alone} utterances are their"
             " speaker's only one"
         )
     elif config.batching.mask_prompt is True and len(ids):
         share = hidden_share(columns["num_samples"][ids], dims.audio)
-        lines.append(
+        told.append(
             f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no"
             " targets (see batching.prompt)"
         )
-    return lines
+    return told
 
 
 def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:

@@ -8,39 +8,49 @@ TensorFlow, no GPU: whatever is wrong with the input is found here.
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from safetensors.numpy import save_file
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-from common.data.manifest import Manifest
+from common.audio.errors import DecodeError
+from common.data import stateless_random
+from common.data.manifest import TRAIN, Manifest
 from common.run import beginning
+from common.run import proof as record
 from common.run import settings as config_module
 from common.run.beginning import Beginning
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.sections import Threads
 from common.run.settings import Config
-from common.run.stages import family_of, stages_of
+from common.run.stages import NETWORKS, family_of, stages_of
 from common.system.errors import BadInput
-from common.system.files import digest, file_digest, write_atomically
+from common.system.files import digest, file_digest, fsync_tree
+from common.xtts import filterbank
 from common.xtts.checkpoints import pretrained
+from common.xtts.dims import ModelDims
+from common.xtts.text.clean import UnknownLanguage, normalize_language
+from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+from producer.batches.decode import decode
 from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
-from producer.corpus.rows import read_rows
+from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin
-from producer.creation.mel_statistics import mel_stats
-from producer.creation.plans import check_memory, plan_lines, write_plans
+from producer.creation import begin, mend, plans
 from producer.creation.resume import compare, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
-from producer.creation.vocabulary import make_vocabulary
 
 log = logging.getLogger(__name__)
+
+# Enough clips for the mean of 80 channels to settle, few enough to take seconds.
+_MEL_STATS_CLIPS = 64
 
 
 def prepare_run(
@@ -63,12 +73,9 @@ def prepare_run(
             f"parity {config.parity}: "
             + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items())
         )
-    existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
-    if existing is None and folder.exists() and (folder / "checkpoints").exists():
-        raise BadInput(
-            f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another"
-            " run= folder"
-        )
+    existing = RunFolder(folder) if record.is_run(folder) else None
+    if existing is None:
+        _check_no_history(folder)
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
@@ -77,26 +84,6 @@ def prepare_run(
     config = config_module.resolve(config, on_cpu, cores)
     if existing is not None:
         config = _keep_machine_settings(config, existing.config)
-    aside = _aside(folder)
-    try:
-        identity = _make(config, aside, existing, start, out)
-        config = config.model_copy(
-            update={"model": config.model.model_copy(update={"weights": named})}
-        )
-        if existing is None:
-            _move_in(config, aside, folder, identity)
-            out(f"created {folder}")
-        else:
-            _resume(config, aside, existing, identity, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    if existing is not None:
-        existing.manifest.close()
-    return RunFolder(folder)
-
-
-def _aside(folder: Path) -> Path:
-    """An empty folder within the run's. BadInput: it cannot be made."""
     aside = folder / ".new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,29 +93,48 @@ def _aside(folder: Path) -> Path:
         raise BadInput(
             f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
         ) from e
-    return aside
-
-
-def _resume(
-    config: Config, aside: Path, existing: RunFolder, identity: dict, out: Callable[[str], None]
-) -> None:
-    """Take over what may have changed since the run was created. BadInput: it is another run."""
-    folder = config.run_dir
-    for setting in without_effect(existing, config):
-        out(f"warning: no effect on this run: {setting}")
-    lost = compare(identity, existing, config, aside / "manifest.sqlite")
-    if lost:
-        out(
-            f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
-            f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
-            " aside when their turn comes. To train on them, restore the files and start"
-            " again"
+    try:
+        identity = _make(config, aside, existing, start, out)
+        config = config.model_copy(
+            update={"model": config.model.model_copy(update={"weights": named})}
         )
-    # Of the same corpus, wherever it lies now.
-    for name in ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv"):
-        os.replace(aside / name, folder / name)
-    config_module.dump(config, folder / "config.yaml")
-    out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
+        if existing is None:
+            _move_in(config, aside, folder, identity)
+            out(f"created {folder}")
+        else:
+            for setting in without_effect(existing, config):
+                out(f"warning: no effect on this run: {setting}")
+            lost = compare(identity, existing, config, aside / "manifest.sqlite")
+            mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
+            if lost:
+                out(
+                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
+                    f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
+                    " aside when their turn comes. To train on them, restore the files and start"
+                    " again"
+                )
+            # of the same corpus, wherever it lies now
+            scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
+            mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
+            for line in mend.told(existing, mended):
+                out(line)
+            out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    if existing is not None and "manifest" in vars(existing):
+        existing.manifest.close()
+    return RunFolder(folder)
+
+
+def _check_no_history(folder: Path) -> None:
+    """BadInput: training took place in a folder that is no run any more."""
+    for stage in {s.folder for s in NETWORKS}:
+        for name in ("checkpoints", "ledger.jsonl"):
+            if (folder / stage / name).exists():
+                raise BadInput(
+                    f"{folder / stage} has {name} but {folder} no identity.json: it is not a whole"
+                    " run; restore the file from a copy, or choose another run= folder"
+                )
 
 
 def _check(config: Config, start: Beginning | None) -> None:
@@ -218,19 +224,31 @@ def _make(
         aside / "manifest.sqlite",
         tokenizer,
         rows=rows,
-        previous=existing.manifest if existing is not None else None,
+        previous=existing.manifest if _is_whole(existing, "manifest.sqlite") else None,
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
-    stats = mel_stats(config, manifest, existing, dims, begun)
+    stats = _mel_stats(config, manifest, existing, dims, begun)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
-    dvae = _copy_dvae(config, aside, begun)
-    plans = {
-        s.name: write_plans(config, aside / "plan" / s.name, s, manifest, dims)
+    dvae = (
+        Path(config.model.dvae)
+        if config.model.dvae
+        else None
+        if begun is None
+        else begun / "dvae.safetensors"
+    )
+    if dvae is not None:
+        (aside / "dvae").mkdir()
+        shutil.copyfile(
+            dvae,
+            aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
+        )
+    digests = {
+        s.name: plans.write(config, aside / "plan" / s.name, s, manifest, dims)
         for s in stages_of(config.model.size)
     }
-    check_memory(config, aside, dims)
-    for line in plan_lines(config, aside, manifest, dims):
+    plans.check_memory(config, aside, dims)
+    for line in plans.lines(config, aside, manifest, dims):
         out(line)
     manifest.close()
     write_rejects(result.report.rejects, aside / "rejects.tsv")
@@ -241,36 +259,11 @@ def _make(
         "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),
         "seed": config.seed,
         "manifest": manifest.digest,
-        "plan": plans,
+        "plan": digests,
         "accumulate": config.train.accumulate,
         "dims": dims.to_dict(),
         "vocabulary": tokenizer.digest,
         "mel_stats": digest(stats.tolist()),
-        **_batch_facts(config),
-        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
-        "extend": config.text.extend.model_dump() if config.text.extend else None,
-        "trains_dvae": dvae is None or config.dvae.tune,
-        "dvae": None if dvae is None else file_digest(dvae),
-    }
-
-
-def _copy_dvae(config: Config, aside: Path, begun: Path | None) -> Path | None:
-    """Copy the given DVAE, if there is one; where it came from."""
-    if config.model.dvae:
-        dvae = Path(config.model.dvae)
-    elif begun is not None:
-        dvae = begun / "dvae.safetensors"
-    else:
-        return None
-    (aside / "dvae").mkdir()
-    name = "first.safetensors" if config.dvae.tune else "model.safetensors"
-    shutil.copyfile(dvae, aside / "dvae" / name)
-    return dvae
-
-
-def _batch_facts(config: Config) -> dict:
-    """Settings that decide what is in a batch."""
-    return {
         "mel_dtype": config.transport.mel_dtype,
         "prompt": config.batching.prompt,
         "mask_prompt": config.batching.mask_prompt,
@@ -278,14 +271,146 @@ def _batch_facts(config: Config) -> dict:
         "padded_codes": config.batching.padded_codes,
         "code_phases": config.batching.code_phases,
         "kind": family_of(config.model.size),
+        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
+        "extend": config.text.extend.model_dump() if config.text.extend else None,
+        "trains_dvae": dvae is None or config.dvae.tune,
+        "dvae": None if dvae is None else file_digest(dvae),
     }
 
 
-# -- same run?
-# --------------------------------------------------------------------------------------------------
+def make_vocabulary(
+    config: Config,
+    rows: CorpusRows,
+    existing: RunFolder | None,
+    out: Callable[[str], None],
+    start: Beginning | None = None,
+) -> Tokenizer:
+    """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus.
+
+    BadInput: it cannot be had.
+    """
+    vocab = config.text.vocab or (None if start is None else start.vocab)
+    options = {
+        "keep_diacritics": not config.text.strip_arabic_diacritics,
+        "parity": config.text.coqui_cleaning,
+    }
+    try:
+        if _is_whole(existing, "vocab.json") and (config.text.extend or not vocab):
+            return Tokenizer.load(existing.path / "vocab.json", **options)
+        if vocab:
+            return _extended(Tokenizer.load(vocab, **options), config, rows, out)
+        if config.text.extend:
+            raise BadInput(
+                "text.extend needs a vocabulary to extend: set text.vocab, or model.weights"
+            )
+        tokenizer = Tokenizer.train(rows.pairs(), config.text.vocab_size, rows.languages, **options)
+    except VocabularyError as e:
+        raise BadInput(str(e)) from e
+    out(
+        f"vocabulary: {tokenizer.vocab_size} tokens learnt from the corpus, languages"
+        f" {', '.join(tokenizer.languages)}"
+    )
+    return tokenizer
+
+
+def _extended(
+    tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Callable[[str], None]
+) -> Tokenizer:
+    """The vocabulary with `text.extend`'s languages, learnt from their texts.
+
+    VocabularyError as of `Tokenizer.extend`.
+    """
+    extend = config.text.extend
+    if extend is None:
+        return tokenizer
+    try:
+        languages = [normalize_language(language) for language in extend.languages]
+    except UnknownLanguage as e:
+        raise BadInput(f"text.extend.languages: {e}") from e
+    absent = [language for language in languages if language not in rows.languages]
+    if absent:
+        raise BadInput(
+            f"text.extend.languages: the corpus has no texts in {', '.join(absent)}; it has"
+            f" {', '.join(rows.languages)}"
+        )
+    pairs = (pair for pair in rows.pairs() if pair[1] in languages)
+    longer = tokenizer.extend(pairs, languages, extend.tokens)
+    out(
+        f"vocabulary: {tokenizer.vocab_size} ids kept, {longer.vocab_size - tokenizer.vocab_size}"
+        f" new for {', '.join(languages)}"
+    )
+    return longer
+
+
+def _mel_stats(
+    config: Config,
+    manifest: Manifest,
+    existing: RunFolder | None,
+    dims: ModelDims,
+    begun: Path | None,
+) -> np.ndarray:
+    """float32[80]: the given statistics, or the mean |log-mel| per channel over a fixed sample of
+    the training clips.
+    """
+    given = config.model.mel_stats or (None if begun is None else begun / "mel_stats.safetensors")
+    if given is not None:
+        try:
+            arrays = load_file(given)
+        except (SafetensorError, OSError) as e:
+            raise BadInput(f"model.mel_stats={given} is not a safetensors file: {e}") from e
+        stats = arrays.get("mel_stats")
+        if stats is None or stats.shape != (dims.audio.num_mels,):
+            raise BadInput(
+                f"{given}: expected one tensor 'mel_stats' of {dims.audio.num_mels} values, has"
+                f" {sorted(arrays)}"
+            )
+        return stats.astype(np.float32)
+    if not any(s.networks for s in stages_of(config.model.size)):
+        return np.ones(dims.audio.num_mels, np.float32)
+    whole = all(_is_whole(existing, n) for n in ("manifest.sqlite", "mel_stats.safetensors"))
+    if whole and existing.manifest.digest == manifest.digest:
+        return existing.mel_stats
+    ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
+    chosen = ids[
+        np.argsort(stateless_random.draws(stateless_random.key(0, len(ids)), np.arange(len(ids))))[
+            :_MEL_STATS_CLIPS
+        ]
+    ]
+    errors: list[DecodeError] = []
+    waves = _decodable(manifest, np.sort(chosen), errors)
+    first = next(waves, None)
+    if first is None:
+        shown = "\n  ".join(map(str, errors[:10]))
+        raise BadInput(
+            f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}"
+        )
+    return filterbank.mel_stats(itertools.chain([first], waves))
+
+
+def _is_whole(existing: RunFolder | None, name: str) -> bool:
+    """There is a run, and this file of it is as it was written."""
+    return existing is not None and name not in existing.damaged
+
+
+def _decodable(
+    manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]
+) -> Iterator[np.ndarray]:
+    for u in manifest.utterances(ids):
+        try:
+            yield decode(u.path)
+        except DecodeError as e:
+            errors.append(e)
+            log.warning("not used for the mel statistics: %s", e)
+
+
+def _own_plans(run: RunFolder, to: Path) -> None:
+    """The plans of a run once more, from its own manifest and settings."""
+    for s in stages_of(run.config.model.size):
+        plans.write(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
+    fsync_tree(aside)
     for name in (
         "manifest.sqlite",
         "vocab.json",
@@ -301,4 +426,4 @@ def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
                 shutil.rmtree(target)
             os.replace(aside / name, target)
     config_module.dump(config, folder / "config.yaml")
-    write_atomically(folder / "identity.json", json.dumps(identity, indent=1))
+    mend.first_record(folder, identity, config).write()

@@ -4,15 +4,15 @@ created.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import Manifest, Utterance
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
+from common.system.documents import parse_json
 from common.system.errors import BadInput
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
@@ -161,12 +161,20 @@ def newest(run: RunFolder) -> str:
 def _set_aside(run: RunFolder) -> set[int]:
     """Ids of the clips that turned out bad while it trained."""
     files = [run.stage_folder(stage) / "quarantine.jsonl" for stage in run.stages]
-    return {
-        json.loads(line)["id"]
-        for file in files
-        if file.is_file()
-        for line in file.read_text().splitlines()
-    }
+    return {number for file in files for number in _ids(file)}
+
+
+def _ids(file: Path) -> Iterator[int]:
+    """The ids in a list of clips set aside; a damaged line counts for none: checkpoints have the
+    list that is trained by.
+    """
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        try:
+            number = parse_json(line)["id"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(number, int):
+            yield number
 
 
 def _flat(tree, prefix: str = "") -> dict[str, str]:

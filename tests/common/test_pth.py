@@ -2,6 +2,7 @@
 broken is named, and nothing is run.
 """
 
+import collections
 import contextlib
 import io
 import os
@@ -350,3 +351,19 @@ def test_other_files_are_named(tmp_path):
     write_pickle(path, b"\x80\x02N.", {"byteorder": b"big"})
     with pytest.raises(PthError, match="big-endian"):
         PthFile(path)
+
+
+@pytest.mark.parametrize("name", ["Counter", "OrderedDict"])
+def test_a_pickle_cannot_change_a_class_of_this_process(tmp_path, name):
+    """BUILD with a slot state sets attributes of whatever object lies on the stack."""
+    state = b"N}X\x05\x00\x00\x00ownedK\x01s\x86"
+    path = tmp_path / "model.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "a/data.pkl", b"\x80\x02ccollections\n" + name.encode() + b"\n" + state + b"b."
+        )
+    try:
+        PthFile(path).close()
+    except PthError:
+        pass
+    assert not hasattr(getattr(collections, name), "owned")

@@ -18,7 +18,7 @@ from producer.batches.decode import decode
 from producer.corpus.headers import facts_of
 from producer.corpus.readers.paths import FixedPlace
 from producer.corpus.scan import scan
-from producer.creation.mel_statistics import mel_stats as _mel_stats
+from producer.creation.prepare import _mel_stats
 from tests.support import scan_cases
 from tests.support.corpora import make_corpus, sentence, sine, write_metadata, write_wav
 

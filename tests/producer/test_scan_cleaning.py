@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.system.errors import BadInput
 from producer.corpus.rows import read_rows
-from producer.creation.vocabulary import make_vocabulary
+from producer.creation.prepare import make_vocabulary
 from tests.support import scan_cases
 from tests.support.corpora import make_corpus, write_metadata
 

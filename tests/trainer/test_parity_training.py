@@ -390,7 +390,7 @@ def test_options_reach_step_and_tokenizer(as_coqui, pretrained, tmp_path):
     )
     decayed = {t.key for t, yes in zip(*_decayed(run), strict=True) if yes}
     assert {"conditioning_perceiver.latents", "conditioning_perceiver.norm.gamma"} <= decayed
-    from producer.creation.vocabulary import make_vocabulary
+    from producer.creation.prepare import make_vocabulary
 
     write_vocabulary(tmp_path / "vocab.json", [("a b c 1 & 2", "en")], 60, ["en"])
     for parity, tree in ((True, {"parity": "coqui"}), (False, {})):

@@ -325,9 +325,9 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str):
         """What the file means by a name; ends the reading where that is code."""
         if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
+            return type("OrderedDict", (OrderedDict,), {})  # BUILD may set attributes of it
         if (module, name) == ("collections", "Counter"):
-            return Counter
+            return type("Counter", (Counter,), {})
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._rebuild
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
