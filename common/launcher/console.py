@@ -143,7 +143,8 @@ class Console:
             return
         try:
             with open(spec.log, "rb") as f:
-                f.seek(max(offset, os.fstat(f.fileno()).st_size - 4096))
+                size = os.fstat(f.fileno()).st_size
+                f.seek(max(offset if offset <= size else 0, size - 4096))
                 lines = [
                     line
                     for line in f.read().decode("utf-8", "replace").splitlines()

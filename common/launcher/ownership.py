@@ -23,37 +23,56 @@ STOP_WAIT_S = 45.0
 
 
 @contextlib.contextmanager
-def own_run(run_dir: Path) -> Iterator[None]:
-    """Be the run's launcher while inside.
+def own_run(run_dir: Path) -> Iterator[lock.Holder | None]:
+    """Be the run's launcher while inside; gives the trainer that is at work there already, of a
+    launcher of its own.
 
     A folder made for a run that could not be created is removed again.
 
     Raises:
-        BadInput: another launcher or trainer works there; the message names it. Or the folder was
-        made from a bundle.
+        BadInput: another launcher works there; the message names it. Or the folder was made from a
+        bundle.
     """
     refuse_unpacked(run_dir)
     stop_it = (
         f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its"
         " own with run=…"
     )
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(
-            f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…"
-        ) from e
+    _make_folder(run_dir)
     held = lock.lock(run_dir / "launch.lock", "launch.py", stop_it)
     try:
-        if (by := _not_leaving(run_dir)) is not None:
-            raise BadInput(f"{run_dir} is in use by {by}; {stop_it}")
-        yield
+        yield _not_leaving(run_dir)
     finally:
         is_run = (run_dir / "identity.json").exists()
         held.release(unlink=not is_run)
         if not is_run:
             with contextlib.suppress(OSError):  # not empty: it was the user's
                 run_dir.rmdir()
+
+
+@contextlib.contextmanager
+def preparing(run_dir: Path) -> Iterator[None]:
+    """Create the run, or change its settings, while inside: one process at a time.
+
+    Raises:
+        BadInput: another command does so now; the message names it.
+    """
+    _make_folder(run_dir)
+    advice = "it creates or resumes this run just now; wait for it, or give this run another folder"
+    held = lock.lock(run_dir / "prepare.lock", "launch.py", advice)
+    try:
+        yield
+    finally:
+        held.release(unlink=True)
+
+
+def _make_folder(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(
+            f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…"
+        ) from e
 
 
 def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None:

@@ -46,7 +46,7 @@ from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
 from producer.creation import begin
-from producer.creation.resume import compare, names, newest, without_effect
+from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ def prepare_run(
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
-    if existing is not None:
-        config = _keep_arithmetic(config, existing.config)
-    config = config_module.resolve(config, on_cpu, cores)
-    if existing is not None:
-        config = _keep_machine_settings(config, existing.config)
+    config = (
+        config_module.resolve(config, on_cpu, cores)
+        if existing is None
+        else resumed(config, existing, on_cpu, cores)
+    )
     aside = folder / ".new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,6 +121,11 @@ def prepare_run(
                 ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
             ):  # of the same corpus, wherever it lies now
                 os.replace(aside / name, folder / name)
+            for line in (
+                *changes(existing.config, config),
+                *moved_schedule(existing.config, config),
+            ):
+                out(f"changed: {line}")
             config_module.dump(config, folder / "config.yaml")
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
     finally:
@@ -128,6 +133,12 @@ def prepare_run(
     if existing is not None:
         existing.manifest.close()
     return RunFolder(folder)
+
+
+def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Config:
+    """The settings that a run goes on with where `config` is asked for."""
+    config = config_module.resolve(_keep_arithmetic(config, existing.config), on_cpu, cores)
+    return _keep_machine_settings(config, existing.config)
 
 
 def _check(config: Config, start: Beginning | None) -> None:

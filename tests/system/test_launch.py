@@ -263,17 +263,14 @@ def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
     assert [p.name for p in run_dir.iterdir()] == ["mine.txt"]
 
 
-def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_replaced(tmp_path):
+def test_a_running_trainer_is_named_and_keeps_others_out_until_it_is_replaced(tmp_path):
     p = processes.start_child(tmp_path, "trainer", "wait-0.2")
     deadline = time.monotonic() + 280
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with (
-        pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"),
-        ownership.own_run(tmp_path),
-    ):
-        pass
+    with ownership.own_run(tmp_path) as at_work:
+        assert (at_work.pid, at_work.what) == (p.pid, "trainer")
     with pytest.raises(BadInput, match=rf"pid {p.pid}.*--replace"):
         ownership.make_room(tmp_path, False, print)
     threading.Thread(target=p.communicate).start()
@@ -281,6 +278,19 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     assert lock.holder(tmp_path / "lock") is None
     assert p.wait(280) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+def test_two_commands_that_create_or_resume_at_once_exclude_each_other(tmp_path):
+    run_dir = tmp_path / "r"
+    with ownership.preparing(run_dir):
+        with (
+            pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*just now"),
+            ownership.preparing(run_dir),
+        ):
+            pass
+    with ownership.preparing(run_dir):
+        pass
+    assert list(run_dir.iterdir()) == []
 
 
 def test_added_producers_get_names_of_their_own(tmp_path):
