@@ -38,7 +38,7 @@ class ProcessSpec:
     device: str = ""  # in words, for the start-up lines
     main: bool = False  # its end with 0 is the program's
     restarts: int = 3
-    # restarts are forgotten when its status shows a higher step, else a batch or ten minutes of work
+    # restarts are forgotten at a higher step in its status, else at a batch or after ten minutes
     by_steps: bool = False
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
     save_s: float = 0.0  # instead of grace_s while its status says "saving"
