@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.run.folder import RunFolder, most_set_aside
+from common.run.settings_text import flat
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
@@ -24,6 +25,7 @@ from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 from trainer.history.stage_history import restore
 from trainer.loop import Loop
+from trainer.patience import Patience
 from trainer.profile import Profiler
 from trainer.readback import Readback
 from trainer.report.clock import Clock
@@ -50,9 +52,11 @@ def train_stage(
     run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)
     facts = {"identity": run.identity, "dims": run.dims.to_dict()}
+    settings = flat(run.config.model_dump(exclude={"run"}))
     history, position = restore(
-        stage.files, run.config.train.keep, facts, stage.step.load_state_dict
+        stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
     )
+    _say_if_done(stage, position)
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
@@ -94,7 +98,8 @@ def train_stage(
         readback = Readback(
             step.read, history.ledger, observer, feed, run.config.train.max_bad_steps
         )
-        saves = Saves(history, quarantine, position, step.snapshot, observer, stop.saving)
+        patience = Patience(stop, status, run.config.train.save_grace_s)
+        saves = Saves(history, quarantine, position, step.snapshot, observer, patience)
 
         def why():
             return (stop.cause or "stop") if stop.is_set() else None
@@ -118,6 +123,17 @@ def train_stage(
             feed.close()
         _close(history.ledger)
         observer.close()
+
+
+def _say_if_done(stage: Stage, position: Position) -> None:
+    if position.step >= stage.schedule.total_steps:
+        log.warning(
+            "stage %s is at step %d already, of %d that are asked for: nothing is left to train; a"
+            " higher --max-steps, or more --epochs, goes on from there",
+            stage.name,
+            position.step,
+            stage.schedule.total_steps,
+        )
 
 
 def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
@@ -204,7 +220,7 @@ def _observer(
         run.stage_folder(stage.name),
         status,
         stage=(stage.number, stage.name),
-        total_steps=stage.schedule.total_steps,
+        total_steps=max(stage.schedule.total_steps, position.step),
         log_every=run.config.train.log_every,
         window=run.config.transport.high_water_mark,
         step=position.step,

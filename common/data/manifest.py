@@ -110,7 +110,9 @@ class ManifestWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self._aside.unlink(missing_ok=True)
-        self._db = sqlite3.connect(self._aside, isolation_level=None)
+        # nolock: nobody else knows the file, and some network disks have no locks.
+        uri = f"file:{_quote(self._aside)}?nolock=1"
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
         self._db.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
             f" {_SCHEMA} BEGIN;"

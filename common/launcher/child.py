@@ -41,7 +41,8 @@ class ProcessSpec:
     # restarts are forgotten at a higher step in its status, else at a batch or after ten minutes
     by_steps: bool = False
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
-    save_s: float = 0.0  # instead of grace_s while its status says "saving"
+    # instead of grace_s while its status says "saving", or as long as that says a save may take
+    save_s: float = 0.0
     leave_s: float = LEAVE_S  # once the main process is done
     optional: bool = False  # without it the program goes on: its failures are told, nothing more
     lock: Path | None = None  # held by this process; another holder is adopted instead of raced
@@ -87,7 +88,7 @@ class Running:
                 )  # fmt: skip
         except OSError as e:
             raise RunError(
-                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.argv[0]})"
+                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.log})"
             ) from e
         self.pid = self._popen.pid
 

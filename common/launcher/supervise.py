@@ -85,6 +85,7 @@ class Child:
         self.last: int | None = None  # the last exit code
         self.asked_at: float | None = None
         self.saving_at: float | None = None  # when it was last seen saving at a stop
+        self.save_s = spec.save_s  # how long a stop waits for that
 
     @property
     def is_pending(self) -> bool:
@@ -220,18 +221,24 @@ class Supervisor:
                 continue
             limit = child.spec.grace_s
             if child.spec.save_s and now - child.asked_at > limit:
-                if self._phase(child) == status.SAVING:
-                    child.saving_at = now
+                self._look_for_a_save(child, now)
                 if child.saving_at is not None and now - child.saving_at < LEAVES_AFTER_SAVE_S:
-                    limit = child.spec.save_s
+                    limit = child.save_s
             if now - child.asked_at > limit:
-                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed")
+                lost = "; the save that it was writing is lost" if child.saving_at == now else ""
+                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed{lost}")
                 child.process.kill()
                 child.asked_at = now  # a process in the kernel's hands may take a while to go
 
-    def _phase(self, child: Child) -> str:
+    def _look_for_a_save(self, child: Child, now: float) -> None:
+        """At a stop, past the time that a process without a save has."""
         s = status.read(self._program.run_dir, child.spec.name)
-        return s.phase if s is not None and s.pid == child.process.pid else ""
+        if s is None or s.pid != child.process.pid or s.phase != status.SAVING:
+            return
+        child.save_s = max(child.spec.save_s, s.save_grace_s or 0.0)
+        if child.saving_at is None:
+            self._view.say(f"{child.spec.name} is saving; it has up to {child.save_s:.0f} s")
+        child.saving_at = now
 
     def _kill_all(self) -> None:
         for child in self._children:

@@ -45,11 +45,12 @@ from common.system.errors import (
 
 PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
 SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
-# "read,write": the pipe of signals of the process that became this one, with those it did not hear
+# "read,write": the pipe of signals of the process that became this one, with those it did not
+# hear
 _SIGNALS = "XTTS_SIGNALS"
 
-# The supervisor kills after 5 s (nothing to save), 10 s, or 30 s while the status says "saving"; a
-# child leaves just before.
+# The supervisor kills after 5 s (nothing to save), 10 s, or, while the status says "saving", as
+# long as that says a save may take (at least 30 s); a child leaves just before.
 GRACE_S = 4.5
 SAVER_GRACE_S = 9.5
 SAVE_S = 29.5
@@ -57,6 +58,7 @@ ORPHAN_S = 8.0
 REPLACE_S = 58.0
 
 _PR_SET_PDEATHSIG = 1
+_LEAVES_AFTER_SAVE_S = 2.5
 _STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
 _HEARD = (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -75,7 +77,9 @@ class Stop(threading.Event):
         self.reason = ""
         self.exit_code = TERMINATED
         self._saves = saves
+        self.save_s = SAVE_S  # how long a stop waits for a save
         self._saving = 0
+        self._saved_at = 0.0
         self._since = 0.0
         self._hooks: list[Callable[[int], None]] = []
         self.parent_fd: int | None = None
@@ -125,6 +129,7 @@ class Stop(threading.Event):
             yield
         finally:
             self._saving -= 1
+            self._saved_at = time.monotonic()
 
     def remaining_s(self) -> float | None:
         """Seconds until the process is forced out; None: no stop yet."""
@@ -132,10 +137,12 @@ class Stop(threading.Event):
             return None
         if self.orphaned:
             limit = ORPHAN_S
+        elif self._saving:
+            limit = max(REPLACE_S, self.save_s) if self.replaced else self.save_s
         elif self.replaced:
             limit = REPLACE_S
         elif self._saves:
-            limit = SAVE_S if self._saving else SAVER_GRACE_S
+            limit = max(SAVER_GRACE_S, self._saved_at - self._since + _LEAVES_AFTER_SAVE_S)
         else:
             limit = GRACE_S
         return self._since + limit - time.monotonic()
@@ -315,9 +322,11 @@ def _orphan(stop: Stop) -> None:
 
 def _force(stop: Stop) -> NoReturn:
     log.warning(
-        "did not stop in time after %s (compiling, or waiting for a device?): forced out; stacks"
-        " follow",
+        "did not stop in time after %s (%s): forced out; stacks follow",
         stop.reason,
+        "the save that was being written is lost; train.save_grace_s bounds the wait for it"
+        if stop._saving
+        else "compiling, or waiting for a device?",
     )
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(all_threads=True)

@@ -45,7 +45,7 @@ from producer.batches.rows import hidden_share, layout_of, most_codes
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin
+from producer.creation import begin, room
 from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -99,12 +99,14 @@ def prepare_run(
             f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
         ) from e
     try:
-        identity = _make(config, aside, existing, start, out)
+        with room.needed(folder):
+            identity = _make(config, aside, existing, start, out)
         config = config.model_copy(
             update={"model": config.model.model_copy(update={"weights": named})}
         )
         if existing is None:
-            _move_in(config, aside, folder, identity)
+            with room.needed(folder):
+                _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
             for setting in without_effect(existing, config):
@@ -126,7 +128,8 @@ def prepare_run(
                 *moved_schedule(existing.config, config),
             ):
                 out(f"changed: {line}")
-            config_module.dump(config, folder / "config.yaml")
+            with room.needed(folder):
+                config_module.dump(config, folder / "config.yaml")
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from common.data.manifest import Manifest, Utterance
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
+from common.run.settings_text import flat
 from common.system.errors import BadInput
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
@@ -131,7 +132,7 @@ def changes(old: Config, new: Config) -> list[str]:
     """Settings that are not what they were, "train.epochs: 3 → 4" each; the folder's name is
     none.
     """
-    before, now = (_flat(c.model_dump(exclude={"run"})) for c in (old, new))
+    before, now = (flat(c.model_dump(exclude={"run"})) for c in (old, new))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     return [f"{k}: {before.get(k, 'unset')} → {now.get(k, 'unset')}" for k in keys]
 
@@ -163,8 +164,8 @@ def without_effect(run: RunFolder, config: Config) -> list[str]:
         )
     if config.dvae != run.config.dvae and run.dvae_weights.is_file():
         old, new = (
-            _flat(run.config.dvae.model_dump(), "dvae"),
-            _flat(config.dvae.model_dump(), "dvae"),
+            flat(run.config.dvae.model_dump(), "dvae"),
+            flat(config.dvae.model_dump(), "dvae"),
         )
         changed = ", ".join(f"{k}={v}" for k, v in new.items() if v != old.get(k))
         found.append(
@@ -203,16 +204,6 @@ def _deciding(config: Config) -> dict[str, str]:
     """The settings that decide what is trained, by their dotted names."""
     return {
         k: v
-        for k, v in _flat(config.model_dump()).items()
+        for k, v in flat(config.model_dump()).items()
         if k.split(".")[0] in _IDENTITY_SECTIONS or k in _IDENTITY_SETTINGS
-    }
-
-
-def _flat(tree, prefix: str = "") -> dict[str, str]:
-    if not isinstance(tree, dict):
-        return {prefix: repr(tree)}
-    return {
-        k: v
-        for name, sub in tree.items()
-        for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()
     }

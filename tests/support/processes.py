@@ -118,8 +118,9 @@ def _behave(stop: Stop, run: Path, name: str, behaviour: str) -> int | None:
 
 
 def _wait(stop: Stop, status: StatusFile, value: str) -> None:
-    """Work until told to leave; then take `value` seconds to save."""
-    status.update(phase="training", step=1)
+    """Work until told to leave; then take `value` seconds to save, of which "+S" may be taken."""
+    value, _, grace = value.partition("+")
+    status.update(phase="training", step=1, save_grace_s=float(grace) if grace else None)
     stop.wait()
     if value and not stop.orphaned:
         status.update(phase="saving")

@@ -5,6 +5,7 @@ outside.
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ from common.system import lock, status
 from common.system.cores import cores
 from common.system.errors import BadInput
 from tests.support import processes
-from tests.support.arithmetic_runs import settings
+from tests.support.arithmetic_runs import arithmetic_run, settings
 from tests.support.corpora import make_corpus
 
 ROOT = Path(launch.__file__).parent
@@ -278,6 +279,38 @@ def test_a_running_trainer_is_named_and_keeps_others_out_until_it_is_replaced(tm
     assert lock.holder(tmp_path / "lock") is None
     assert p.wait(280) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"train__max_steps": 7}])
+def test_a_launch_goes_on_with_a_trainer_at_work_or_replaces_it(tmp_path, monkeypatch, changes):
+    """Left by `trainer --replace` when the run's own launcher was killed."""
+    run_dir = arithmetic_run(tmp_path, 12).path
+    p = processes.start_child(run_dir, "trainer", "wait-0.1")
+    deadline = time.monotonic() + 280
+    while (s := status.read(run_dir, "trainer")) is None or s.phase != "training":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    threading.Thread(target=p.communicate).start()
+    at_work = []
+
+    def supervise(program, notes, out):
+        at_work.append(lock.holder(run_dir / "lock"))
+        return 0
+
+    monkeypatch.setattr(launch, "_supervise", supervise)
+    tree = settings(run_dir, tmp_path / "corpus", **changes)
+    out = io.StringIO()
+    try:
+        assert launch.train(config.parse(tree), out) == 0
+        if changes:
+            assert at_work == [None]
+            assert p.wait(280) == 4
+            assert "at work with other settings (train.max_steps: 60 → 7)" in out.getvalue()
+        else:
+            assert at_work[0].pid == p.pid
+            assert "going on with it" in out.getvalue()
+    finally:
+        p.kill()
 
 
 def test_two_commands_that_create_or_resume_at_once_exclude_each_other(tmp_path):

@@ -130,6 +130,14 @@ def test_deadlines_follow_the_cause(monkeypatch):
         assert clocked.remaining_s() == SAVE_S
     now += 3
     assert clocked.remaining_s() == SAVER_GRACE_S - 3
+    clocked.save_s = 120.0
+    with clocked.saving():
+        now += 87
+        assert clocked.remaining_s() == 30.0
+    assert clocked.remaining_s() > 0, "what follows a save is not forced out at once"
+    now += 30
+    assert clocked.remaining_s() < 0
+    clocked._since = now
     clocked.request("orphan", "death", 143)
     assert clocked.remaining_s() == ORPHAN_S
     clocked.request("stop", "SIGINT", 130)

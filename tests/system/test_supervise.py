@@ -266,18 +266,24 @@ def test_s1_stop_signals_and_warnings_of_a_batch_system(launch, finish, tmp_path
     assert gone(*pids(tmp_path, "trainer"), *pids(tmp_path, "producer-0"))
 
 
-def test_a_save_gets_the_longer_deadline_and_no_more(launch, finish, later, tmp_path):
-    p = launch("trainer:trainer:wait-600:grace=600:save=1200")
+@pytest.mark.parametrize(
+    "trainer", ["wait-600:grace=600:save=1200", "wait-600+1200:grace=600:save=30"]
+)
+def test_s7_a_save_gets_the_longer_deadline_and_no_more(
+    launch, finish, said, later, tmp_path, trainer
+):
+    """That of the program, or the one that the trainer tells."""
+    p = launch(f"trainer:trainer:{trainer}")
     until(lambda: working(tmp_path, "trainer"))
     p.send_signal(signal.SIGTERM)
     until(lambda: status.read(tmp_path, "trainer").phase == "saving")
     later(900)
-    time.sleep(0.5)  # the launcher has looked at its clock, unless it is slower than that
+    until(lambda: "trainer is saving; it has up to 1200 s" in said())
     assert p.poll() is None
     later(1300)
     code, out = finish(p)
     assert code == 143
-    assert "trainer did not stop within 1200 s: killed" in out
+    assert "trainer did not stop within 1200 s: killed; the save that it was writing is lost" in out
 
 
 @pytest.mark.parametrize("behaviour", ["busy", "deaf"])
