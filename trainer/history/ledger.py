@@ -5,7 +5,8 @@ A line may lag behind the device, but lines up to step N are on disk before chec
 `{"resumed_from": N}` says that the steps after N were lost with a crash and are trained again;
 folding drops the earlier lines of those steps. A torn last line is what a SIGKILL leaves, and is
 dropped. `{"checkpoint": N}` is written after checkpoint N exists.
-`{"settings": {"a.b": "value"}}` are those that hold from there on: all of them first, then what a resume changed.
+`{"settings": {"a.b": "value"}}` are those that hold from there on: all of them first, then what a
+resume changed.
 """
 
 from __future__ import annotations
