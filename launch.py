@@ -30,11 +30,12 @@ from common.launcher.console import Console
 from common.launcher.flags import Command, switch
 from common.launcher.supervise import Supervisor
 from common.run import beginning
+from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.system import status
 from common.system.cores import cores
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
-from common.system.lock import holder
+from common.system.lock import Holder, holder
 from trainer.commands import coqui
 from trainer.commands import synthesize as synthesize_command
 
@@ -130,11 +131,35 @@ def train(config: Config, out: TextIO | None = None) -> int:
     Returns the exit code; BadInput before any process starts.
     """
     devices = choose.choose_gpus(config, list_gpus(), os.environ)
-    with ownership.own_run(config.run_dir):
+    with ownership.own_run(config.run_dir) as trainer:
+        if trainer is not None:
+            config, at_work = _beside(trainer, config, devices, out)
+            if at_work:
+                program = make_program(config, config.run_dir, devices)
+                return _supervise(program, devices.notes, out)
         ownership.check_bind(config.transport.bind)
         run = _prepare(config, devices, out)
         program = make_program(run.config, config.run_dir, devices)
         return _supervise(program, devices.notes, out)
+
+
+def _beside(
+    trainer: Holder, config: Config, devices: Devices, out: TextIO | None
+) -> tuple[Config, bool]:
+    """(settings, whether the trainer that works in the run already stays): it stays where it has
+    all the settings that are asked for, else it saves and makes room.
+    """
+    from producer.creation import prepare, resume
+
+    existing = RunFolder(config.run_dir)
+    wanted = prepare.resumed(config, existing, devices.trainer.kind == "cpu", cores())
+    changed = resume.changes(existing.config, wanted)
+    if not changed:
+        tell(f"{trainer} is at work in {config.run_dir}: going on with it", out)
+        return existing.config, True
+    tell(f"{trainer} is at work with other settings ({'; '.join(changed)})", out)
+    ownership.make_room(config.run_dir, True, lambda text: tell(text, out))
+    return config, False
 
 
 def train_command(args: argparse.Namespace) -> int:
@@ -351,12 +376,13 @@ def tell(text: str, out: TextIO | None = None) -> None:
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
     from producer.creation.prepare import prepare_run
 
-    return prepare_run(
-        config,
-        on_cpu=devices.trainer.kind == "cpu",
-        cores=cores(),
-        out=lambda text: tell(text, out),
-    )
+    with ownership.preparing(config.run_dir):
+        return prepare_run(
+            config,
+            on_cpu=devices.trainer.kind == "cpu",
+            cores=cores(),
+            out=lambda text: tell(text, out),
+        )
 
 
 def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
@@ -417,7 +443,8 @@ def main(argv: list[str]) -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored
-    signal.signal(signal.SIGTERM, _terminated)
+    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminated)
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)

@@ -135,10 +135,9 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
 def _bind(run: RunFolder) -> LeaseServer:
     """The channel's end, with its address in RUN/endpoint.json."""
     t = run.config.transport
-    curve = t.bind != "ipc"
     try:
-        keys = run_keys(run.path)[0] if curve else None
-        address = t.bind if curve else ipc_address(run.path)
+        keys = run_keys(run.path)[0] if t.bind.startswith("tcp://") else None
+        address = ipc_address(run.path) if t.bind == "ipc" else t.bind
         server = LeaseServer(
             address,
             run.run_id,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from common.run.folder import RunFolder, most_set_aside
 from common.run.published import publish
+from common.run.settings_text import flat
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
@@ -25,6 +26,7 @@ from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 from trainer.history.stage_history import restore
 from trainer.loop import Loop
+from trainer.patience import Patience
 from trainer.profile import Profiler
 from trainer.readback import Readback
 from trainer.report.clock import Clock
@@ -50,10 +52,7 @@ def train_stage(
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)
-    facts = {"identity": run.identity, "dims": run.dims.to_dict()}
-    history, position = restore(
-        stage.files, run.config.train.keep, facts, stage.step.load_state_dict
-    )
+    history, position = _restored(run, stage)
     if position.step == 0:
         stages.first_weights(run, stage)
     quarantine = _quarantine(run, stage, position)
@@ -77,7 +76,8 @@ def train_stage(
         step = step if profiler is None else profiler.wrap(step)
         most_bad = run.config.train.max_bad_steps
         readback = Readback(step.read, history.ledger, observer, feed, most_bad)
-        saves = Saves(history, quarantine, position, step.snapshot, observer, stop.saving)
+        patience = Patience(stop, status, run.config.train.save_grace_s)
+        saves = Saves(history, quarantine, position, step.snapshot, observer, patience)
         score, why = stage.spec.score, _why(stop)
         loop = Loop(step, stage.schedule, score, feed, readback, saves, observer, why)
         try:
@@ -115,6 +115,28 @@ def _profiler(run: RunFolder, stage: Stage, watch: Watch) -> Profiler | None:
     if not profile.free_steps() or stage.name != run.stages[-1]:
         return None
     return Profiler(watch, profile.free_steps())
+
+
+def _restored(run: RunFolder, stage: Stage):
+    """The stage's history, and where it goes on."""
+    facts = {"identity": run.identity, "dims": run.dims.to_dict()}
+    settings = flat(run.config.model_dump(exclude={"run"}))
+    history, position = restore(
+        stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
+    )
+    _say_if_done(stage, position)
+    return history, position
+
+
+def _say_if_done(stage: Stage, position: Position) -> None:
+    if position.step >= stage.schedule.total_steps:
+        log.warning(
+            "stage %s is at step %d already, of %d that are asked for: nothing is left to train; a"
+            " higher --max-steps, or more --epochs, goes on from there",
+            stage.name,
+            position.step,
+            stage.schedule.total_steps,
+        )
 
 
 def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
@@ -209,7 +231,7 @@ def _observer(
         run.stage_folder(stage.name),
         status,
         stage=(stage.number, stage.name),
-        total_steps=stage.schedule.total_steps,
+        total_steps=max(stage.schedule.total_steps, position.step),
         log_every=run.config.train.log_every,
         window=run.config.transport.high_water_mark,
         step=position.step,

@@ -264,9 +264,11 @@ class Manifest:
 def _connect(path: Path) -> sqlite3.Connection:
     # immutable: the file is replaced, never changed, so no locks are needed (and none work on some
     # network disks).
-    uri = f"file:{_quote(path)}?mode=ro&immutable=1"
+    uri = f"{file_uri(path)}?mode=ro&immutable=1"
     return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
 
 
-def _quote(path: Path) -> str:
-    return os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+def file_uri(path: Path) -> str:
+    """SQLite's name of a file, to which its options can be added."""
+    quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{quoted}"

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import xxhash
 
-from common.data.manifest import APPLICATION_ID, FIELDS, TRAIN, VERSION, Reject, encode_tokens
+from common.data.manifest import (
+    APPLICATION_ID,
+    FIELDS,
+    TRAIN,
+    VERSION,
+    Reject,
+    encode_tokens,
+    file_uri,
+)
 from common.system.files import fsync
 
 _SCHEMA = f"""
@@ -69,7 +77,9 @@ class ManifestWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self._aside.unlink(missing_ok=True)
-        self._db = sqlite3.connect(self._aside, isolation_level=None)
+        # nolock: nobody else knows the file, and some network disks have no locks.
+        uri = f"{file_uri(self._aside)}?nolock=1"
+        self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
         self._db.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
             f" {_SCHEMA} BEGIN;"

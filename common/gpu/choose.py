@@ -53,10 +53,20 @@ class Device:
     gpu: Gpu | None = None  # None where NVML cannot tell which card an entry means
     memory_mb: int | None = None  # hard limit; None: grows as needed
 
+    @property
+    def card(self) -> str:
+        """What two devices are compared by: one card may have several entries in
+        CUDA_VISIBLE_DEVICES.
+        """
+        return self.gpu.uuid if self.gpu else self.visible
+
     def __str__(self) -> str:
         if self.kind == "cpu":
             return "CPU"
-        card = f"{self.gpu.bus_id}, {self.gpu.uuid}, {self.gpu.name}" if self.gpu else self.visible
+        card = self.visible
+        if self.gpu:
+            physical = "" if self.gpu.index == self.index else f"physical {self.gpu.index}, "
+            card = f"{physical}{self.gpu.bus_id}, {self.gpu.uuid}, {self.gpu.name}"
         limit = f", at most {self.memory_mb} MB" if self.memory_mb else ""
         return f"GPU {'' if self.index is None else self.index} ({card}{limit})"
 
@@ -101,6 +111,31 @@ def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
     return devices
 
 
+def mask_notes(listing: Listing, env: Mapping[str, str]) -> list[str]:
+    """What of CUDA_VISIBLE_DEVICES will surprise: an entry that names nothing, which hides those
+    behind it; and an order in which numbers are not those of the list.
+    """
+    masked = env.get("CUDA_VISIBLE_DEVICES")
+    notes = []
+    if masked is not None and listing.gpus:
+        entries = [e.strip() for e in masked.split(",")]
+        seen = len(visible_devices(listing, env))
+        if seen < len(entries) and entries[seen] not in ("", "-1", "NoDevFiles"):
+            behind = f", and hides {', '.join(entries[seen + 1 :])}" if entries[seen + 1 :] else ""
+            notes.append(
+                f"CUDA_VISIBLE_DEVICES={masked}: {entries[seen]} names no GPU of this machine,"
+                f" which has {len(listing.gpus)}{behind}"
+            )
+    order = env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if order != "PCI_BUS_ID" and any(e.strip().isdigit() for e in (masked or "").split(",")):
+        notes.append(
+            f"CUDA_DEVICE_ORDER={order}: CUDA numbers the GPUs in another order than nvidia-smi, so"
+            " that nobody can tell which card an index means, or whether two share one; set"
+            " PCI_BUS_ID, or name GPUs by UUID"
+        )
+    return notes
+
+
 def _find(entry: str, listing: Listing) -> Gpu | None:
     """The GPU of an index or of a UUID's beginning; None: none, or several."""
     if entry.isdigit():
@@ -119,7 +154,7 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         list.
     """
     visible = visible_devices(listing, env)
-    notes: list[str] = []
+    notes = mask_notes(listing, env)
     cpu_only = config.devices == "auto" and (not visible or _is_cpu_build())
     if cpu_only and visible and None in (config.data_gpu, config.model_gpu):
         notes.append(
@@ -164,11 +199,7 @@ def _for_samples(
     asked = _asked("samples.device", config.samples.device, visible, listing, env)
     if asked is None:
         return next(
-            (
-                d
-                for d in devices.producers
-                if d.kind == "gpu" and d.visible != devices.trainer.visible
-            ),
+            (d for d in devices.producers if d.kind == "gpu" and d.card != devices.trainer.card),
             CPU,
         )
     if len(asked) > 1:
@@ -230,8 +261,8 @@ def _default(
     """The first GPU that the other role does not use, else a shared one."""
     if not visible:
         raise BadInput(f"{key}: {_what_there_is(visible, listing, env)}")
-    used = {d.visible for d in taken}
-    return next((d for d in visible if d.visible not in used), visible[0])
+    used = {d.card for d in taken}
+    return next((d for d in visible if d.card not in used), visible[0])
 
 
 def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, str]) -> str:
@@ -263,7 +294,7 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
     shared = [
         i
         for i in range(count)
-        if devices.producers[i % len(devices.producers)].visible == devices.trainer.visible
+        if devices.producers[i % len(devices.producers)].card == devices.trainer.card
     ]
     if devices.trainer.kind == "cpu" or not shared:
         if config.gpu_memory_mb and devices.producers[0].kind == "gpu":
@@ -299,7 +330,7 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
         " stay free for the driver's part of each (gpu_memory_mb changes it)"
     )
     producers = tuple(
-        _limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers
+        _limit(d, cap) if d.card == devices.trainer.card else d for d in devices.producers
     )
     return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
 
@@ -328,7 +359,7 @@ def choose_one(
         return CPU
     cap = device.memory_mb or config.gpu_memory_mb or None
     free = next((g.free_mb for g in listing.gpus if device.gpu and g.uuid == device.gpu.uuid), 0)
-    if device.visible == planned.trainer.visible and free:
+    if device.card == planned.trainer.card and free:
         cap = min(cap or free, free - DRIVER_MB)
         if cap < 512:
             raise BadInput(

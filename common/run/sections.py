@@ -199,6 +199,8 @@ class Train(Section):
     eval_batches: Positive | None = None
     save_every: Positive = 1000
     keep: Positive = 3
+    # the longest that a stop waits for a save; less where saves have taken less so far
+    save_grace_s: float = Field(600.0, ge=10)
     log_every: Positive = 50
     max_bad_steps: Positive = 10
     max_set_aside: float = Field(
@@ -242,7 +244,7 @@ class Transport(Section):
 
     high_water_mark: Positive | None = None  # batches in existence; null: max(8, 2 x producers)
     min_ready: int = Field(1, ge=0)  # batches waiting before step 1
-    bind: str = "ipc"  # or tcp://address:port
+    bind: str = "ipc"  # or ipc:///path, or tcp://address:port
     mel_dtype: Literal["float16", "float32"] = "float16"
     memory_budget_mb: Positive = 4096
     data_timeout_s: float = Field(120.0, gt=0)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from common.system.lock import identity, is_alive
 
-SAVING = "saving"  # the phase in which the supervisor waits up to 30 s at a stop
+SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
 DONE = "done"  # nothing left to do but to say so
 LEFT = "left"
 
@@ -52,6 +52,7 @@ class Status:
     target: int | None = None  # how many the trainer asks for now
     eta_s: float | None = None
     message: str = ""
+    save_grace_s: float | None = None  # how long a stop waits for a save of this trainer
     exit_code: int | None = None
     time: float = 0.0
 
@@ -108,7 +109,7 @@ class StatusFile:
             new = dataclasses.replace(self._status, **changes)
             urgent = any(
                 getattr(new, f) != getattr(self._status, f)
-                for f in ("phase", "stage", "message", "saved_step", "exit_code")
+                for f in ("phase", "stage", "message", "saved_step", "save_grace_s", "exit_code")
             )
             self._status = dataclasses.replace(new, time=time.time())
             if urgent or time.monotonic() - self._written >= self._min_interval_s:

@@ -144,10 +144,21 @@ def connectable(bound: str) -> str:
 
 
 def check_ipc_free(address: str) -> None:
-    """Raises ChannelError if somebody listens there: ZeroMQ would unlink a live socket's path and
-    take its producers away silently.
+    """Raises ChannelError if somebody listens there, or something else than a socket is: ZeroMQ
+    would unlink the path, and take a live socket's producers away silently. A socket that nobody
+    listens at may be taken over.
     """
     path = address[len("ipc://") :]
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ChannelError(f"{address}: cannot listen there ({error.strerror})") from None
+    if not is_socket:
+        raise ChannelError(
+            f"{address}: {path} exists and is no socket; give the socket a path of its own"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

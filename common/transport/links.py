@@ -10,6 +10,7 @@ alone they bound memory per peer, and lose what they hold when it dies.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import uuid
 from collections.abc import Mapping
@@ -134,6 +135,7 @@ class RouterLink:
         self._zap: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None
         self._door: Doorkeeper | None = None
+        self._socket_file: tuple[str, int] | None = None  # path and inode of what was bound
         try:
             self._open(bind, window, max_frame_bytes)
         except BaseException:
@@ -171,6 +173,9 @@ class RouterLink:
         except zmq.ZMQError as error:
             raise ChannelError(explain_bind(bind, error.errno, str(error))) from None
         self.address = connectable(router.last_endpoint.rstrip(b"\0").decode())
+        if bind.startswith("ipc://"):
+            path = bind.removeprefix("ipc://")
+            self._socket_file = path, os.lstat(path).st_ino
         self.public_key = self._keys.pair.public if self._keys else None
         if bind.startswith("tcp://"):
             self._door = Doorkeeper(int(self.address.rsplit(":", 1)[1]), max_frame_bytes)
@@ -238,6 +243,11 @@ class RouterLink:
             self._monitor.close(0)
         self._context.destroy(linger=0)
         self._wake.close()
+        if self._socket_file is not None:
+            path, inode = self._socket_file
+            with contextlib.suppress(OSError):  # gone already, or another's by now
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
 
 
 class DealerLink:

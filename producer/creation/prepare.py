@@ -43,8 +43,8 @@ from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin, mend, plans
-from producer.creation.resume import compare, names, newest, without_effect
+from producer.creation import begin, mend, plans, room
+from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,11 @@ def prepare_run(
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
-    if existing is not None:
-        config = _keep_arithmetic(config, existing.config)
-    config = config_module.resolve(config, on_cpu, cores)
-    if existing is not None:
-        config = _keep_machine_settings(config, existing.config)
+    config = (
+        config_module.resolve(config, on_cpu, cores)
+        if existing is None
+        else resumed(config, existing, on_cpu, cores)
+    )
     aside = folder / ".new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,12 +94,14 @@ def prepare_run(
             f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
         ) from e
     try:
-        identity = _make(config, aside, existing, start, out)
+        with room.needed(folder):
+            identity = _make(config, aside, existing, start, out)
         config = config.model_copy(
             update={"model": config.model.model_copy(update={"weights": named})}
         )
         if existing is None:
-            _move_in(config, aside, folder, identity)
+            with room.needed(folder):
+                _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
             for setting in without_effect(existing, config):
@@ -113,9 +115,15 @@ def prepare_run(
                     " aside when their turn comes. To train on them, restore the files and start"
                     " again"
                 )
-            # of the same corpus, wherever it lies now
+            for line in (
+                *changes(existing.config, config),
+                *moved_schedule(existing.config, config),
+            ):
+                out(f"changed: {line}")
+            # Of the same corpus, wherever it lies now.
             scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
-            mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
+            with room.needed(folder):
+                mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
             for line in mend.told(existing, mended):
                 out(line)
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
@@ -135,6 +143,12 @@ def _check_no_history(folder: Path) -> None:
                     f"{folder / stage} has {name} but {folder} no identity.json: it is not a whole"
                     " run; restore the file from a copy, or choose another run= folder"
                 )
+
+
+def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Config:
+    """The settings that a run goes on with where `config` is asked for."""
+    config = config_module.resolve(_keep_arithmetic(config, existing.config), on_cpu, cores)
+    return _keep_machine_settings(config, existing.config)
 
 
 def _check(config: Config, start: Beginning | None) -> None:

@@ -5,6 +5,7 @@ outside.
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ from common.system import lock, status
 from common.system.cores import cores
 from common.system.errors import BadInput
 from tests.support import processes
-from tests.support.arithmetic_runs import settings
+from tests.support.arithmetic_runs import arithmetic_run, settings
 from tests.support.corpora import make_corpus
 
 ROOT = Path(launch.__file__).parent
@@ -267,17 +268,14 @@ def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
     assert [p.name for p in run_dir.iterdir()] == ["mine.txt"]
 
 
-def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_replaced(tmp_path):
+def test_a_running_trainer_is_named_and_keeps_others_out_until_it_is_replaced(tmp_path):
     p = processes.start_child(tmp_path, "trainer", "wait-0.2")
     deadline = time.monotonic() + 280
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with (
-        pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"),
-        ownership.own_run(tmp_path),
-    ):
-        pass
+    with ownership.own_run(tmp_path) as at_work:
+        assert (at_work.pid, at_work.what) == (p.pid, "trainer")
     with pytest.raises(BadInput, match=rf"pid {p.pid}.*--replace"):
         ownership.make_room(tmp_path, False, print)
     threading.Thread(target=p.communicate).start()
@@ -285,6 +283,51 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     assert lock.holder(tmp_path / "lock") is None
     assert p.wait(280) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"train__max_steps": 7}])
+def test_a_launch_goes_on_with_a_trainer_at_work_or_replaces_it(tmp_path, monkeypatch, changes):
+    """Left by `trainer --replace` when the run's own launcher was killed."""
+    run_dir = arithmetic_run(tmp_path, 12).path
+    p = processes.start_child(run_dir, "trainer", "wait-0.1")
+    deadline = time.monotonic() + 280
+    while (s := status.read(run_dir, "trainer")) is None or s.phase != "training":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    threading.Thread(target=p.communicate).start()
+    at_work = []
+
+    def supervise(program, notes, out):
+        at_work.append(lock.holder(run_dir / "lock"))
+        return 0
+
+    monkeypatch.setattr(launch, "_supervise", supervise)
+    tree = settings(run_dir, tmp_path / "corpus", **changes)
+    out = io.StringIO()
+    try:
+        assert launch.train(config.parse(tree), out) == 0
+        if changes:
+            assert at_work == [None]
+            assert p.wait(280) == 4
+            assert "at work with other settings (train.max_steps: 60 → 7)" in out.getvalue()
+        else:
+            assert at_work[0].pid == p.pid
+            assert "going on with it" in out.getvalue()
+    finally:
+        p.kill()
+
+
+def test_two_commands_that_create_or_resume_at_once_exclude_each_other(tmp_path):
+    run_dir = tmp_path / "r"
+    with ownership.preparing(run_dir):
+        with (
+            pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*just now"),
+            ownership.preparing(run_dir),
+        ):
+            pass
+    with ownership.preparing(run_dir):
+        pass
+    assert list(run_dir.iterdir()) == []
 
 
 def test_added_producers_get_names_of_their_own(tmp_path):

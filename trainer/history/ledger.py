@@ -5,6 +5,8 @@ A line may lag behind the device, but lines up to step N are on disk before chec
 `{"resumed_from": N}` says that the steps after N were lost with a crash and are trained again;
 folding drops the earlier lines of those steps. A torn last line is what a SIGKILL leaves, and is
 dropped. `{"checkpoint": N}` is written after checkpoint N exists.
+`{"settings": {"a.b": "value"}}` are those that hold from there on: all of them first, then what a
+resume changed.
 """
 
 from __future__ import annotations
@@ -139,6 +141,18 @@ class Ledger:
         self._lost = lost_steps(lines, step)
         self._append({"resumed_from": step})
         self.flush()
+
+    def settings(self, now: dict[str, str], lines: list[dict]) -> list[str]:
+        """Note the settings that hold from here on; returns what of them is not as `lines`, the
+        ledger so far, say: "a.b: 3 → 4".
+        """
+        known: dict[str, str] = {}
+        for line in lines:
+            known |= line.get("settings", {})
+        changed = {k: v for k, v in now.items() if known.get(k) != v}
+        if changed:
+            self._append({"settings": changed})
+        return [f"{k}: {known.get(k, 'unset')} → {v}" for k, v in changed.items()] if known else []
 
     def append(self, line: dict) -> None:
         """One step's line. Durable after the next `flush`."""

@@ -47,6 +47,7 @@ def restore(
     keep: int,
     facts: dict,
     load: Callable[[dict[str, dict[str, np.ndarray]]], None],
+    settings: dict[str, str] | None = None,
 ) -> tuple[StageHistory, Position]:
     """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
     at step 0.
@@ -54,6 +55,7 @@ def restore(
     Args:
         keep: how many checkpoints stay.
         load: takes the checkpoint's tensors (`Step.load_state_dict`).
+        settings: those that hold from now on, by their dotted names; for the ledger.
 
     Raises:
         BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
@@ -74,6 +76,8 @@ def restore(
     book = Ledger(files.ledger)
     if lines:
         book.resume(position.step, lines)
+    for change in book.settings(settings or {}, lines):
+        log.info("from step %d on: %s", position.step + 1, change)
     return StageHistory(files, facts, checkpoints, book), position
 
 
