@@ -112,11 +112,20 @@ def make_stage(run: RunFolder, stage: str) -> Maker:
 
 
 def endpoint_of(run: RunFolder, connect: str | None):
-    """() → where the trainer listens, None while there is none."""
-    path = run.path / "endpoint.json"
+    """() → where the trainer listens, None while there is none.
+
+    A damaged file is one too, and said once: the trainer writes it anew.
+    """
+    path, told = run.path / "endpoint.json", []
 
     def look() -> Endpoint | None:
-        found = Endpoint.read(path)
+        try:
+            found = Endpoint.read(path)
+        except (ChannelError, OSError) as e:
+            if not told:
+                log.warning("%s: waiting for it", e)
+                told.append(e)
+            return None
         if connect is None:
             return found
         return Endpoint(connect) if found is None else dataclasses.replace(found, address=connect)

@@ -1,8 +1,11 @@
 """Random schedules of faults on runs of real processes: nothing lost, nothing twice, no hang, bits
 equal; and how long no step was trained after each kind of fault.
 
-    python -m tests.bench.chaos --schedules 200 [--size arithmetic|tiny] [--seed 1] [--events 6]
-        [--jobs 2] [--plant arrival|fetched|no-strikes|anyone]
+    python -m tests.bench.chaos --schedules 200 [--size arithmetic|tiny|twin] [--seed 1]
+        [--events 6] [--jobs 2] [--seconds S] [--plant arrival|fetched|no-strikes|anyone]
+
+Sizes: arithmetic in place of the networks; the networks, tiny; twin: both ends of the channel in
+one process, and a channel that drops, duplicates, delays, reorders and corrupts.
 
 Schedule i is that of seed SEED + i: `--schedules 1 --seed N` plays one again. A failure prints its
 seed and the story of the run. --plant: with a bug in the product, which has to be caught: exit code
@@ -33,9 +36,10 @@ from tests.support.chaos_machine import Gap, Machine
 from tests.support.corpora import make_corpus
 from tests.support.planted import PLANT, PLANTS
 from tests.support.tiny_runs import assert_equal, result, tiny_tree
+from tests.support.twin import HANG_S, Twin
 
-STEPS = {"arithmetic": 70, "tiny": 12}
-EVENTS = {"arithmetic": 6, "tiny": 3}
+STEPS = {"arithmetic": 70, "tiny": 12, "twin": 60}
+EVENTS = {"arithmetic": 6, "tiny": 3, "twin": 0}
 
 
 @dataclass
@@ -77,8 +81,21 @@ class Stand:
             dvae__max_steps=10,
         )
 
+    def play_twin(self, seed: int) -> Played:
+        """One schedule on the clock that the twin turns; gaps are in its seconds."""
+        twin, began, error = Twin(seed, STEPS["twin"]), time.monotonic(), ""
+        try:
+            twin.play()
+        except AssertionError as e:
+            error = f"{e} {twin.counts}"
+        faults = [k for k, n in twin.counts.items() if k != "sent" for _ in range(n)]
+        gaps = [Gap("any", twin.longest_gap_s, HANG_S)]
+        return Played(seed, faults, gaps, time.monotonic() - began, error)
+
     def play(self, seed: int) -> Played:
         """One schedule, from the launch to what the run's folder says."""
+        if self.args.size == "twin":
+            return self.play_twin(seed)
         folder = self.root / f"seed-{seed}"
         # The networks' start needs more room than the small file system has.
         disk = chaos_machine.mount(folder / "disk") if self.args.size == "arithmetic" else None
@@ -89,13 +106,13 @@ class Stand:
             plan = [(w, e) for w, e in plan if e != "impostor"]  # it speaks arithmetic
         base = Driver.create(folder, self.tree(disk or folder), step_ms=5, make_ms=5)
         machine = Machine(base.run, base.config, base.env, base.gate, disk=disk, seed=seed)
-        machine.env["XTTS_CHANNEL_LOG"] = "1"
+        machine.env["XTTS_CHANNEL_LOG"] = str(folder / "channel.jsonl")  # not on the full disk
         if self.args.plant:
             machine.env[PLANT] = self.args.plant
         began, error = time.monotonic(), ""
         try:
             machine.play(plan)
-            self.judge(RunFolder(machine.run))
+            self.judge(RunFolder(machine.run), folder / "channel.jsonl")
             late = [g for g in machine.gaps if g.seconds > g.bound_s]
             if late and self.args.plant:
                 error = f"no step for {late[0].seconds:.1f} s of {late[0].bound_s:.1f}"
@@ -106,14 +123,14 @@ class Stand:
         seconds = time.monotonic() - began
         return Played(seed, [e for _, e in plan], machine.gaps, seconds, error)
 
-    def judge(self, run: RunFolder) -> None:
+    def judge(self, run: RunFolder, told: Path) -> None:
         """AssertionError: something was lost, twice, or other."""
         if self.want is None:
             assert_exact(run)
         else:
             assert_equal(result(run), self.want)
         chaos_machine.check_cursors(run)
-        chaos_machine.check_channel(run)
+        chaos_machine.check_channel(run, told)
 
     def _undisturbed(self):
         folder = self.root / "undisturbed"
@@ -170,6 +187,10 @@ def main() -> int:
     parser.add_argument("--plant", choices=tuple(PLANTS))
     args = parser.parse_args()
     args.events = args.events or EVENTS[args.size]
+    if args.size == "twin":
+        if args.plant:
+            parser.error("bugs in the twin are planted by tests/common/test_twin_chaos.py")
+        args.jobs = 1  # it patches the clock
     played, began = [], time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as name,

@@ -27,24 +27,16 @@ def _arrival() -> list[Patch]:
     take = LeaseBook.take
 
     def first_come(self):
-        head = self.head()
+        head, at = self.head(), self._items
         if head is not None and head.state != READY:
-            for other in self._items.values():
+            for other in list(at.values()):
                 if other.state == READY and other.position > head.position:
-                    _exchange(head, other)
+                    at[head.position], at[other.position] = other, head
+                    head.position, other.position = other.position, head.position
                     break
         return take(self)
 
     return [(LeaseBook, "take", first_come)]
-
-
-def _exchange(a, b) -> None:
-    """Two items of a window trade places in the schedule: all but their positions."""
-    for name in vars(a):
-        if name != "position":
-            mine, its = getattr(a, name), getattr(b, name)
-            setattr(a, name, its)
-            setattr(b, name, mine)
 
 
 def _fetched() -> list[Patch]:

@@ -1,4 +1,4 @@
-"""Runs of the real networks, as small as they get, on the CPU; and what they come to, to the bit."""
+"""Runs of the real networks, as small as they get, on the CPU; what they come to, to the bit."""
 
 from __future__ import annotations
 
