@@ -38,7 +38,8 @@ from tests.support.planted import PLANT, PLANTS
 from tests.support.tiny_runs import assert_equal, result, tiny_tree
 from tests.support.twin import HANG_S, Twin
 
-STEPS = {"arithmetic": 70, "tiny": 12, "twin": 60}
+STEPS = {"arithmetic": 160, "tiny": 44, "twin": 60}
+EVENTS_BY = {"arithmetic": 60, "tiny": 12}  # the last event is due by that step, and what gaps took
 EVENTS = {"arithmetic": 6, "tiny": 3, "twin": 0}
 
 
@@ -70,6 +71,7 @@ class Stand:
         """The settings of a run in `folder`."""
         if self.args.size == "tiny":
             tree = tiny_tree(folder, self.corpus, num_producers=2)
+            tree["train"]["max_steps"] = STEPS["tiny"]
             tree["producers"]["lease_ttl_s"] = chaos_machine.TTL_S
             return tree
         return settings(
@@ -100,7 +102,7 @@ class Stand:
         # The networks' start needs more room than the small file system has.
         disk = chaos_machine.mount(folder / "disk") if self.args.size == "arithmetic" else None
         plan = chaos_machine.schedule(
-            seed, self.args.events, STEPS[self.args.size] - 10, disk is not None
+            seed, self.args.events, EVENTS_BY[self.args.size], disk is not None
         )
         if self.args.size == "tiny":
             plan = [(w, e) for w, e in plan if e != "impostor"]  # it speaks arithmetic

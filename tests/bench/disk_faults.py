@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from common.system.errors import RunError
+from common.system.errors import RunError, disk_refuses
 from tests.support.arithmetic_runs import arithmetic_run, assert_exact
 from tests.support.corpora import make_corpus
 from tests.support.loop_runs import train
@@ -81,8 +81,10 @@ def forked(folder: Path, library: ctypes.CDLL, kill_at: int = 0, full_at: int = 
         said.write(f"error: {e}\n")
         code = SAID
     except BaseException as e:  # noqa: BLE001 - a process's edge
-        said.write(f"traceback: {type(e).__name__}: {e}\n")
-        logging.exception("not a RunError")
+        refusal = disk_refuses(e)  # as launch.py and the trainer do at their edge
+        code = OTHER if refusal is None else SAID
+        said.write(f"error: {refusal}\n" if refusal else f"traceback: {type(e).__name__}: {e}\n")
+        logging.exception("at the edge")
     finally:
         said.write(f"calls {library.disk_fault_calls()}\n")
         said.flush()

@@ -14,7 +14,7 @@ import random
 import signal
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from common.run.folder import RunFolder
@@ -70,6 +70,8 @@ class Machine(Driver):
         self.start_s = time.monotonic() - began
         together: list[tuple[str, float, float]] = []
         for i, (when, event) in enumerate(schedule):
+            if when.step:  # gaps were measured over steps of which the schedule knows nothing
+                when = replace(when, step=max(when.step, self.trained(when.stage) + 1))
             self.wait_until(when)
             together.append((event, time.monotonic(), self.bound_s(event)))
             self.hurt(event, random.Random(f"{self.seed}/{i}"))
@@ -135,7 +137,7 @@ class Machine(Driver):
         for stage in (1, 2):
             last = self.trained(stage)
             if stage == 2 or not (self.run / "ledger.jsonl").exists():
-                self.gate.limit(stage, last + LAG + 2 * SLACK)
+                self.gate.limit(stage, last + LAG + SLACK)
         known, last, longest = self.lines(), since, 0.0
         wanted = known + 4
         while known < wanted:
