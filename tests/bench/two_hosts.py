@@ -103,6 +103,7 @@ def with_another_key(run: RunFolder, out: Path) -> Path:
         bundle.write(run, out)
     finally:
         file.write_bytes(kept)
+    out.chmod(0o600)
     return out
 
 
@@ -112,6 +113,7 @@ def without_key(whole: Path, out: Path) -> Path:
         for item in old.infolist():
             if not item.filename.endswith("keys/client.json"):
                 new.writestr(item, old.read(item))
+    out.chmod(0o600)
     return out
 
 

@@ -137,7 +137,9 @@ class Machine(Driver):
         for stage in (1, 2):
             last = self.trained(stage)
             if stage == 2 or not (self.run / "ledger.jsonl").exists():
-                self.gate.limit(stage, last + LAG + SLACK)
+                # a ledger on a full disk lags behind the run
+                room = 4 * SLACK if any(e == FULL for e, _, _ in together) else SLACK
+                self.gate.limit(stage, last + LAG + room)
         known, last, longest = self.lines(), since, 0.0
         wanted = known + 4
         while known < wanted:
