@@ -474,7 +474,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
-    except Exception as e:
+    except Exception as e:  # the process's edge
         refusal = disk_refuses(e)
         if refusal is None:
             raise
