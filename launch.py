@@ -34,7 +34,16 @@ from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.system import status
 from common.system.cores import cores
-from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
+from common.system.errors import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    BadInput,
+    RunError,
+    Stopped,
+    disk_refuses,
+)
 from common.system.lock import Holder, holder
 from trainer.commands import coqui
 from trainer.commands import synthesize as synthesize_command
@@ -457,6 +466,12 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+    except Exception as e:  # the process's edge
+        refusal = disk_refuses(e)
+        if refusal is None:
+            raise
+        sys.stderr.write(f"error: {refusal}\n")
+        return FAILED
 
 
 if __name__ == "__main__":

@@ -135,6 +135,14 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
 def _bind(run: RunFolder) -> LeaseServer:
     """The channel's end, with its address in RUN/endpoint.json."""
     t = run.config.transport
+    told = _listener(run.path)
+    mine: list[Endpoint] = []
+
+    def on_event(kind: str, **fields) -> None:
+        if kind == "peer_lost" and mine:  # whoever comes in its place reads the file
+            _keep(mine[0], run.endpoint_file)
+        told(kind, **fields)
+
     try:
         keys = run_keys(run.path)[0] if t.bind.startswith("tcp://") else None
         address = ipc_address(run.path) if t.bind == "ipc" else t.bind
@@ -148,24 +156,36 @@ def _bind(run: RunFolder) -> LeaseServer:
             ),
             keys=keys,
             max_frame_bytes=stages.largest_array(run),
-            on_event=_listener(run.path),
+            on_event=on_event,
         )
     except (ChannelError, KeyFileError) as e:
         raise BadInput(str(e)) from e
-    Endpoint(server.endpoint, server.public_key, os.getpid()).write(run.endpoint_file)
+    mine.append(Endpoint(server.endpoint, server.public_key, os.getpid()))
+    mine[0].write(run.endpoint_file)
     log.info("listening at %s, window %d", server.endpoint, t.high_water_mark)
     return server
 
 
+def _keep(mine: Endpoint, file: Path) -> None:
+    """Where we listen is said in `file`, whatever has become of it."""
+    try:
+        if Endpoint.read(file) == mine:
+            return
+    except (ChannelError, OSError) as e:
+        log.warning("%s; written anew", e)
+    try:
+        mine.write(file)
+    except OSError as e:
+        log.warning("%s cannot be written: %s", file, e.strerror)
+
+
 def _listener(folder: Path) -> Callable[..., None]:
     """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of
-    RUN/channel.jsonl, which the channel's invariants
-    are checked from."""
-    out = (
-        open(folder / "channel.jsonl", "a", buffering=1)
-        if os.environ.get("XTTS_CHANNEL_LOG")
-        else None
-    )
+    RUN/channel.jsonl, which the channel's invariants are checked from; any other value is the file.
+    """
+    wanted = os.environ.get("XTTS_CHANNEL_LOG")
+    file = folder / "channel.jsonl" if wanted == "1" else wanted
+    out = open(file, "a", buffering=1) if file else None
 
     def on_event(kind: str, **fields) -> None:
         if out is not None:

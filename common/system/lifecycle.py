@@ -40,6 +40,7 @@ from common.system.errors import (
     Replaced,
     RunError,
     Stopped,
+    disk_refuses,
     is_out_of_memory,
 )
 
@@ -200,6 +201,10 @@ def _outcome(main: Callable[[Stop], int | None], stop: Stop) -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else (OK if e.code is None else FAILED)
     except Exception as e:  # noqa: BLE001 - the process's edge
+        refusal = disk_refuses(e)
+        if refusal is not None:
+            log.error("%s", refusal)
+            return refusal.exit_code
         log.error("%s: %s", type(e).__name__, e, exc_info=True)
         return HOPELESS if _is_hopeless(e) else FAILED
 
