@@ -1,8 +1,8 @@
 """Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
 them.
 
-python launch.py [--config configs/x.yaml] [flags] [key=value ...]     train (no config: configs/demo.yaml)
-python launch.py COMMAND --help                                        everything else
+python launch.py [--config X.yaml] [flags] [key=value ...]    train (no config: configs/demo.yaml)
+python launch.py COMMAND --help                               everything else
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from common.gpu.xla_env import cache_folder, xla_env
 from common.launcher import flags, ownership, remote, resolve
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
+from common.launcher.page import PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run import beginning
 from common.run.settings import Config
@@ -35,6 +36,7 @@ from common.system.cores import cores
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.system.lock import holder
 from trainer.commands import coqui
+from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
@@ -104,6 +106,12 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
             leave_s=60.0,  # at the run's end, to finish what it is at
         ),
     )
+
+
+def page_of(program: Program) -> PageKeeper:
+    """What keeps the run's page current; its process needs no device."""
+    argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
+    return PageKeeper(program.run_dir, argv, environment(Device("cpu")))
 
 
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
@@ -272,6 +280,11 @@ def stop_command(args: argparse.Namespace) -> int:
     return OK
 
 
+def report_command(args: argparse.Namespace) -> int:
+    """Write a run's page: RUN/report.html, or one page about several runs."""
+    return page_command.run(args, tell)
+
+
 def import_command(args: argparse.Namespace) -> int:
     """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to
     speak with.
@@ -345,6 +358,7 @@ COMMANDS = {
     ),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
+    "report": Command(report_command, ("--run",), page_command.FLAGS),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
     "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS),
     "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
@@ -376,14 +390,15 @@ def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
 def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
     for line in (*notes, *program.describe(), f"logs: {program.run_dir / 'logs'}"):
         tell(line, out)
-    with Console(program, out) as view:
+    trains = any(p.role == "trainer" for p in program.processes)
+    with page_of(program) if trains else contextlib.nullcontext(), Console(program, out) as view:
         code = Supervisor(program, view).run()
-    if not any(p.role == "trainer" for p in program.processes):
+    if not trains:
         return code
     if code == OK:
         note = _show_summary(program.run_dir, out)
         tell(
-            f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard"
+            f"done: {program.run_dir} (report.html, samples/, summary.json; all curves: tensorboard"
             f" --logdir {program.run_dir}){note}",
             out,
         )
@@ -393,7 +408,7 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     ):
         tell(
             f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same"
-            " command resumes there",
+            f" command resumes there; to look at: {program.run_dir / 'report.html'}",
             out,
         )
     return code

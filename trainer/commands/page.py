@@ -1,0 +1,43 @@
+"""The command report: one run's page, or one page about several."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from common.launcher import resolve
+from common.system.errors import OK, BadInput
+
+FLAGS = {
+    "--compare": {
+        "metavar": "RUN",
+        "nargs": "+",
+        "help": "several run folders on one page, instead of --run",
+    },
+    "--out": {
+        "metavar": "FILE",
+        "help": "with --compare: the page to write (default: comparison.html)",
+    },
+    "--audio": {
+        "choices": ("embed", "files"),
+        "default": "embed",
+        "help": "embed: the sounds are in the page, as Opus; files: the page plays the run's WAVs",
+    },
+}
+
+
+def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
+    """Write the page and say where it is."""
+    from trainer.page import report  # not before it is needed: every command loads this file
+
+    if args.compare:
+        if args.run:
+            raise BadInput("--run and --compare exclude each other; name every run after --compare")
+        tell(str(report.write_comparison(args.compare, args.out or "comparison.html", args.audio)))
+        return OK
+    if args.out:
+        raise BadInput("--out goes with --compare; one run's page is RUN/report.html")
+    path = report.write(resolve.run_dir_of(args), args.audio)
+    tell(f"{path} ({Path(path).stat().st_size / 1e6:.1f} MB)")
+    return OK
