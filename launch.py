@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.xla_env import cache_folder, xla_env
-from common.launcher import flags, ownership, remote, resolve
+from common.launcher import config_command, flags, ownership, remote, resolve
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
+from common.launcher.examples import EXAMPLES
 from common.launcher.page import PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run import beginning
@@ -285,6 +289,11 @@ def report_command(args: argparse.Namespace) -> int:
     return page_command.run(args, tell)
 
 
+def explain_command(args: argparse.Namespace) -> int:
+    """Say what the settings mean."""
+    return config_command.run(args, tell)
+
+
 def import_command(args: argparse.Namespace) -> int:
     """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to
     speak with.
@@ -316,6 +325,7 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     flags: tuple[str, ...] | None
     own: dict[str, dict] | None = None
+    words: tuple[str, str] | None = flags.KEY_VALUE  # as of `flags.build`
 
 
 def _switch(text: str) -> dict:
@@ -358,9 +368,10 @@ COMMANDS = {
     ),
     "status": Command(status_command, ("--run",)),
     "stop": Command(stop_command, ("--run",)),
+    "config": Command(explain_command, (), config_command.FLAGS, config_command.WORDS),
     "report": Command(report_command, ("--run",), page_command.FLAGS),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
-    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS),
+    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS, None),
     "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
 }
 
@@ -439,17 +450,38 @@ def _show_summary(run_dir: Path, out: TextIO | None) -> str:
 
 def _parser(name: str) -> flags.Parser:
     command = COMMANDS[name]
-    text = command.run.__doc__
+    text = inspect.cleandoc(command.run.__doc__)
     if name == "train":
         text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(
-            f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items()
+            f"  {n:<12} {' '.join(c.run.__doc__.split())}" for n, c in COMMANDS.items()
         )
     parser = flags.build(
-        "launch.py" if name == "train" else f"launch.py {name}", text, command.flags
+        "launch.py" if name == "train" else f"launch.py {name}",
+        text,
+        command.flags,
+        tuple(f"python launch.py {e}" for e in EXAMPLES[name]),
+        command.words,
     )
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)
+    if name == "train":
+        parser.add_argument("--version", action="version", version=_version())
     return parser
+
+
+def _version() -> str:
+    """This project's version, and TensorFlow's without loading it."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    ours = re.search(r'^version = "([^"]+)"', text, re.M)[1]
+    found = {n: v for n in ("tensorflow", "tensorflow-cpu") if (v := _installed(n))}
+    return ", ".join((f"xtts-trainer {ours}", *(f"{n} {v}" for n, v in found.items())))
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _terminated(number: int, frame) -> NoReturn:

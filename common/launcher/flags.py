@@ -88,7 +88,7 @@ ANSWERED = {
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
     "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop",
-    "report", "synthesize", "import-coqui", "export-coqui",
+    "report", "config", "synthesize", "import-coqui", "export-coqui",
 )  # fmt: skip
 
 
@@ -138,18 +138,33 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(message + hint)
 
 
-def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
-    """A parser with `--config`, the flags of `names` (None: all of the table) and key=value
-    settings.
+KEY_VALUE = ("key=value", "set any config key, e.g. train.optim.learning_rate=1e-5")
+
+
+def build(
+    prog: str,
+    help_text: str,
+    names: tuple[str, ...] | None,
+    examples: tuple[str, ...] = (),
+    words: tuple[str, str] | None = KEY_VALUE,
+) -> Parser:
+    """A parser with the flags of `names` (None: all of the table).
+
+    Args:
+        examples: shown below the flags.
+        words: what arguments without a flag are called, and what they mean; None: there are none,
+        and no `--config`, either.
     """
     parser = Parser(
         prog=prog,
         description=help_text,
+        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples) if examples else None,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
-    parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+    parser.set_defaults(config=None, settings=[])
+    if words is not None:
+        _add_settings(parser, words)
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
         if names is None or flag.name in names:
@@ -162,16 +177,17 @@ def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
                 help=f"{flag.help}  [{flag.key}]",
             )
     if names is None:
-        for name, (takes_value, answer) in ANSWERED.items():
-            kind = {"metavar": "X"} if takes_value else {"action": "store_true"}
-            group.add_argument(name, dest=_dest(name), help=answer, **kind)
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="key=value",
-        help="set any config key, e.g. train.optim.learning_rate=1e-5",
-    )
+        for name, (takes_value, _) in ANSWERED.items():  # answered, but nothing to look for
+            kind = {} if takes_value else {"action": "store_true"}
+            group.add_argument(name, dest=_dest(name), help=argparse.SUPPRESS, **kind)
     return parser
+
+
+def _add_settings(parser: Parser, words: tuple[str, str]) -> None:
+    if words == KEY_VALUE:
+        which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
+        parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+    parser.add_argument("settings", nargs="*", metavar=words[0], help=words[1])
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:

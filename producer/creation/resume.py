@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import Manifest, Utterance
+from common.run.describe import IDENTITY_SECTIONS
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
 from common.system.errors import BadInput
 
-# Settings that decide what is trained; named when a folder turns out to hold another run.
-_IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
 _NAMED = 3
 
 
@@ -108,7 +107,7 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
             return changes.gone
         files = f"; clips {changes}" if changes.gone or changes.new else ""
     old, new = (
-        {s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config)
+        {s: c.model_dump()[s] for s in IDENTITY_SECTIONS} for c in (existing.config, config)
     )
     changed = sorted(set(_flat(old).items()) ^ set(_flat(new).items()))
     keys = sorted({k for k, _ in changed})
