@@ -14,20 +14,18 @@ import io
 import json
 import logging
 import os
-import re
 import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.xla_env import cache_folder, xla_env
-from common.launcher import config_command, flags, ownership, remote, resolve
+from common.launcher import config_command, flags, ownership, remote, resolve, show_status
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
 from common.launcher.examples import EXAMPLES
@@ -267,15 +265,7 @@ def profile_command(args: argparse.Namespace) -> int:
 
 def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
-    from rich.console import Console as RichConsole
-
-    run_dir = resolve.run_dir_of(args)
-    if not status.read_all(run_dir):
-        raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(
-        status.table(run_dir)
-    )
-    return OK
+    return show_status.run(args, tell)
 
 
 def stop_command(args: argparse.Namespace) -> int:
@@ -287,6 +277,11 @@ def stop_command(args: argparse.Namespace) -> int:
 def report_command(args: argparse.Namespace) -> int:
     """Write a run's page: RUN/report.html, or one page about several runs."""
     return page_command.run(args, tell)
+
+
+def serve_command(args: argparse.Namespace) -> int:
+    """Show a run's page in a browser while it trains, and /metrics for Prometheus."""
+    return page_command.serve(args, tell)
 
 
 def explain_command(args: argparse.Namespace) -> int:
@@ -366,10 +361,11 @@ COMMANDS = {
             "--json": _switch("print JSON"),
         },
     ),
-    "status": Command(status_command, ("--run",)),
+    "status": Command(status_command, ("--run",), show_status.FLAGS),
     "stop": Command(stop_command, ("--run",)),
-    "config": Command(explain_command, (), config_command.FLAGS, config_command.WORDS),
+    "serve": Command(serve_command, ("--run",), page_command.SERVE_FLAGS),
     "report": Command(report_command, ("--run",), page_command.FLAGS),
+    "config": Command(explain_command, (), config_command.FLAGS, config_command.WORDS),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
     "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS, None),
     "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
@@ -465,23 +461,8 @@ def _parser(name: str) -> flags.Parser:
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)
     if name == "train":
-        parser.add_argument("--version", action="version", version=_version())
+        parser.add_argument("--version", action="version", version=flags.version(ROOT))
     return parser
-
-
-def _version() -> str:
-    """This project's version, and TensorFlow's without loading it."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    ours = re.search(r'^version = "([^"]+)"', text, re.M)[1]
-    found = {n: v for n in ("tensorflow", "tensorflow-cpu") if (v := _installed(n))}
-    return ", ".join((f"xtts-trainer {ours}", *(f"{n} {v}" for n, v in found.items())))
-
-
-def _installed(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _terminated(number: int, frame) -> NoReturn:

@@ -17,8 +17,9 @@ EXAMPLES = {
     ),
     "check": ("check", "check --data-gpu 0 --model-gpu 1"),
     "profile": ("profile --run runs/fa", "profile --run runs/fa --steps 300 --json"),
-    "status": ("status --run runs/fa", "status run=runs/fa"),
+    "status": ("status --run runs/fa --watch", "status --run runs/fa --json"),
     "stop": ("stop --run runs/fa", "stop run=runs/fa"),
+    "serve": ("serve --run runs/fa", "serve --run runs/fa --host 0.0.0.0 --port 8080"),
     "report": ("report --run runs/fa", "report --compare runs/a runs/b --out comparison.html"),
     "config": ("config train.optim.learning_rate", "config train samples.texts"),
     "synthesize": (

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import NoReturn
 
 from common.run.settings_text import as_yaml
@@ -88,7 +91,7 @@ ANSWERED = {
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
     "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop",
-    "report", "config", "synthesize", "import-coqui", "export-coqui",
+    "serve", "report", "config", "synthesize", "import-coqui", "export-coqui",
 )  # fmt: skip
 
 
@@ -162,8 +165,10 @@ def build(
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(config=None, settings=[])
-    if words is not None:
+    if words is None:
+        parser.set_defaults(config=None, settings=[])
+    else:
+        parser.set_defaults(config=None)
         _add_settings(parser, words)
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
@@ -279,3 +284,18 @@ def _no_setting(word: str) -> BadInput:
         f"'{word}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows"
         f" the keys{hint}"
     )
+
+
+def version(root: Path) -> str:
+    """This project's version, by pyproject.toml in `root`, and TensorFlow's without loading it."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    ours = re.search(r'^version = "([^"]+)"', text, re.M)[1]
+    found = {n: v for n in ("tensorflow", "tensorflow-cpu") if (v := _installed(n))}
+    return ", ".join((f"xtts-trainer {ours}", *(f"{n} {v}" for n, v in found.items())))
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

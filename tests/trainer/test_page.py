@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,15 +11,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from common.data.manifest import EVAL, Manifest
+from common.data.manifest import Manifest
 from common.run import settings
 from common.system.errors import BadInput
-from common.xtts.dims import SIZES
+from tests.support.page_runs import HOSTILE, RATE, put_utterance, tone
 from trainer.page import facts, report, sentences, sounds, svg
 from trainer.report.pictures import Curve, Level, Panel
-from trainer.report.tensorboard import wav_bytes
 
-RATE = 22050
+pytest_plugins = ("tests.support.page_runs",)
 
 
 class Tags(HTMLParser):
@@ -44,10 +42,6 @@ class Tags(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self._open.pop() == tag
-
-
-def tone(hz: float, seconds: float, rate: int = RATE) -> np.ndarray:
-    return (0.3 * np.sin(2 * np.pi * hz * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
 
 
 # -- curves
@@ -146,74 +140,8 @@ def test_steps_are_spread():
 # -- pages
 
 
-def sample(name, text, language, **changes):
-    info = {
-        "name": name,
-        "language": language,
-        "text": text,
-        "reference": name,
-        "speaker": "s",
-        "synth": f"synth_{name}.wav",
-        "recon": None,
-        "picture": None,
-        "num_codes": 9,
-        "true_codes": 9,
-        "stopped": True,
-        "seconds": 1.0,
-        "true_seconds": None,
-        "level": 0.1,
-    }
-    return info | changes
-
-
-def put_samples(folder, infos):
-    folder.mkdir(parents=True, exist_ok=True)
-    for info in infos:
-        for file in (info["synth"], info["recon"]):
-            if file:
-                (folder / file).write_bytes(wav_bytes(tone(300, 1.0), RATE))
-    (folder / "samples.json").write_text(json.dumps(infos, ensure_ascii=False), encoding="utf-8")
-
-
-HOSTILE = '</script><script>alert("x")</script> & <img src=x onerror=alert(1)>'
-
-
-def lines(path, *records):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(r) + "\n" for r in records))
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run folder of two stages with twenty steps each, evaluated at the tenth, and two sentences,
-    sampled at step 10 and at the end.
-    """
-    path = tmp_path / "run"
-    path.mkdir()
-    tree = {"run": str(path), "model": {"size": "tiny"}}
-    settings.dump(settings.resolve(settings.parse(tree), True, 2), path / "config.yaml")
-    identity = {"run_id": "ab", "dims": SIZES["tiny"].to_dict(), "trains_dvae": True}
-    (path / "identity.json").write_text(json.dumps(identity))
-    with Manifest.create(path / "manifest.sqlite") as w:
-        put_utterance(w, w.add_source(path), 0)
-    speed = {"epoch": 0, "rows": 8, "step_ms": 100.0, "wait_ms": 10.0, "learning_rate": 1e-3}
-    steps = [{"time": s, "step": s, "loss": 2.0, "grad_norm": 1.0, **speed} for s in range(1, 21)]
-    scores = {"eval_audio": 2.5, "eval_text": 1.0, "eval_recon": 0.5, "eval_perplexity": 9.0}
-    for folder in (path, path / "dvae"):
-        own = {"recon": 0.5, "baseline": 1.0, "audio_ce": 2.0, "text_ce": 1.0}
-        lines(folder / "metrics.jsonl", *({**s, **own} for s in steps), {"step": 10, **scores})
-        lines(folder / "ledger.jsonl", *({"step": s} for s in range(1, 21)))
-    put_samples(
-        path / "samples" / "step-00000010",
-        [sample("fa_1", "سلام دنیا", "fa"), sample("x", HOSTILE, "en", stopped=False)],
-    )
-    last = sample("fa_1", "سلام دنیا", "fa", recon="recon_fa_1.wav", synth=None)
-    put_samples(path / "samples", [last])
-    return path
-
-
-def test_a_page_has_everything_and_nothing_of_it_is_code(run):
-    path = report.write(run)
+def test_a_page_has_everything_and_nothing_of_it_is_code(page_run):
+    path = report.write(page_run)
     text = path.read_text(encoding="utf-8")
     tags = Tags(text).found
     assert path.name == "report.html"
@@ -231,28 +159,28 @@ def test_a_page_has_everything_and_nothing_of_it_is_code(run):
     assert re.search(r"<code>model.size</code></td><td><bdi>tiny</bdi>", text)
 
 
-def test_sounds_beside_the_page(run):
-    text = report.write(run, report.FILES).read_text()
+def test_sounds_beside_the_page(page_run):
+    text = report.write(page_run, report.FILES).read_text()
     found = [a["src"] for t, a in Tags(text).found if t == "audio"]
     assert "samples/step-00000010/synth_fa_1.wav" in found
-    assert all((run / f).is_file() for f in found)
+    assert all((page_run / f).is_file() for f in found)
 
 
-def test_a_run_without_steps_has_a_page(run):
-    shutil.rmtree(run / "samples")
+def test_a_run_without_steps_has_a_page(page_run):
+    shutil.rmtree(page_run / "samples")
     for file in ("metrics.jsonl", "ledger.jsonl", "dvae/metrics.jsonl", "dvae/ledger.jsonl"):
-        (run / file).unlink(missing_ok=True)
-    text = report.write(run).read_text()
+        (page_run / file).unlink(missing_ok=True)
+    text = report.write(page_run).read_text()
     assert "No samples yet" in text
     assert text.count("no steps yet") == 2
 
 
-def test_runs_compared(run, tmp_path):
+def test_runs_compared(page_run, tmp_path):
     other = tmp_path / "other"
-    shutil.copytree(run, other)
+    shutil.copytree(page_run, other)
     config = other / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 5.0e-06", "learning_rate: 0.25"))
-    path = report.write_comparison([run, other], tmp_path / "c.html")
+    path = report.write_comparison([page_run, other], tmp_path / "c.html")
     text = path.read_text()
     Tags(text)
     rows = re.findall(r"<tr><td><code>([\w.]+)</code></td><td><bdi>(.*?)</bdi>.*<bdi>(.*?)<", text)
@@ -260,9 +188,9 @@ def test_runs_compared(run, tmp_path):
     assert not [k for k, a, b in rows if a == b]
     assert text.count("held-out audio_ce") >= 1
     with pytest.raises(BadInput, match="two run folders"):
-        report.write_comparison([run], path)
+        report.write_comparison([page_run], path)
     with pytest.raises(BadInput, match="not a run folder"):
-        report.write_comparison([run, tmp_path], path)
+        report.write_comparison([page_run, tmp_path], path)
 
 
 def test_settings_that_differ():
@@ -285,11 +213,3 @@ def test_the_corpus_in_ten_lines(tmp_path):
     assert lines["languages"] == "fa 8.0 min, en 2.0 min"
     assert lines["left out"] == "nothing"
     assert len(lines) <= 10
-
-
-def put_utterance(w, root, i):
-    w.add_utterance(
-        source=root, path=f"{i}.wav", name=str(i), text="t", clean="t", tokens=[1, 2],
-        language="en" if i < 2 else "fa", speaker="s", num_samples=60 * RATE, source_rate=RATE,
-        source_frames=60 * RATE, size=1, split=EVAL if i < 2 else 0,
-    )  # fmt: skip

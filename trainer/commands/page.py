@@ -1,4 +1,4 @@
-"""The command report: one run's page, or one page about several."""
+"""The commands report and serve: a run's page as a file, and live in a browser."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ FLAGS = {
     },
 }
 
+SERVE_FLAGS = {
+    "--host": {
+        "metavar": "ADDRESS",
+        "default": "127.0.0.1",
+        "help": "where to listen (127.0.0.1: this machine alone; elsewhere a token is asked for)",
+    },
+    "--port": {"metavar": "N", "type": int, "default": 8600, "help": "its port (8600); 0: any"},
+}
+
 
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """Write the page and say where it is."""
@@ -40,4 +49,20 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
         raise BadInput("--out goes with --compare; one run's page is RUN/report.html")
     path = report.write(resolve.run_dir_of(args), args.audio)
     tell(f"{path} ({Path(path).stat().st_size / 1e6:.1f} MB)")
+    return OK
+
+
+def serve(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
+    """Serve until Ctrl-C."""
+    from trainer.page.serve import server_of
+
+    server = server_of(resolve.run_dir_of(args), args.host, args.port)
+    host, port = server.server_address[:2]
+    token = f"?token={server.token}" if server.token else ""
+    tell(f"http://{host}:{port}/{token}   (Prometheus: /metrics{token}; Ctrl-C ends it)")
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            tell("ended; the run goes on")
     return OK
