@@ -14,11 +14,12 @@ import soundfile
 from common.data.manifest import Manifest
 from common.run import settings
 from common.system.errors import BadInput
+from tests.support import page_runs
 from tests.support.page_runs import HOSTILE, RATE, put_utterance, tone
 from trainer.page import facts, report, sentences, sounds, svg
 from trainer.report.pictures import Curve, Level, Panel
 
-pytest_plugins = ("tests.support.page_runs",)
+page_run = page_runs.page_run
 
 
 class Tags(HTMLParser):

@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.system.errors import BadInput
 from common.system.status import StatusFile
+from tests.support import page_runs
 from tests.support.page_runs import HOSTILE
 from trainer.page import serve
 
-pytest_plugins = ("tests.support.page_runs",)
+page_run = page_runs.page_run
 
 WAIT_S = 30.0
 
