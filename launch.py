@@ -1,14 +1,15 @@
 """Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
 them.
 
-python launch.py [--config configs/x.yaml] [flags] [key=value ...]  train (else: configs/demo.yaml)
-python launch.py COMMAND --help                                     everything else
+python launch.py [--config X.yaml] [flags] [key=value ...]    train (no config: configs/demo.yaml)
+python launch.py COMMAND --help                               everything else
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import logging
@@ -24,10 +25,12 @@ from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.listing import list_gpus
 from common.gpu.xla_env import cache_folder, xla_env
-from common.launcher import flags, ownership, remote, resolve
+from common.launcher import config_command, flags, ownership, remote, resolve, show_status
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
+from common.launcher.examples import EXAMPLES
 from common.launcher.flags import Command, switch
+from common.launcher.page import PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run import beginning
 from common.run.folder import RunFolder
@@ -46,6 +49,7 @@ from common.system.errors import (
 )
 from common.system.lock import Holder, holder
 from trainer.commands import coqui
+from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
@@ -115,6 +119,12 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
             leave_s=60.0,  # at the run's end, to finish what it is at
         ),
     )
+
+
+def page_of(program: Program) -> PageKeeper:
+    """What keeps the run's page current; its process needs no device."""
+    argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
+    return PageKeeper(program.run_dir, argv, environment(Device("cpu")))
 
 
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
@@ -290,21 +300,28 @@ def profile_command(args: argparse.Namespace) -> int:
 
 def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
-    from rich.console import Console as RichConsole
-
-    run_dir = resolve.run_dir_of(args)
-    if not status.read_all(run_dir):
-        raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(
-        status.table(run_dir)
-    )
-    return OK
+    return show_status.run(args, tell)
 
 
 def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
     ownership.stop_run(resolve.run_dir_of(args), tell)
     return OK
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """Write a run's page: RUN/report.html, or one page about several runs."""
+    return page_command.run(args, tell)
+
+
+def serve_command(args: argparse.Namespace) -> int:
+    """Show a run's page in a browser while it trains, and /metrics for Prometheus."""
+    return page_command.serve(args, tell)
+
+
+def explain_command(args: argparse.Namespace) -> int:
+    """Say what the settings mean."""
+    return config_command.run(args, tell)
 
 
 def import_command(args: argparse.Namespace) -> int:
@@ -363,10 +380,13 @@ COMMANDS = {
             "--json": switch("print JSON"),
         },
     ),
-    "status": Command(status_command, ("--run",)),
+    "status": Command(status_command, ("--run",), show_status.FLAGS),
     "stop": Command(stop_command, ("--run",)),
+    "serve": Command(serve_command, ("--run",), page_command.SERVE_FLAGS),
+    "report": Command(report_command, ("--run",), page_command.FLAGS),
+    "config": Command(explain_command, (), config_command.FLAGS, config_command.WORDS),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
-    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS),
+    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS, None),
     "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
 }
 
@@ -397,16 +417,17 @@ def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
 def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
     for line in (*notes, *program.describe(), f"logs: {program.run_dir / 'logs'}"):
         tell(line, out)
-    with Console(program, out) as view:
+    trains = any(p.role == "trainer" for p in program.processes)
+    with page_of(program) if trains else contextlib.nullcontext(), Console(program, out) as view:
         code = Supervisor(program, view).run()
-    if not any(p.role == "trainer" for p in program.processes):
+    if not trains:
         return code
     if code == OK:
         from trainer.report import summary
 
         note = summary.show(program.run_dir, out or sys.stdout)
         tell(
-            f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard"
+            f"done: {program.run_dir} (report.html, samples/, summary.json; all curves: tensorboard"
             f" --logdir {program.run_dir}){note}",
             out,
         )
@@ -416,7 +437,7 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     ):
         tell(
             f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same"
-            " command resumes there",
+            f" command resumes there; to look at: {program.run_dir / 'report.html'}",
             out,
         )
     return code
@@ -424,16 +445,22 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
 
 def _parser(name: str) -> flags.Parser:
     command = COMMANDS[name]
-    text = command.run.__doc__
+    text = inspect.cleandoc(command.run.__doc__)
     if name == "train":
         text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(
-            f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items()
+            f"  {n:<12} {' '.join(c.run.__doc__.split())}" for n, c in COMMANDS.items()
         )
     parser = flags.build(
-        "launch.py" if name == "train" else f"launch.py {name}", text, command.flags
+        "launch.py" if name == "train" else f"launch.py {name}",
+        text,
+        command.flags,
+        tuple(f"python launch.py {e}" for e in EXAMPLES[name]),
+        command.words,
     )
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)
+    if name == "train":
+        parser.add_argument("--version", action="version", version=flags.version(ROOT))
     return parser
 
 

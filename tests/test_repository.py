@@ -52,14 +52,15 @@ ARROWS = {
     ),  # the demo is a format: it makes its corpus first
     "producer/batches": ("common/xtts", "common/audio", *RUN),
     "trainer/commands": (
-        *("trainer", "trainer/previews", "trainer/report", "trainer/history"),
-        *("common/gpu", *RUN, *NETWORKS),
+        *("trainer", "trainer/page", "trainer/previews", "trainer/report", "trainer/history"),
+        *("common/launcher", "common/gpu", *RUN, *NETWORKS),
     ),
     "trainer": (
         *("trainer/previews", "trainer/report", "trainer/step", "trainer/history"),
         *("common/gpu", "common/transport", *RUN, *NETWORKS),
     ),
     "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
+    "trainer/page": (*("trainer/report", "trainer/history", "common/audio", "common/xtts", *RUN),),
     "trainer/report": (
         "trainer/history",
         "common/gpu",

@@ -72,9 +72,7 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
                 e,
                 run.path,
             )
-    path = run.path / "eval_codes.json"
-    nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
-    for line in summary.lines(summary.finish(run, nats)):
+    for line in summary.lines(summary.finish(run, summary.unigram_of(run))):
         log.info("%s", line)
 
 

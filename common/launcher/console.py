@@ -21,7 +21,7 @@ from rich.text import Text
 
 from common.launcher.child import ProcessSpec, Program
 from common.system import logs, status
-from common.system.status import Status
+from common.system.status import Status, duration
 
 PLAIN_EVERY_S = 5.0
 PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
@@ -272,9 +272,3 @@ def _doing(s: Status) -> str:
     if not s.message or s.message.startswith(s.phase):
         return s.message or s.phase
     return f"{s.phase}: {s.message}"
-
-
-def duration(seconds: float) -> str:
-    """h:mm:ss."""
-    s = int(max(0.0, seconds))
-    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"

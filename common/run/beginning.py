@@ -268,9 +268,9 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
             == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
         )
     except (OSError, ValueError, KeyError, TypeError) as e:
+        why = "" if isinstance(e, KeyError) and e.args[0] not in found else f" ({e})"
         raise BadInput(
-            f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)}"
-            f" ({type(e).__name__}: {e})"
+            f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)}{why}"
         ) from e
     if not whole:
         raise BadInput(

@@ -28,8 +28,8 @@ from common.run.sections import (
     Threads,
     Train,
     Transport,
-    Word,
 )
+from common.run.setting_types import Word
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
 from common.system.errors import BadInput
@@ -40,27 +40,45 @@ from common.xtts.dims import SIZES, ModelDims
 class Config(Section):
     """A whole run."""
 
-    parity: Literal["", "coqui"] = ""  # see common/run/parity.py
+    parity: Literal["", "coqui"] = ""
+    """coqui: all of the behaviours of Coqui's trainer that are probably unintended, at once."""
     run: Word = "runs/run"
+    """The run folder."""
     seed: int = Field(1, ge=0, lt=2**31)
-    deterministic: bool | None = None  # null: true on the CPU
-    devices: Literal["gpu", "auto"] = "gpu"  # auto: GPUs where there are, else the CPU
-    data_gpu: Word | None = None  # "0", "0,2", a UUID, "cpu"; null: chosen
+    """Of every random choice of the run."""
+    deterministic: bool | None = None
+    """Equal bits from equal runs. null: true on the CPU."""
+    devices: Literal["gpu", "auto"] = "gpu"
+    """auto: GPUs where there are any, else the CPU."""
+    data_gpu: Word | None = None
+    """The producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn. null: chosen."""
     model_gpu: Word | None = None
-    jit: bool | None = None  # XLA; null: on GPUs
-    gpu_memory_mb: int = Field(
-        0, ge=0
-    )  # a producer's cap; 0: none, or where it shares the trainer's card, a sixth of it together
+    """The trainer's GPU: 1, a UUID or cpu. null: chosen."""
+    jit: bool | None = None
+    """Compile with XLA. null: on GPUs."""
+    gpu_memory_mb: int = Field(0, ge=0)
+    """A producer's limit. 0: none, or where it shares the trainer's card, a sixth of it
+    together."""
     data: Data = Field(default_factory=Data)
+    """What is trained on."""
     text: Text = Field(default_factory=Text)
+    """Vocabulary and normalisation."""
     model: Model = Field(default_factory=Model)
+    """Which networks."""
     batching: Batching = Field(default_factory=Batching)
+    """How utterances become batches."""
     train: Train = Field(default_factory=Train)
+    """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)
+    """Stage 1."""
     producers: Producers = Field(default_factory=Producers)
+    """Processes that make batches."""
     transport: Transport = Field(default_factory=Transport)
+    """The wire."""
     threads: Threads = Field(default_factory=Threads)
+    """TensorFlow's CPU threads."""
     samples: Samples = Field(default_factory=Samples)
+    """What is spoken while it trains."""
 
     @property
     def run_dir(self) -> Path:

@@ -162,6 +162,20 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
     return sorted(found, key=lambda s: (s.role != "trainer", s.name))
 
 
+def as_json(run_dir: str | os.PathLike) -> dict:
+    """`launch.py status --json`: the run folder, the time, and every process as it reported, with
+    whether it is `alive`.
+    """
+    processes = [dataclasses.asdict(s) | {"alive": s.alive} for s in read_all(run_dir)]
+    return {"run": str(run_dir), "time": time.time(), "processes": processes}
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss."""
+    s = int(max(0.0, seconds))
+    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"
+
+
 def table(run_dir: str | os.PathLike) -> Table:
     """`launch.py status`: one row per process."""
     t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
@@ -171,6 +185,8 @@ def table(run_dir: str | os.PathLike) -> Table:
         "device",
         "doing",
         "step",
+        "epoch",
+        "ETA",
         "loss",
         "utt/s",
         "data wait",
@@ -195,6 +211,8 @@ def table(run_dir: str | os.PathLike) -> Table:
             s.device or "-",
             doing,
             steps.strip(),
+            str(s.epoch) if s.role == "trainer" and s.step else "-",
+            duration(s.eta_s) if s.eta_s is not None and s.alive else "-",
             _number(s.loss, ".3f"),
             _number(s.utterances_per_s, ".1f"),
             _number(s.wait_percent, ".0f", " %"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import Manifest, Utterance
+from common.run.describe import IDENTITY_SECTIONS
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
 from common.run.settings_text import flat
@@ -17,7 +18,6 @@ from common.system.documents import parse_json
 from common.system.errors import BadInput
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
-_IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
 _IDENTITY_SETTINGS = (
     "train.accumulate",
     "transport.mel_dtype",
@@ -213,5 +213,5 @@ def _deciding(config: Config) -> dict[str, str]:
     return {
         k: v
         for k, v in flat(config.model_dump()).items()
-        if k.split(".")[0] in _IDENTITY_SECTIONS or k in _IDENTITY_SETTINGS
+        if k.split(".")[0] in IDENTITY_SECTIONS or k in _IDENTITY_SETTINGS
     }

@@ -129,6 +129,14 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
     return {"run": str(run.path), "run_id": run.run_id, "size": size, "stages": stages}
 
 
+def unigram_of(run: RunFolder) -> float | None:
+    """The entropy of the evaluation set's targets that the trainer left in the run; None: not
+    yet.
+    """
+    path = run.path / "eval_codes.json"
+    return json.loads(path.read_text())["unigram_nats"] if path.exists() else None
+
+
 def curves(run: RunFolder, summary: dict) -> Png:
     """Training and evaluation curves of all stages in one picture."""
     panels = []
@@ -187,10 +195,15 @@ def lines(summary: dict) -> list[str]:
     """The figures as plain lines, for a log or a pipe."""
     out = []
     for figures in summary["stages"].values():
-        rows = [*_learnt(figures), *_ran(figures)]
+        rows = rows_of(figures)
         width = max(len(name) for name, _ in rows)
         out += [figures["title"], *(f"  {name:{width}}  {value}" for name, value in rows)]
     return out
+
+
+def rows_of(figures: dict) -> list[tuple[str, str]]:
+    """A stage's figures as (what, how much): what it learnt, then how it ran."""
+    return [*_learnt(figures), *_ran(figures)]
 
 
 def _learnt(figures: dict) -> list[tuple[str, str]]:
