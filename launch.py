@@ -194,11 +194,15 @@ def scan_command(args: argparse.Namespace) -> int:
     """Say which recordings are usable, and why the others are not."""
     from rich.console import Console as RichConsole
 
+    from producer.corpus.figures import Figures
+    from producer.corpus.page.render import write_page
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
     from producer.creation.prepare import make_vocabulary
 
     config = resolve.config_of(args)
+    if args.html and not Path(args.html).absolute().parent.is_dir():
+        raise BadInput(f"--html {args.html}: no such folder; make it first")
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
         start = (
@@ -209,10 +213,16 @@ def scan_command(args: argparse.Namespace) -> int:
         tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
+        if args.json or args.html:
+            figures = Figures.of(path, config)
+        if args.html:
+            write_page(report, figures, path, Path(args.html))
     if args.json:
-        tell(json.dumps(report.to_json(), ensure_ascii=False))
+        tell(json.dumps(report.to_json() | figures.to_json(), ensure_ascii=False))
     else:
         report.print(RichConsole(), texts=args.texts)
+        if args.html:
+            tell(f"report: {args.html}")
         if not args.config:
             tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     if args.strict:
@@ -326,7 +336,8 @@ COMMANDS = {
             "--texts": _switch(
                 "show up to twenty texts of each language before and after cleaning"
             ),
-            "--json": _switch("print JSON"),
+            "--json": _switch("print JSON (docs/data.md says what is in it)"),
+            "--html": {"metavar": "FILE", "help": "write the report as a page to look at"},
         },
     ),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
