@@ -34,6 +34,7 @@ from common.system import status
 from common.system.cores import cores
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
 from common.system.lock import holder
+from producer.corpus.recordings import split, transcribe
 from trainer.commands import coqui
 from trainer.commands import synthesize as synthesize_command
 
@@ -230,6 +231,16 @@ def scan_command(args: argparse.Namespace) -> int:
     return OK
 
 
+def split_command(args: argparse.Namespace) -> int:
+    """Cut long recordings with subtitles or segments at pauses into a corpus."""
+    return split.run(args, tell)
+
+
+def transcribe_command(args: argparse.Namespace) -> int:
+    """Write down what is said in recordings, with confidences for review."""
+    return transcribe.run(args, tell)
+
+
 def check_command(args: argparse.Namespace) -> int:
     """Check this machine: driver, versions, each GPU, and three real steps."""
     from common.launcher import check
@@ -340,6 +351,8 @@ COMMANDS = {
             "--html": {"metavar": "FILE", "help": "write the report as a page to look at"},
         },
     ),
+    "split": Command(split_command, (), split.FLAGS),
+    "transcribe": Command(transcribe_command, (), transcribe.FLAGS),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
     "profile": Command(
         profile_command,
