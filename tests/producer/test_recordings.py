@@ -14,6 +14,7 @@ import soundfile
 
 import launch
 from producer.corpus.recordings import split, transcribe
+from producer.corpus.recordings.cutting import frame_levels
 from producer.corpus.recordings.segments import read_segments
 from tests.support import scan_cases
 from tests.support.corpora import sine, write_wav
@@ -78,6 +79,17 @@ def test_subtitles_that_are_near_a_pause_are_cut_in_it(tmp_path):
         assert float(row["end_s"]) == pytest.approx(end + 0.1, abs=0.06)
         assert soundfile.info(out / row["file_name"]).samplerate == RATE
     assert rejects(out) == []
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+def test_frames_keep_time_at_every_rate(rate):
+    """After 300 s in blocks of any size: a tone that begins there begins in frame 30 000."""
+    wave = np.zeros(301 * rate, np.float32)
+    wave[300 * rate :] = 0.5
+    levels = frame_levels(np.array_split(wave, 37), rate)
+    assert len(levels) == 30100
+    assert np.flatnonzero(levels > -20)[0] == 30000
+    assert levels[-1] == pytest.approx(-6.02, abs=0.01)
 
 
 def test_a_sentence_of_several_cues_is_one_clip_and_none_is_cut_in_a_word(tmp_path):
@@ -191,13 +203,15 @@ def test_the_clips_of_a_recording_are_a_corpus(tmp_path, scanned):
     (root / "mute.wav").write_bytes((root / "talk.flac").read_bytes()[:2000])
     (root / "mute.en.srt").write_text(srt([(0, 1, "x.")]))
     write_wav(root / "alone.wav", sine(RATE), RATE)
+    write_wav(root / "latin.wav", sine(RATE), RATE)
+    (root / "latin.srt").write_bytes("1\n00:00:00,0 --> 00:00:01,0\ncafé".encode("latin-1"))
     out = cut(root)
     for i, row in enumerate(rows(out / "metadata.csv")):
         assert heard(out / row["file_name"]) == pytest.approx((2.0, 300 + 100 * i), abs=3)
     found = scanned(out, min_audio_s=0.5)
     assert found.counts == (16, 0)
-    assert len(rejects(out)) == 2
-    assert "no segments" in rejects(out)
+    assert len(rejects(out)) == 3
+    assert {"no segments", "not read"} < set(rejects(out))
 
 
 @pytest.mark.parametrize(

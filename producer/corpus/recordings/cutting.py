@@ -38,16 +38,25 @@ class Piece:
 
 
 def frame_levels(blocks: Iterable[np.ndarray], rate: int) -> np.ndarray:
-    """float32[frames]: dB of each 10 ms of float32[n] blocks in a row."""
-    size = max(1, round(rate * FRAME_S))
-    left, found = np.zeros(0, np.float32), []
+    """float32[frames]: dB of each 10 ms of float32[n] blocks in a row.
+
+    Frames lie at whole hundredths of a second whatever the rate is: at 22 050 Hz they have 220 or
+    221 samples in turn.
+    """
+    left, at, found = np.zeros(0, np.float32), 0, [np.zeros(0)]  # `at`: where `left` begins
+    num_frames = 0
     for block in blocks:
         left = np.concatenate([left, block])
-        whole = len(left) // size * size
-        power = np.square(left[:whole].reshape(-1, size), dtype=np.float64).mean(1)
-        found.append(10 * np.log10(power + 1e-12))
-        left = left[whole:]
-    return np.concatenate(found).astype(np.float32) if found else np.zeros(0, np.float32)
+        most = int((at + len(left)) / (rate * FRAME_S)) + 2
+        edges = np.round(np.arange(num_frames, most) * (rate * FRAME_S)).astype(np.int64) - at
+        edges = edges[edges <= len(left)]
+        if len(edges) < 2:
+            continue
+        power = np.add.reduceat(np.square(left[: edges[-1]], dtype=np.float64), edges[:-1])
+        found.append(10 * np.log10(power / np.diff(edges) + 1e-12))
+        num_frames += len(edges) - 1
+        left, at = left[edges[-1] :], at + int(edges[-1])
+    return np.concatenate(found).astype(np.float32)
 
 
 def cut(segments: list[Segment], levels: np.ndarray, most_s: float) -> list[Piece]:

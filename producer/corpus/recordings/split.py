@@ -91,7 +91,10 @@ def _part(
     known = work.load(at, key)
     if known is not None and all((out / r[0]).is_file() for r in known["rows"]):
         return known, True
-    said, errors = read_segments(segments)
+    try:
+        said, errors = read_segments(segments)
+    except BadInput as e:  # one bad file of many is no reason to stop
+        return {"rows": [], "rejects": [[str(segments), 0, name, str(e), "not read"]]}, False
     rejects = [[e.file, e.line, name, e.reason, e.kind] for e in errors]
     rows: list[list[str]] = []
     try:
