@@ -48,6 +48,7 @@ from common.system.errors import (
     disk_refuses,
 )
 from common.system.lock import Holder, holder
+from producer.corpus.recordings import split, transcribe
 from trainer.commands import coqui
 from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
@@ -239,11 +240,15 @@ def scan_command(args: argparse.Namespace) -> int:
     """Say which recordings are usable, and why the others are not."""
     from rich.console import Console as RichConsole
 
+    from producer.corpus.figures import Figures
+    from producer.corpus.page.render import write_page
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
     from producer.creation.prepare import make_vocabulary
 
     config = resolve.config_of(args)
+    if args.html and not Path(args.html).absolute().parent.is_dir():
+        raise BadInput(f"--html {args.html}: no such folder; make it first")
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
         start = (
@@ -254,15 +259,31 @@ def scan_command(args: argparse.Namespace) -> int:
         tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
+        if args.json or args.html:
+            figures = Figures.of(path, config)
+        if args.html:
+            write_page(report, figures, path, Path(args.html))
     if args.json:
-        tell(json.dumps(report.to_json(), ensure_ascii=False))
+        tell(json.dumps(report.to_json() | figures.to_json(), ensure_ascii=False))
     else:
         report.print(RichConsole(), texts=args.texts)
+        if args.html:
+            tell(f"report: {args.html}")
         if not args.config:
             tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     if args.strict:
         report.require_all()
     return OK
+
+
+def split_command(args: argparse.Namespace) -> int:
+    """Cut long recordings with subtitles or segments at pauses into a corpus."""
+    return split.run(args, tell)
+
+
+def transcribe_command(args: argparse.Namespace) -> int:
+    """Write down what is said in recordings, with confidences for review."""
+    return transcribe.run(args, tell)
 
 
 def check_command(args: argparse.Namespace) -> int:
@@ -363,9 +384,12 @@ COMMANDS = {
         {
             "--strict": switch("exit 2 if any row is rejected"),
             "--texts": switch("show up to twenty texts of each language before and after cleaning"),
-            "--json": switch("print JSON"),
+            "--json": switch("print JSON (docs/data.md says what is in it)"),
+            "--html": {"metavar": "FILE", "help": "write the report as a page to look at"},
         },
     ),
+    "split": Command(split_command, (), split.FLAGS, None),
+    "transcribe": Command(transcribe_command, (), transcribe.FLAGS, None),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
     "profile": Command(
         profile_command,

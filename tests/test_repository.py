@@ -32,11 +32,18 @@ NETWORKS = ("common/xtts", "common/xtts/checkpoints", "common/xtts/text")
 DIMS = "common/xtts/dims.py"
 ARROWS = {
     "launch.py": (
-        *("trainer/commands", "trainer/report", "producer/creation", "producer/corpus"),
+        *("trainer/commands", "trainer/report"),
+        *("producer/creation", "producer/corpus/page", "producer/corpus/recordings"),
+        "producer/corpus",
         *("common/launcher", "common/run", "common/gpu", "common/system"),
     ),
     "producer": ("producer/batches", "common/audio", "common/gpu", "common/transport", *RUN),
     "producer/creation": ("producer/corpus", "producer/batches", "common/audio", *RUN, *NETWORKS),
+    "producer/corpus/page": ("producer/corpus", "producer/batches", "common/audio", *RUN),
+    "producer/corpus/recordings": (
+        *("producer/corpus", "producer/corpus/readers", "common/audio"),
+        *("common/xtts/text", *RUN),
+    ),
     "producer/corpus": (
         "producer/corpus/readers",
         "producer/batches",

@@ -250,6 +250,11 @@ class Manifest:
         rows = self._db.execute("SELECT file, line, id, reason, kind FROM rejects ORDER BY rowid")
         return [Reject(*row) for row in rows]
 
+    def facts(self) -> Iterator[dict]:
+        """What the scan found in each file that it opened, rejected ones included."""
+        for (facts,) in self._db.execute("SELECT facts FROM files ORDER BY path"):
+            yield json.loads(facts)
+
     def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
         """What the scan found in this very file, or None if it was not there or has
         changed since.

@@ -13,7 +13,12 @@ EXAMPLES = {
     "bundle": ("bundle --run runs/fa", "bundle --run runs/fa --out fa.bundle"),
     "scan": (
         "scan data.train=/data/persian data.language=fa",
-        "scan --train-data /data/persian --strict --json",
+        "scan --train-data /data/persian --strict --html report.html",
+    ),
+    "split": ("split recordings/ --out clips/", "split interviews/ --max-seconds 9"),
+    "transcribe": (
+        "transcribe recordings/ --language fa --model whisper-large-v3/",
+        "transcribe clips/ --model whisper-small/",
     ),
     "check": ("check", "check --data-gpu 0 --model-gpu 1"),
     "profile": ("profile --run runs/fa", "profile --run runs/fa --steps 300 --json"),

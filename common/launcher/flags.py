@@ -91,8 +91,8 @@ ANSWERED = {
 
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
-    "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop",
-    "serve", "report", "config", "synthesize", "import-coqui", "export-coqui",
+    "train", "trainer", "producer", "bundle", "scan", "split", "transcribe", "check", "profile",
+    "status", "stop", "serve", "report", "config", "synthesize", "import-coqui", "export-coqui",
 )  # fmt: skip
 
 

@@ -17,6 +17,8 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
 NO_CONFIG = {
     "producer",
+    "split",
+    "transcribe",
     "bundle",
     "synthesize",
     "import-coqui",
