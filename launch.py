@@ -56,8 +56,7 @@ from trainer.commands import synthesize as synthesize_command
 ROOT = Path(__file__).resolve().parent
 
 
-# -- the program
-# --------------------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------
 
 
 def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
@@ -141,8 +140,7 @@ def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str 
     }
 
 
-# -- commands
-# --------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def train(config: Config, out: TextIO | None = None) -> int:
@@ -415,8 +413,7 @@ COMMANDS = {
 }
 
 
-# -- steps the commands share
-# --------------------------------------------------------------------------------------------------
+# -- steps the commands share ----------------------------------------------------------------------
 
 
 def tell(text: str, out: TextIO | None = None) -> None:

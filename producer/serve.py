@@ -126,10 +126,12 @@ class Service:
     Args:
         client: the channel's end.
         make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the
-        features have changed. pool: decodes; must take `leases` batches' clips without blocking.
+            features have changed.
+        pool: decodes; must take `leases` batches' clips without blocking.
         should_stop: looked at several times a second.
         data_roots: folders of the corpus; when one is away, batches are put off instead of their
-        clips being set aside. report: called with the phase and the number of batches made.
+            clips being set aside.
+        report: called with the phase and the number of batches made.
         log_every_s: seconds between the lines that say where the time goes.
     """
 
@@ -168,7 +170,7 @@ class Service:
 
         Raises:
             BadInput: the trainer refuses this producer (other features, another version, a key it
-            does not know).
+                does not know).
         """
         reason = "stop was asked for"
         while not self._should_stop():

@@ -49,8 +49,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     Nothing is compiled where the step compiles nothing.
 
     Raises:
-        Hopeless: the largest step does not fit the device's memory.
-        Whatever a compilation raises.
+        Hopeless: the largest step does not fit the device's memory. Whatever a compilation raises.
     """
     compiled = Compiled(stage, stop)
     if not stage.step.compiles:

@@ -219,8 +219,8 @@ class Feed:
 
         Raises:
             RunError: no data within the deadline, a batch that no producer can make, or a stop was
-            asked for. BytesDiffer: a batch was made twice with different bytes, and the run is
-            deterministic.
+                asked for.
+            BytesDiffer: a batch was made twice with different bytes, and the run is deterministic.
         """
         start = time.perf_counter()
         while True:

@@ -48,7 +48,7 @@ def train_stage(
 
     Raises:
         RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and
-        `restore`).
+            `restore`).
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)

@@ -33,7 +33,7 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
 
     Args:
         thorough: read all of a file in which only that shows whether another recording is joined to
-        it.
+            it.
 
     Returns:
         A doubt that is no reason to refuse it, in words, or "".
@@ -96,8 +96,7 @@ def _joined(what: str) -> Fault:
     )
 
 
-# -- RIFF and its kin
-# --------------------------------------------------------------------------------------------------
+# -- RIFF and its kin ------------------------------------------------------------------------------
 
 
 def _wav(f: BinaryIO, size: int) -> Fault | None:
@@ -225,8 +224,7 @@ def _nist(f: BinaryIO, size: int) -> Fault | None:
     return _joined("two NIST files") if f.read(7) == b"NIST_1A" else None
 
 
-# -- formats of packets
-# ------------------------------------------------------------------------------------------------
+# -- formats of packets ----------------------------------------------------------------------------
 
 
 def _ogg(f: BinaryIO, size: int) -> Fault | None:

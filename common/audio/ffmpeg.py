@@ -73,7 +73,7 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
 
     Raises:
         DecodeError: there is no ffmpeg, it refuses the file or takes too long, or the sound is
-        larger than 256 MiB.
+            larger than 256 MiB.
     """
     program = find()
     if program is None:

@@ -108,14 +108,14 @@ class Manifest:
         Args:
             path: the SQLite file.
             data_roots: where the sources lie on this machine, one folder for each folder that was
-            scanned, in their order. One for
-                several holds each of them under its old name. None: where they were scanned.
+                scanned, in their order. One for several holds each of them under its old name.
+                None: where they were scanned.
             check: run SQLite's integrity check (0.1 s for 25 000 utterances) besides the format and
-            count checks.
+                count checks.
 
         Raises:
             BadInput: no such file, not a manifest, another version, damaged, or `data_roots` does
-            not fit.
+                not fit.
         """
         path = Path(path)
         if not path.is_file():

@@ -186,8 +186,7 @@ class Plan:
             prompts,
         )
 
-    # -- batches
-    # ----------------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     def _key(self, purpose: int, *parts: int) -> np.uint64:
         return stateless_random.key(self.seed, _NAMES[self.name], purpose, *parts)
@@ -277,8 +276,7 @@ class Plan:
         v = stateless_random.uniform(stateless_random.draws(self._key(_PICK, g), np.arange(rows)))
         return begin + (v * (end - begin)).astype(np.int64)
 
-    # -- steps
-    # ----------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def steps_per_epoch(self, accumulate: int) -> int:
         """Optimizer updates per epoch; the last may have fewer batches."""

@@ -89,8 +89,7 @@ class Devices:
         return self.trainer.kind == "cpu" and all(d.kind == "cpu" for d in self.producers)
 
 
-# -- the parent
-# --------------------------------------------------------------------------------------------------
+# -- the parent ------------------------------------------------------------------------------------
 
 
 def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
@@ -151,7 +150,7 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
 
     Raises:
         BadInput: a device was asked for that is not there; the message has the valid range and the
-        list.
+            list.
     """
     visible = visible_devices(listing, env)
     notes = mask_notes(listing, env)

@@ -97,14 +97,14 @@ def prove_device(
     Args:
         expected: "gpu" or "cpu"; None: as the launcher's environment says, "cpu" without one.
         memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Less
-        where the driver takes more than the
-            launcher left for it (`common.gpu.memory`).
+            where the driver takes more than the launcher left for it (`common.gpu.memory`).
         whole_card: nothing else of this run is on the card, so that a small one may be taken at
-        once. intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
+            once.
+        intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
 
     Raises:
         BadInput: not exactly one GPU, or it cannot compute; the message names the library at fault
-        and the versions.
+            and the versions.
     """
     expected = expected or os.environ.get(DEVICE, "cpu")
     if memory_limit_mb is None and os.environ.get(MEMORY_LIMIT):

@@ -39,7 +39,7 @@ def xla_env(env: Mapping[str, str], device: Device, cache: Path | None = None) -
     Args:
         env: the parent's environment.
         cache: where the autotuner's findings are kept: the next process compiles faster. None:
-        nowhere.
+            nowhere.
     """
     given = env.get("XLA_FLAGS", "").strip()
     if device.kind == "cpu" or (given and not given.startswith("-")):

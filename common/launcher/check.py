@@ -140,8 +140,7 @@ def _driver(config: Config, listing: Listing) -> Finding:
     )
 
 
-# -- children
-# --------------------------------------------------------------------------------------------------
+# -- children --------------------------------------------------------------------------------------
 
 
 def device_findings(role: str, device: Device, env: Mapping[str, str]) -> list[Finding]:
@@ -191,8 +190,7 @@ def device_findings(role: str, device: Device, env: Mapping[str, str]) -> list[F
     return found
 
 
-# -- three steps
-# --------------------------------------------------------------------------------------------------
+# -- three steps -----------------------------------------------------------------------------------
 
 
 def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> Iterator[Finding]:

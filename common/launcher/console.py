@@ -157,8 +157,7 @@ class Console:
         for line in lines[-4:]:
             self._print(f"  {spec.name} | {line[:200]}")
 
-    # -- alarms
-    # ----------------------------------------------------------------------------------------------
+    # -- alarms ------------------------------------------------------------------------------------
 
     def _show_alarms(self, now: float) -> None:
         while self._recent and now - self._recent[0][0] > ALARMS_PER_INTERVAL:
@@ -185,8 +184,7 @@ class Console:
             f"{time.strftime('%H:%M:%S')} {text}", "yellow" if line.level == "WARNING" else "red"
         )
 
-    # -- progress
-    # ----------------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     def _statuses(self) -> list[Status]:
         found = (status.read(self._run_dir, name) for name in self._tails)
@@ -202,8 +200,7 @@ class Console:
         grid.add_row(*row)
         return grid
 
-    # -- output
-    # ----------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._budget is not None:

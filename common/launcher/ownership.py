@@ -149,7 +149,7 @@ def check_bind(address: str) -> None:
 
     Raises:
         BadInput: not an address, an address of another host, or a port in use (the message names
-        the process).
+            the process).
     """
     if address == "ipc":
         return

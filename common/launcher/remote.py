@@ -169,7 +169,7 @@ def open_bundle(args: argparse.Namespace) -> Remote | None:
 
     Raises:
         BadInput: flags that do not go together, a bundle that cannot be used, or another corpus
-        than the run's.
+            than the run's.
     """
     _check_flags(args)
     if args.bundle is None:

@@ -156,8 +156,7 @@ class Supervisor:
             return FAILED
         return None
 
-    # -- signals
-    # ----------------------------------------------------------------------------------------------
+    # -- signals -----------------------------------------------------------------------------------
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
@@ -254,8 +253,7 @@ class Supervisor:
             ):
                 time.sleep(0.01)
 
-    # -- starts and ends
-    # ----------------------------------------------------------------------------------------------
+    # -- starts and ends ---------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
         """Start the process, or adopt the holder of its lock if there is one already."""

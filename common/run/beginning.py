@@ -215,7 +215,7 @@ def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
 
     Args:
         given: one that the user names because the run's own is gone (of a run made before runs kept
-        it).
+            it).
 
     Raises:
         BadInput: it is not there any more, or `given` is no such folder.

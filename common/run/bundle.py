@@ -102,7 +102,7 @@ def write(run: RunFolder, out: Path) -> About:
 
     Raises:
         BadInput: no other host can reach the run's trainer (`transport.bind`), it has no keys yet,
-        or `out` cannot be written.
+            or `out` cannot be written.
     """
     server_key = _check_reachable(run)
     names = [n for n in (*_NEEDED, *_OPTIONAL) if n in _NEEDED or (run.path / n).is_file()]

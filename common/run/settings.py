@@ -143,8 +143,7 @@ def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
 
     Raises:
         BadInput: no such file, not UTF-8, not YAML, a key given twice, an unknown key or a wrong
-        value; a fault of an override is
-            laid to its flag or to the command line.
+            value; a fault of an override is laid to its flag or to the command line.
     """
     return of_tree(read_tree(path), path, overrides)
 

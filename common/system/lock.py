@@ -113,7 +113,7 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
 
     Raises:
         BadInput: another process holds it; the message names its pid and command, then `advice`. Or
-        the folder is read-only.
+            the folder is read-only.
     """
     path = Path(path)
     start = clock()

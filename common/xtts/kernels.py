@@ -98,8 +98,7 @@ def together(*xs: tf.Tensor) -> list[tf.Tensor]:
     return gen_xla_ops.xla_optimization_barrier(list(xs)) if current().jit else list(xs)
 
 
-# -- dropout
-# --------------------------------------------------------------------------------------------------
+# -- dropout ---------------------------------------------------------------------------------------
 
 
 def kept(shape: tuple[int, ...], rate: float, seed: tf.Tensor) -> tf.Tensor:
@@ -150,8 +149,7 @@ def hash_dropout(x: tf.Tensor, rate: float, seed: tf.Tensor) -> tf.Tensor:
     return apply(x)
 
 
-# -- norms, activation
-# --------------------------------------------------------------------------------------------------
+# -- norms, activation -----------------------------------------------------------------------------
 
 
 def layer_norm(
@@ -268,8 +266,7 @@ def gelu_tanh(x: tf.Tensor):
     return tf.reshape(y, tf.shape(x)), grad
 
 
-# -- sums over rows
-# --------------------------------------------------------------------------------------------------
+# -- sums over rows --------------------------------------------------------------------------------
 
 _BLOCKS, _BLOCK_COLUMNS, _BLOCK_ROWS = (
     256,
@@ -322,8 +319,7 @@ def add_bias(y_RC: tf.Tensor, bias_C: tf.Tensor) -> tf.Tensor:
     return apply(y_RC, bias_C)
 
 
-# -- products
-# --------------------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------
 
 
 def padded_sum(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
@@ -367,8 +363,7 @@ def affine_parts(
     return [tf.reshape(part, [*x.shape[:-1], part.shape[-1]]) for part in parts]
 
 
-# -- embedding, cross-entropy
-# --------------------------------------------------------------------------------------------------
+# -- embedding, cross-entropy ----------------------------------------------------------------------
 
 
 @tf.custom_gradient

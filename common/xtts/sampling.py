@@ -42,18 +42,21 @@ class SamplingOptions:
 
     Attributes:
         greedy: take the most likely code. Only the repetition penalty still applies, as in the
-        original. repetition_penalty: scores of ids already in the history are divided by it where
-        positive, multiplied where negative. temperature: divides the scores.
+            original.
+        repetition_penalty: scores of ids already in the history are divided by it where positive,
+            multiplied where negative.
+        temperature: divides the scores.
         top_k: only the k highest scores may be drawn (ties with the k-th too); 0: all.
         top_p: of those, the smallest set with this probability or more; 1: all.
         fake_history: the original's history begins with copies of id 1 in the prefix's place, so
-        that code 1 is penalised from the
-            first step. Without it the history begins with START alone.
+            that code 1 is penalised from the first step. Without it the history begins with START
+            alone.
         max_codes: most codes, STOP included; None, or more than the model's positions: as many as
-        it has positions for. text_stop_input: the text's STOP is an input, as in the original's
-        inference. Imported XTTS weights want it. Rows trained here
-            end their text without it, so models trained from nothing here never saw it: leave it
-            out (the default).
+            it has positions for.
+        text_stop_input: the text's STOP is an input, as in the original's inference. Imported XTTS
+            weights want it. Rows trained here
+        end their text without it, so models trained from nothing here never saw it: leave it out
+            (the default).
     """
 
     greedy: bool = False
@@ -91,7 +94,7 @@ class Generated:
         codes: int32[n], without STOP; all below START.
         stopped: STOP was reached; False: the limit was.
         states: [n (+ 1 with STOP), C], the final states that predicted each code and STOP: the
-        vocoder's latents (`latents_pass`).
+            vocoder's latents (`latents_pass`).
     """
 
     codes: np.ndarray
@@ -196,11 +199,11 @@ class Sampler:
         Args:
             latents: [1, L, C], conditioning latents of the voice.
             text_ids: int[l], language tag and text as `Tokenizer.encode` gives them: no START, no
-            STOP. seed: one int32 or a pair; the same seed gives the same codes on the same kind of
-            device and in the same
-                compile mode (XLA's generator gives other bits).
+                STOP.
+            seed: one int32 or a pair; the same seed gives the same codes on the same kind of device
+                and in the same compile mode (XLA's generator gives other bits).
             noise: float32 [steps, V], Exp(1) draws to use instead of the seed's; at least
-            `max_codes` steps.
+                `max_codes` steps.
 
         Raises ValueError: the text is empty or too long, or a shape does not fit.
         """

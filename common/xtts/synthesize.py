@@ -52,8 +52,7 @@ class ReferenceOptions:
         chunk_s: latents are computed for chunks of this length, and averaged.
         min_chunk_s: a shorter chunk is passed over.
         padded: the last, shorter chunk is padded with silence to the full length, as conditioning
-        clips are in training. The
-            original's inference does not.
+            clips are in training. The original's inference does not.
     """
 
     clip_s: float = 30.0

@@ -41,8 +41,9 @@ class CodesCache:
     Args:
         folder: made if missing.
         max_codes: of the longest utterance; it fixes the slots' size, so all who share a folder
-        name the same. key: what the codes depend on besides the clip (the feature hash); another
-        key finds nothing.
+            name the same.
+        key: what the codes depend on besides the clip (the feature hash); another key finds
+            nothing.
 
     A folder that cannot be written to (full, read-only) is reported once; what it holds is still
     read.

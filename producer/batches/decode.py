@@ -128,7 +128,7 @@ def decode(
 
     Raises:
         DecodeError: unreadable, changed since the scan, damaged, non-finite, silent, or the part
-        lies outside.
+            lies outside.
     """
     with open_audio(path) as f:
         if (source_rate or f.samplerate, source_frames or f.frames) != (f.samplerate, f.frames):

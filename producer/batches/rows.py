@@ -89,12 +89,13 @@ def pack_row(
 
     Args:
         arrays: ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt], as
-        `common.data.batch.empty_batch` makes them. row: index of a row that is still padding.
+            `common.data.batch.empty_batch` makes them.
+        row: index of a row that is still padding.
         tokens: int[l] text ids, language tag included, without START and STOP.
         codes: int[n] DVAE codes.
         hidden: audio targets [first, end) that are left out (`prompt_codes`), or None. Index i is
-        code i, the STOPs follow. gpt: ids and offsets; audio ids follow the text ids, audio
-        positions the text positions.
+            code i, the STOPs follow.
+        gpt: ids and offsets; audio ids follow the text ids, audio positions the text positions.
 
     Raises BatchError when the utterance is longer than the row.
     """

@@ -191,7 +191,7 @@ def make_demo_corpus(folder: str | os.PathLike) -> Path:
 
     Raises:
         BadInput: the folder holds something else, cannot be written, or eSpeak NG does not work
-        here.
+            here.
     """
     folder = Path(folder).absolute()
     if (folder / "metadata.csv").is_file():

@@ -102,8 +102,7 @@ def read_rows(config: Config) -> CorpusRows:
 
     Raises:
         BadInput: no source given, a source is not there or has no readable metadata, a language is
-        unknown or needs a package that is
-            not installed.
+            unknown or needs a package that is not installed.
     """
     if not config.data.train:
         raise BadInput("no corpus given; set data.train=DIR (a folder with metadata.csv and wavs/)")

@@ -406,15 +406,16 @@ def scan(
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
         previous: an earlier manifest (of the same path, too); files it knows unchanged are not
-        opened. deep: look at every sample for NaN, silence, damage and clipping; None: in corpora
-        of up to 2000 rows, and in 256 recordings of
-            larger ones. What is not looked at `decode` finds during training.
+            opened.
+        deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to
+            2000 rows, and in 256 recordings of larger ones. What is not looked at `decode` finds
+            during training.
         out: receives the report line by line.
 
     Raises:
         BadInput: no usable row, more than half of the files missing or of those decoded unusable, a
-        language that the vocabulary
-            lacks, or limits beyond the model's positions. No manifest is written then.
+            language that the vocabulary lacks, or limits beyond the model's positions. No manifest
+            is written then.
     """
     limits = _Limits.of(config)
     rows = read_rows(config) if rows is None else rows

@@ -65,7 +65,7 @@ def prepare_run(
 
     Raises:
         BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds
-        another run (says what differs).
+            another run (says what differs).
     """
     folder = config.run_dir
     if config.parity:
@@ -226,8 +226,7 @@ def _keep_machine_settings(config: Config, old: Config) -> Config:
     )
 
 
-# -- making
-# --------------------------------------------------------------------------------------------------
+# -- making ----------------------------------------------------------------------------------------
 
 
 def _make(

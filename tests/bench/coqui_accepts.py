@@ -91,8 +91,7 @@ def sentences() -> list[tuple[str, str]]:
     ]
 
 
-# -- in Coqui's environment, our text rules: languages that need packages are installed there
-# ------------------------------------------
+# -- in Coqui's environment, our text rules: languages that need packages are installed there ------
 
 
 def ours_vocabulary(work: Path) -> None:
@@ -139,8 +138,7 @@ def ours_tokens(work: Path) -> None:
     (work / "tokens.json").write_text(json.dumps(rows, ensure_ascii=False))
 
 
-# -- Coqui's side
-# --------------------------------------------------------------------------------------------------
+# -- Coqui's side ----------------------------------------------------------------------------------
 
 
 def _coqui():
@@ -362,8 +360,7 @@ def coqui_same(work: Path) -> None:
         say(f"  {one}/config.json: all {len(a)} fields equal")
 
 
-# -- the whole
-# --------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def write_corpus(folder: Path, clips: Path) -> None:

@@ -39,8 +39,7 @@ AGAIN = 5  # each thread decodes all clips so often, so that the start of the th
 MELS = {"dvae mel (fft 1024)": 1024, "conditioning mel (fft 2048)": 2048}
 
 
-# -- in a pinned process
-# --------------------------------------------------------------------------------------------------
+# -- in a pinned process ---------------------------------------------------------------------------
 
 
 def timed(
@@ -276,8 +275,7 @@ def inner(args: argparse.Namespace) -> dict:
     return mel_rows(args)
 
 
-# -- the table
-# --------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def pinned(args: argparse.Namespace, what: str, threads: int, folder: Path) -> dict:

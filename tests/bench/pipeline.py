@@ -49,8 +49,7 @@ from tests.support.corpora import sentence, write_metadata, write_wav
 SAMPLE_RATE = 22050
 
 
-# -- a corpus
-# --------------------------------------------------------------------------------------------------
+# -- a corpus --------------------------------------------------------------------------------------
 
 
 def clip(path: str, seed: int, seconds: float, rate: int) -> None:
@@ -85,8 +84,7 @@ def make_corpus(folder: Path, n: int, rate: int) -> Path:
     return folder
 
 
-# -- ours
-# --------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 
 
 def profile(run: Path, steps: int, options: list[str]) -> dict:
@@ -126,8 +124,7 @@ def row_of(document: dict, rows_per_batch: float) -> dict:
     }
 
 
-# -- in one process
-# --------------------------------------------------------------------------------------------------
+# -- in one process --------------------------------------------------------------------------------
 
 
 def inside(run_dir: Path, steps: int, service: bool) -> dict:
@@ -266,8 +263,7 @@ def fill(run_dir: Path) -> None:
         maker.make(planned, clips, list(pool.map(decoded_or_error, clips)))
 
 
-# -- the table
-# --------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def table(results: dict, title: str) -> Table:

@@ -57,8 +57,7 @@ def lines_of(corpus: Path) -> list[tuple[Path, str]]:
     return [(corpus / "wavs" / f"{name}.wav", text) for name, text in rows]
 
 
-# -- corpus, train
-# --------------------------------------------------------------------------------------------------
+# -- corpus, train ---------------------------------------------------------------------------------
 
 
 def corpus(args: argparse.Namespace) -> None:
@@ -143,8 +142,7 @@ def _trained(run: Path) -> bool:
     return last is not None and last in _checkpoints(run)
 
 
-# -- speak
-# --------------------------------------------------------------------------------------------------
+# -- speak -----------------------------------------------------------------------------------------
 
 
 def speak(args: argparse.Namespace) -> None:
@@ -320,8 +318,7 @@ def _through_the_codes(synthesizer, path: Path) -> tuple[np.ndarray, np.ndarray,
     return mel, _mel_of(synthesizer, codes)[: len(mel)], codes
 
 
-# -- vocode, score
-# --------------------------------------------------------------------------------------------------
+# -- vocode, score ---------------------------------------------------------------------------------
 
 
 def vocode(args: argparse.Namespace) -> None:

@@ -233,8 +233,7 @@ def _why(done: subprocess.CompletedProcess) -> str:
     return f"exit {done.returncode}: " + " / ".join(x.strip()[:300] for x in lines[-3:])
 
 
-# -- the measured process
-# --------------------------------------------------------------------------------------------------
+# -- the measured process --------------------------------------------------------------------------
 
 
 def _worker(job: dict) -> dict:
@@ -415,8 +414,7 @@ def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
     return result
 
 
-# -- output
-# --------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _line(r: dict) -> str:

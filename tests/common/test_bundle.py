@@ -28,8 +28,7 @@ from tests.support.bundle_fixtures import BIND
 run, file, corpus = bundle_fixtures.run, bundle_fixtures.file, bundle_fixtures.corpus
 
 
-# -- writing
-# --------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
@@ -116,8 +115,7 @@ def test_a_bundle_needs_keys_that_are_private(run, tmp_path):
         path.chmod(0o600)
 
 
-# -- reading what others wrote
-# --------------------------------------------------------------------------------------------------
+# -- reading what others wrote ---------------------------------------------------------------------
 
 
 def rewrite(file: Path, change) -> None:
@@ -238,8 +236,7 @@ def test_a_bundle_that_others_can_read_is_refused(file):
         Bundle.open(file)
 
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def test_the_folder_serves_again_and_takes_a_newer_bundle_of_its_run(run, file, tmp_path):

@@ -39,8 +39,7 @@ def from_argv(*argv: str) -> list[str]:
     return flags.overrides(flags.parse(launch._parser("train"), list(argv)))
 
 
-# -- keys given twice
-# --------------------------------------------------------------------------------------------------
+# -- keys given twice ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -132,8 +131,7 @@ def test_flags_keep_their_defaults_and_lists_their_order():
     assert from_argv("train={keep: 2}", "train.epochs=3") == ["train={keep: 2}", "train.epochs=3"]
 
 
-# -- encodings
-# --------------------------------------------------------------------------------------------------
+# -- encodings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "cp1252"])
@@ -156,8 +154,7 @@ def test_a_value_that_yaml_cannot_construct_is_no_traceback(written):
     assert f'in "{path}", line 2' in refusal(written("seed: 1\nrun: [a\n"))
 
 
-# -- where a fault was made
-# --------------------------------------------------------------------------------------------------
+# -- where a fault was made ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,8 +219,7 @@ def test_faults_of_the_file_stay_its_own_beside_overrides(written):
     assert refusal(path, "seed=3").startswith(f"{path}: parity=coqui means all")
 
 
-# -- keys and sections
-# --------------------------------------------------------------------------------------------------
+# -- keys and sections -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -311,8 +307,7 @@ def test_a_section_that_may_be_null_can_be_begun_by_an_override(written):
     assert extend.languages == ["fa"]
 
 
-# -- commands
-# --------------------------------------------------------------------------------------------------
+# -- commands --------------------------------------------------------------------------------------
 
 
 def test_names_of_commands_are_those_of_the_launcher():

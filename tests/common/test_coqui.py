@@ -52,8 +52,7 @@ def shapes_of(make) -> dict:
         return {key: t.torch_shape for key, t in weights.tensors(make()).items()}
 
 
-# -- the tables of names and shapes
-# --------------------------------------------------------------------------------------------------
+# -- the tables of names and shapes ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -108,8 +107,7 @@ def test_a_missing_last_block_does_not_pass_for_a_smaller_model():
     assert shapes.gpt_dims(table, {"gpt_layers": 29}).layers == 29
 
 
-# -- import
-# --------------------------------------------------------------------------------------------------
+# -- import ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -370,8 +368,7 @@ def test_memory_stays_far_below_the_file(tmp_path):
     assert peak < 1.0 * size, f"{peak / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"
 
 
-# -- export
-# --------------------------------------------------------------------------------------------------
+# -- export ----------------------------------------------------------------------------------------
 
 
 def test_a_model_alone_comes_back_to_the_bit(files, tmp_path):
@@ -415,8 +412,7 @@ def test_export_refuses_what_does_not_fit(files, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "trained.safetensors"]
 
 
-# -- growing
-# --------------------------------------------------------------------------------------------------
+# -- growing ---------------------------------------------------------------------------------------
 
 
 def test_growing_keeps_old_rows_and_draws_the_new_ones():
@@ -447,8 +443,7 @@ def test_growing_keeps_old_rows_and_draws_the_new_ones():
         pretrained.grow(state, 6680, seed=1)
 
 
-# -- the commands
-# --------------------------------------------------------------------------------------------------
+# -- the commands ----------------------------------------------------------------------------------
 
 
 def launch(*args: str, **options) -> subprocess.CompletedProcess:

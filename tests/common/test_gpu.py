@@ -33,8 +33,7 @@ def visible(devices):
     return [d.visible for d in devices.producers], devices.trainer.visible
 
 
-# -- choosing
-# --------------------------------------------------------------------------------------------------
+# -- choosing --------------------------------------------------------------------------------------
 
 
 def test_two_gpus_are_used_by_default_and_handed_on_as_uuids():
@@ -233,8 +232,7 @@ def test_auto_with_the_cpu_build_leaves_gpus_alone_and_says_so(monkeypatch):
     assert not choose.choose_gpus(settings(devices="auto"), cards(2), {}).on_cpu
 
 
-# -- sharing one card
-# --------------------------------------------------------------------------------------------------
+# -- sharing one card ------------------------------------------------------------------------------
 
 
 def test_one_gpu_is_shared_with_a_stated_split():
@@ -279,8 +277,7 @@ def test_one_more_producer_takes_what_is_free_on_the_trainers_card():
         )
 
 
-# -- the child's environment
-# --------------------------------------------------------------------------------------------------
+# -- the child's environment -----------------------------------------------------------------------
 
 
 def test_environment_pins_one_card():
@@ -310,8 +307,7 @@ def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected)
     assert len(said) == (given is not None and shared)
 
 
-# -- NVML
-# --------------------------------------------------------------------------------------------------
+# -- NVML ------------------------------------------------------------------------------------------
 
 
 class FakeNvml:

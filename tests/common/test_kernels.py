@@ -245,8 +245,7 @@ def test_norm_over_all_gradients_is_the_same_however_it_is_packed():
     assert not np.isfinite(packed_squares(bad).numpy())
 
 
-# -- dropout
-# --------------------------------------------------------------------------------------------------
+# -- dropout ---------------------------------------------------------------------------------------
 
 
 def mixed(shape, rate, seed):

@@ -23,8 +23,7 @@ from common.xtts.checkpoints.pth_zip import PthError
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-# -- what torch wrote
-# --------------------------------------------------------------------------------------------------
+# -- what torch wrote ------------------------------------------------------------------------------
 
 
 def test_tensors_as_torch_saved_them():
@@ -61,8 +60,7 @@ def test_the_old_format_is_refused_with_the_way_out():
         PthFile(GOLDEN / "torch_legacy.pth")
 
 
-# -- what is written here
-# --------------------------------------------------------------------------------------------------
+# -- what is written here --------------------------------------------------------------------------
 
 
 TREE = {
@@ -137,8 +135,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.pth"]
 
 
-# -- what would run code
-# --------------------------------------------------------------------------------------------------
+# -- what would run code ---------------------------------------------------------------------------
 
 
 class Evil:
@@ -232,8 +229,7 @@ def test_state_set_on_what_a_pickle_may_name_changes_nothing(tmp_path):
     test_coquis_configuration_is_kept_and_inert()
 
 
-# -- what is broken
-# --------------------------------------------------------------------------------------------------
+# -- what is broken --------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -114,8 +114,7 @@ def text(length, seed=0):
     return np.random.default_rng(seed).integers(4, DIMS.num_text_tokens, length).tolist()
 
 
-# -- Coqui
-# --------------------------------------------------------------------------------------------------
+# -- Coqui -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,8 +163,7 @@ def test_limits_of_the_published_sizes():
     assert max_codes(GptDims()) == 602
 
 
-# -- against recomputation
-# --------------------------------------------------------------------------------------------------
+# -- against recomputation -------------------------------------------------------------------------
 
 
 def controls(o: SamplingOptions, rows: int = 1) -> Controls:
@@ -244,8 +242,7 @@ def test_a_stream_is_the_whole_in_pieces(model, latents):
     assert sampler.trace_counts.total() == 2  # the same two functions
 
 
-# -- what callers rely on
-# --------------------------------------------------------------------------------------------------
+# -- what callers rely on --------------------------------------------------------------------------
 
 
 def test_one_compilation_per_size(model, latents):

@@ -93,8 +93,7 @@ def style(parts, *clips):
     return [gpt.style_latents(mel(tf.constant(c[np.newaxis]))).numpy() for c in clips]
 
 
-# -- references
-# --------------------------------------------------------------------------------------------------
+# -- references ------------------------------------------------------------------------------------
 
 
 def test_latents_are_the_mean_over_chunks_of_all_clips(parts, tokenizer):
@@ -183,8 +182,7 @@ def test_unusable_reference_files(tmp_path, samples, message):
         load_clip(path)
 
 
-# -- text
-# --------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,8 +260,7 @@ def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
     )
 
 
-# -- sound
-# --------------------------------------------------------------------------------------------------
+# -- sound -----------------------------------------------------------------------------------------
 
 
 def test_speech_without_a_vocoder(synthesizer):
@@ -391,8 +388,7 @@ def test_parts_that_do_not_belong_together(parts, tokenizer):
         Synthesizer(dims.with_vocabulary(99, 3, 0), gpt, dvae, STATS, tokenizer)
 
 
-# -- streaming
-# --------------------------------------------------------------------------------------------------
+# -- streaming -------------------------------------------------------------------------------------
 
 
 def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):

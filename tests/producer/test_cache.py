@@ -225,8 +225,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_still_read(tmp_path, c
     assert nowhere.get(3, len(codes_of(3))) is None
 
 
-# -- batches
-# --------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def decode_all(clips):

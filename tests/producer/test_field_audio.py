@@ -38,8 +38,7 @@ def decodable(path):
         return e.reason
 
 
-# -- D1: channels that cancel
-# --------------------------------------------------------------------------------------------------
+# -- D1: channels that cancel ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".wav", ".flac", ".mp3"])
@@ -74,8 +73,7 @@ def test_d1_the_mean_stays_where_nothing_cancels(tmp_path, scanned):
     assert "cancel" not in said
 
 
-# -- D2: next to silence
-# --------------------------------------------------------------------------------------------------
+# -- D2: next to silence ---------------------------------------------------------------------------
 
 
 def _silences():
@@ -154,8 +152,7 @@ def test_d2_silent_clips_never_move_the_statistics(tmp_path, tokenizer):
     np.testing.assert_allclose(found["mixed"], found["good"], rtol=1e-6)
 
 
-# -- D8: what libsndfile cannot read
-# --------------------------------------------------------------------------------------------------
+# -- D8: what libsndfile cannot read ---------------------------------------------------------------
 
 
 def converted(path, *options, source=None):
@@ -229,8 +226,7 @@ def test_d8_ffmpeg_is_bounded(tmp_path, monkeypatch):
         ffmpeg.convert(tmp_path / "x.m4a", "M4A")
 
 
-# -- D9, D10: ends
-# --------------------------------------------------------------------------------------------------
+# -- D9, D10: ends ---------------------------------------------------------------------------------
 
 
 def container(path, suffix):
@@ -361,8 +357,7 @@ def test_d10_a_length_that_is_a_lie_costs_nothing(tmp_path):
     assert scan_reason(path).startswith("ends early: the header announces 68719476735 samples")
 
 
-# -- D11: above the limit of a deep scan
-# --------------------------------------------------------------------------------------------------
+# -- D11: above the limit of a deep scan -----------------------------------------------------------
 
 
 def _broken(kind):
@@ -428,8 +423,7 @@ def test_d11_statistics_of_no_usable_clip_are_bad_input(tmp_path, tokenizer):
         _mel_stats(settings, m, None, settings.dims, None)
 
 
-# -- D13: what does not belong together
-# --------------------------------------------------------------------------------------------------
+# -- D13: what does not belong together ------------------------------------------------------------
 
 
 def test_d13_silence_at_the_ends_and_texts_that_are_too_short(tmp_path, scanned):

@@ -32,8 +32,7 @@ def clips(root, n, folder="wavs", suffix=".wav", seconds=0.6):
     return names
 
 
-# -- D3, D4, D5: columns
-# --------------------------------------------------------------------------------------------------
+# -- D3, D4, D5: columns ---------------------------------------------------------------------------
 
 
 def _speakers(i):
@@ -166,8 +165,7 @@ def test_d3_the_user_says_which_column_is_what(tmp_path, scanned):
             scanned(root, columns=columns)
 
 
-# -- D6: layouts
-# --------------------------------------------------------------------------------------------------
+# -- D6: layouts -----------------------------------------------------------------------------------
 
 
 def _jsonl(root, n, entry, name="metadata.jsonl"):
@@ -384,8 +382,7 @@ def test_d6_folders_with_metadata_are_named(tmp_path, scanned):
         scanned(tmp_path / "all")
 
 
-# -- D7: paths
-# --------------------------------------------------------------------------------------------------
+# -- D7: paths -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -483,8 +480,7 @@ def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
             load_clip(root / f"wavs/{name}.wav")
 
 
-# -- D12: encodings
-# --------------------------------------------------------------------------------------------------
+# -- D12: encodings --------------------------------------------------------------------------------
 
 TEXT = "c0001|one two\nc0002|three four\n"
 
@@ -516,8 +512,7 @@ def test_d12_damaged_encodings_are_bad_input(tmp_path, scanned, data, words):
     assert scanned(root).counts == (2, 0)
 
 
-# -- D14: an evaluation set beside the training set
-# ---------------------------------------------------------------------------------------
+# -- D14: an evaluation set beside the training set ------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,7 @@ def test_a_short_utterance_lends_all_of_itself_and_a_long_one_as_much_as_of_its_
     assert prompt_slice(200_000, 5, audio, training=False, whole=True) == (0, 99_225)
 
 
-# -- batches
-# --------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -85,8 +85,7 @@ class Driver:
     def say(self, text: str) -> None:
         self.log.append(f"{time.monotonic() - self.began:6.2f} {text}")
 
-    # -- starting and ending
-    # ----------------------------------------------------------------------------------------------
+    # -- starting and ending -----------------------------------------------------------------------
 
     def _spawn(self, *args: str) -> subprocess.Popen:
         out = open(self.config.parent / "console.log", "ab")
@@ -158,8 +157,7 @@ class Driver:
         )
         return f"{why}\n" + "\n".join(self.log) + "\n" + tails
 
-    # -- looking
-    # ----------------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def pid(self, name: str) -> int | None:
         s = status.read(self.run, name)
@@ -218,8 +216,7 @@ class Driver:
             self.gate.release(when.phase)
         time.sleep(when.seconds)
 
-    # -- hurting
-    # ----------------------------------------------------------------------------------------------
+    # -- hurting -----------------------------------------------------------------------------------
 
     def signal(self, name: str, sig: signal.Signals) -> None:
         pid = self.pid(name)

@@ -38,8 +38,7 @@ def encoded(samples, rate=RATE, name="WAV", subtype="PCM_16") -> bytes:
 GOOD = [encoded(sine(LENGTH, 300 + 40 * i)) for i in range(N)]
 
 
-# -- layouts
-# --------------------------------------------------------------------------------------------------
+# -- layouts ---------------------------------------------------------------------------------------
 
 
 def _wavs(root: Path, blobs: list[bytes], folder: str = "wavs", name: str = "{:03d}.wav") -> None:
@@ -134,8 +133,7 @@ BUILD: dict[str, Callable[[Path, list[bytes]], None]] = {
 }  # fmt: skip
 
 
-# -- damage
-# --------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,7 @@ def _train_until(run: RunFolder, updates: int) -> None:
         ArithmeticStep.apply = apply
 
 
-# -- damage
-# --------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def damages(case: Case, name: str, num_flips: int) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -120,8 +119,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-# -- what becomes of it
-# --------------------------------------------------------------------------------------------------
+# -- what becomes of it ----------------------------------------------------------------------------
 
 
 def launched(case: Case) -> None:

@@ -26,8 +26,7 @@ from tests.support.arithmetic_maker import ArithmeticMaker
 from trainer import session
 from trainer.report.verdict import DEVICE_PARTS, HOST_PARTS, Measured, ProducerLoad, Settings
 
-# -- simulated
-# --------------------------------------------------------------------------------------------------
+# -- simulated -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -220,8 +219,7 @@ def random_stages(rng: np.random.Generator) -> Stages:
     )
 
 
-# -- real, asleep
-# --------------------------------------------------------------------------------------------------
+# -- real, asleep ----------------------------------------------------------------------------------
 
 
 class SleepingMaker(ArithmeticMaker):

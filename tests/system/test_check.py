@@ -39,8 +39,7 @@ def checked(listing: Listing, train=never, **values) -> tuple[int, list[str]]:
     return code, lines
 
 
-# -- devices
-# --------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def test_no_gpu_fails_also_where_devices_are_auto():
@@ -149,8 +148,7 @@ def test_a_child_that_crashes_fails_with_its_last_words(tmp_path):
     assert "killed by signal 6" in finding.detail
 
 
-# -- three steps
-# --------------------------------------------------------------------------------------------------
+# -- three steps -----------------------------------------------------------------------------------
 
 
 def pretend(

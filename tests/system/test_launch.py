@@ -62,8 +62,7 @@ def field(tree: type[BaseModel], key: str):
     return tree
 
 
-# -- flags
-# --------------------------------------------------------------------------------------------------
+# -- flags -----------------------------------------------------------------------------------------
 
 
 def test_every_old_flag_has_an_answer_and_every_flag_a_config_field():
@@ -158,8 +157,7 @@ def test_flags_of_the_predecessor_are_answered(tmp_path, capsys):
     assert not (tmp_path / "r").exists()
 
 
-# -- the program
-# --------------------------------------------------------------------------------------------------
+# -- the program -----------------------------------------------------------------------------------
 
 
 def card(i: int) -> Device:
@@ -245,8 +243,7 @@ def test_cores_is_the_affinity_or_a_containers_quota(tmp_path):
     assert cores(tmp_path / "absent") == here
 
 
-# -- claims on a run folder
-# --------------------------------------------------------------------------------------------------
+# -- claims on a run folder ------------------------------------------------------------------------
 
 
 def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
@@ -359,8 +356,7 @@ def test_a_port_in_use_or_no_port_is_refused_before_anything_starts():
             ownership.check_bind(address)
 
 
-# -- from outside
-# --------------------------------------------------------------------------------------------------
+# -- from outside ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

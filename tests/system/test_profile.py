@@ -26,8 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CAUSES = ("decode", "features", "read", "serialise", "transport", "transfer", "trainer")
 
 
-# -- the pure function
-# --------------------------------------------------------------------------------------------------
+# -- the pure function -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("factor", "at_least"), [(2.0, 1.0), (1.3, 0.9)])
@@ -151,8 +150,7 @@ def test_the_setting_to_change_follows_from_the_cause():
     assert "train.save_every" in v.sentence
 
 
-# -- a real pipeline that sleeps
-# --------------------------------------------------------------------------------------------------
+# -- a real pipeline that sleeps -------------------------------------------------------------------
 
 PACE_MS = 20.0
 # Every worker needs about half of PACE_MS; what is measured besides is this machine's own overhead.
@@ -334,8 +332,7 @@ def test_the_tables_hold_what_the_stages_took(tmp_path, monkeypatch):
     assert 40 + 10.5 < d["ceiling_ms"] == pytest.approx(ceiling, rel=0.05)
 
 
-# -- the command
-# --------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -29,8 +29,7 @@ from tests.support.bundle_fixtures import AT, BIND, asked
 run, file, corpus = bundle_fixtures.run, bundle_fixtures.file, bundle_fixtures.corpus
 
 
-# -- before a trainer is asked for
-# --------------------------------------------------------------------------------------------------
+# -- before a trainer is asked for -----------------------------------------------------------------
 
 
 def test_a_producer_of_a_bundle_gets_the_runs_settings_and_this_hosts_places(
@@ -151,8 +150,7 @@ def test_the_command_ends_with_2_and_connects_to_nobody(file, corpus):
             trainer.accept()
 
 
-# -- does the trainer let us in?
-# --------------------------------------------------------------------------------------------------
+# -- does the trainer let us in? -------------------------------------------------------------------
 
 
 def far(endpoint: Endpoint, keys: KeyPair, wait_s: float) -> remote.Remote:
@@ -233,8 +231,7 @@ def test_a_trainer_that_comes_later_is_waited_for(tmp_path):
     assert text.startswith(f"waiting for the trainer at {at}")
 
 
-# -- several corpora
-# --------------------------------------------------------------------------------------------------
+# -- several corpora -------------------------------------------------------------------------------
 
 
 def test_two_metadata_files_of_one_folder_are_one_data_root(tmp_path):

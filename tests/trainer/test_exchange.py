@@ -86,8 +86,7 @@ def export(folder: Path, out: Path, lines: list[str] | None = None) -> Path:
     return out
 
 
-# -- in
-# --------------------------------------------------------------------------------------------------
+# -- in --------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_taken_whole(published, imported):
@@ -244,8 +243,7 @@ def test_another_dvae_is_refused_by_digest(published, tmp_path):
     assert pretrained.dvae_of_gpt(tmp_path / "bare") == pretrained.dvae_of_gpt(tmp_path / "in")
 
 
-# -- out
-# --------------------------------------------------------------------------------------------------
+# -- out -------------------------------------------------------------------------------------------
 
 
 def test_a_folder_comes_back_to_the_bit(published, imported, tmp_path):
@@ -377,8 +375,7 @@ def test_what_fails_leaves_what_was_there(imported, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-# -- texts
-# --------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 MIXED = [
     ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."),

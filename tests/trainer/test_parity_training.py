@@ -247,8 +247,7 @@ class _OfBatches:
         return case.ROWS
 
 
-# -- each behaviour by its own option
-# --------------------------------------------------------------------------------------------------
+# -- each behaviour by its own option --------------------------------------------------------------
 
 
 def test_prompt_masking(as_coqui, pretrained, tmp_path):

@@ -72,8 +72,7 @@ def gradients_of(step, batch, seed=None, jit=False):
     }
 
 
-# -- the update in one call
-# --------------------------------------------------------------------------------------------------
+# -- the update in one call ------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -145,8 +144,7 @@ def test_xlas_programs_compute_what_one_graph_does(monkeypatch):
     assert len(blocks) == 2  # forward and backward, for both blocks
 
 
-# -- the dry step
-# --------------------------------------------------------------------------------------------------
+# -- the dry step ----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -370,8 +368,7 @@ def test_a_stop_does_not_wait_for_a_compilation():
     assert step.ran == []
 
 
-# -- recomputation, snapshots
-# --------------------------------------------------------------------------------------------------
+# -- recomputation, snapshots ----------------------------------------------------------------------
 
 
 def test_recomputed_blocks_have_the_same_gradients():
@@ -500,8 +497,7 @@ def test_room_is_left_for_the_largest_step_also_when_it_seldom_comes(monkeypatch
     assert room.take(mb(300)) == mb(300)
 
 
-# -- bfloat16
-# --------------------------------------------------------------------------------------------------
+# -- bfloat16 --------------------------------------------------------------------------------------
 
 
 def test_bfloat16_gradients_are_those_of_float32_but_for_rounding():
@@ -524,8 +520,7 @@ def test_bfloat16_gradients_are_those_of_float32_but_for_rounding():
     assert np.linalg.norm(together[0] - together[1]) <= 0.01 * np.linalg.norm(together[1])
 
 
-# -- what is chosen
-# --------------------------------------------------------------------------------------------------
+# -- what is chosen --------------------------------------------------------------------------------
 
 
 def resolved(on_cpu, **train):

@@ -61,8 +61,7 @@ def watch_of(ticks, batches, per_step=1, **more) -> Watch:
     return watch
 
 
-# -- arithmetic of the clock
-# --------------------------------------------------------------------------------------------------
+# -- arithmetic of the clock -----------------------------------------------------------------------
 
 
 def test_a_step_waits_for_data_only_once_the_one_before_has_finished():
@@ -242,8 +241,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
     assert max(s.total_s for s in watches[-1].steps) < 1.0
 
 
-# -- how busy the cards are
-# --------------------------------------------------------------------------------------------------
+# -- how busy the cards are ------------------------------------------------------------------------
 
 
 class Metered:
@@ -289,8 +287,7 @@ def test_a_profile_tells_of_its_free_steps_and_of_none_that_was_waited_for():
     assert [u.percent for u in watch._gpus] == [80.0]
 
 
-# -- C31: a slow producer
-# --------------------------------------------------------------------------------------------------
+# -- C31: a slow producer --------------------------------------------------------------------------
 
 
 def asleep(folder, caplog, slow: dict, steps: int) -> tuple[list[str], list[str], list[dict]]:
@@ -364,8 +361,7 @@ def test_c31_decode_threads_share_the_cores(tmp_path, monkeypatch):
     assert decode_threads(config.parse({"producers": {"count": 4, "decode_threads": 11}})) == 11
 
 
-# -- C25: a new length is no new shape
-# -----------------------------------------------------------------------------------------------
+# -- C25: a new length is no new shape -------------------------------------------------------------
 
 
 def test_c25_fifty_text_lengths_make_no_more_traces_than_buckets(tmp_path, caplog):

@@ -112,7 +112,7 @@ def export(
 
     Args:
         device: the one that voices are made on, and a child's environment for it; asked only where
-        there are voices to make.
+            there are voices to make.
     """
     if args.run is None and args.weights is None:
         raise BadInput("give one of --run RUN and --weights FOLDER")
@@ -165,8 +165,7 @@ def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) 
     )
 
 
-# -- voices
-# --------------------------------------------------------------------------------------------------
+# -- voices ----------------------------------------------------------------------------------------
 
 
 def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, device) -> Parts:
@@ -202,8 +201,7 @@ def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, dev
     return replace(parts, made_voices=aside / "speakers.safetensors", clips=clips)
 
 
-# -- texts
-# --------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def _rules(run: RunFolder | None, parts: Parts) -> Rules | None:

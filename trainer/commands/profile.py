@@ -76,7 +76,8 @@ def run(
     Args:
         config: of the run, or of one that is not there yet.
         changed: the settings in which it differs from the existing run's; None: there is no such
-        run. prepare, supervise: make a run folder, run a run's processes.
+            run.
+        prepare, supervise: make a run folder, run a run's processes.
 
     Raises:
         BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.

@@ -106,7 +106,7 @@ def run(
 
     Raises:
         BadInput: not exactly one source of weights, no WAV file to write to, no such clip, device
-        or text.
+            or text.
     """
     _check_source(args)
     if args.list_voices:

@@ -98,8 +98,7 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    # -- save
-    # ----------------------------------------------------------------------------------------------
+    # -- save --------------------------------------------------------------------------------------
 
     def save(
         self,
@@ -112,13 +111,14 @@ class Checkpoints:
 
         Args:
             tensors: "model" and "optimizer", each name → array, or what becomes one (see
-            `tensor_file.save_file`); emptied on the way. state: JSON-able; `state["best_step"]`
-            names the checkpoint with the lowest evaluation loss, or is None. go_on: asked before
-            the renaming; where it says no, nothing has happened.
+                `tensor_file.save_file`); emptied on the way.
+            state: JSON-able; `state["best_step"]` names the checkpoint with the lowest evaluation
+                loss, or is None.
+            go_on: asked before the renaming; where it says no, nothing has happened.
 
         Raises:
             SaveFailed: not enough room, or the file system refused; says how much is needed and
-            free.
+                free.
         """
         needed = sum(a.nbytes for part in tensors.values() for a in part.values()) + _SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
@@ -167,8 +167,7 @@ class Checkpoints:
             if step != best:
                 shutil.rmtree(self.path(step), ignore_errors=True)
 
-    # -- load
-    # ----------------------------------------------------------------------------------------------
+    # -- load --------------------------------------------------------------------------------------
 
     def load(self, step: int) -> Restored:
         """Read and verify one checkpoint. ValueError: what is damaged."""
@@ -197,7 +196,7 @@ class Checkpoints:
 
         Raises:
             BadInput: there were checkpoints, and none is whole. A run is never silently begun
-            afresh.
+                afresh.
         """
         newest_damaged = None
         for step in reversed(self.steps()):

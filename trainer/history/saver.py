@@ -56,7 +56,8 @@ class Saver:
 
         Args:
             snapshot: returns the "model" and "optimizer" arrays of this moment (see
-            `Step.snapshot`). state: as in `Checkpoints.save`.
+                `Step.snapshot`).
+            state: as in `Checkpoints.save`.
         """
         if self.busy:
             raise RuntimeError("a save is in flight; take its outcome first")

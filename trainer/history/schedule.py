@@ -42,7 +42,8 @@ class Schedule:
         total_steps: the last step.
         eval_every: an evaluation after each multiple; 0: not by steps.
         eval_at_epoch_end: an evaluation after each epoch's last step. One follows the last step of
-        all in any case. save_every: a checkpoint after each multiple.
+            all in any case.
+        save_every: a checkpoint after each multiple.
     """
 
     train: Plan

@@ -141,8 +141,7 @@ def _save(path: Path, html: str) -> None:
         raise BadInput(f"{path} cannot be written: {e.strerror}") from e
 
 
-# -- one run
-# --------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def _stage(run: RunFolder, name: str, figures: dict) -> Stage:
@@ -208,8 +207,7 @@ def _address(sound: sounds.Sound, root: Path, audio: str) -> str:
     return path.as_uri()
 
 
-# -- several runs
-# --------------------------------------------------------------------------------------------------
+# -- several runs ----------------------------------------------------------------------------------
 
 
 def _names(paths: list[Path]) -> list[str]:

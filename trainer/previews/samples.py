@@ -53,8 +53,9 @@ class SampleInfo:
     Attributes:
         reference: the utterance, or the user's clip, whose audio is the voice.
         synth, recon, picture: file names in the folder; None where there is none (nothing spoken, a
-        text without recording). stopped: the model ended it by itself; False: it was cut off at its
-        limit. seconds, true_seconds: length of the spoken sound, and of the utterance's recording.
+            text without recording).
+        stopped: the model ended it by itself; False: it was cut off at its limit.
+        seconds, true_seconds: length of the spoken sound, and of the utterance's recording.
         level: root mean square of the spoken sound; 0 is silence.
     """
 
@@ -122,7 +123,8 @@ class SampleMaker:
     Args:
         dvae: its weights no longer change.
         options, reference: default for models trained from nothing here; imported weights want
-        those of the published XTTS. vocoder: makes the sounds; None: Griffin-Lim.
+            those of the published XTTS.
+        vocoder: makes the sounds; None: Griffin-Lim.
     """
 
     def __init__(

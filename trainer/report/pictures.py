@@ -96,7 +96,7 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
     Args:
         hop_s: seconds from frame to frame.
         note: a line under the title, the spoken text for instance; cut where it is long, left out
-        in scripts that need shaping.
+            in scripts that need shaping.
 
     ValueError: no rows, or a mel without frames.
     """

@@ -156,8 +156,7 @@ def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
     return summary
 
 
-# -- for people
-# --------------------------------------------------------------------------------------------------
+# -- for people ------------------------------------------------------------------------------------
 
 
 def table(summary: dict) -> Table:
@@ -267,8 +266,7 @@ def _lower(value: float | None) -> str:
     return f"{100 * value:.1f} % lower" if value >= 0 else f"{-100 * value:.1f} % higher"
 
 
-# -- figures
-# --------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def _speed(history: History) -> dict:
@@ -350,8 +348,7 @@ def _without_nan(figures: dict) -> dict:
     }
 
 
-# -- panels
-# --------------------------------------------------------------------------------------------------
+# -- panels ----------------------------------------------------------------------------------------
 
 
 def _curve(history: History, label: str, name: str, evaluated: bool = False) -> Curve:

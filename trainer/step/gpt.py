@@ -278,8 +278,7 @@ class GptStep:
             for bucket, spec in enumerate(self._signatures)
         ]
 
-    # -- one graph
-    # ----------------------------------------------------------------------------------------------
+    # -- one graph ---------------------------------------------------------------------------------
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
         """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
@@ -335,8 +334,7 @@ class GptStep:
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         return packed(_report(losses, norm, lr, finite))
 
-    # -- a chain of XLA programs
-    # ----------------------------------------------------------------------------------------------
+    # -- a chain of XLA programs -------------------------------------------------------------------
 
     def _chained_micro(self, bucket: int, batch, seed, scale) -> Scalars:
         out, _ = self._programs[bucket].gradients(batch, seed, scale, self._accumulators)

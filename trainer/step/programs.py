@@ -126,8 +126,7 @@ class BucketPrograms:
         x = tf.float32 if chosen.wide_residual else self._latents.dtype
         self._x = tf.TensorSpec([rows, dims.num_latents + num_codes, dims.width], x)
 
-    # -- calls
-    # ----------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def gradients(
         self,
@@ -200,8 +199,7 @@ class BucketPrograms:
             *regions.stem.programs,
         ]
 
-    # -- what they are
-    # ----------------------------------------------------------------------------------------------
+    # -- what they are -----------------------------------------------------------------------------
 
     def _training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
         return self._own.get(("training", sums is not None), lambda: self._trace_training(sums))
@@ -354,12 +352,10 @@ class UpdatePrograms:
 
     Args:
         decide: (sum of squares, losses [3], enabled) → whether to update, the scalars of
-        `AdamW.change` with the factor of clipping
-            after them, and what is reported.
+            `AdamW.change` with the factor of clipping after them, and what is reported.
         clips: whether that factor may be other than 1.
         given: where gradients were added up, one variable per tensor of the optimizer, to be
-        cleared; or the dtypes of the gradients
-            that calls give, by part.
+            cleared; or the dtypes of the gradients that calls give, by part.
     """
 
     def __init__(

@@ -96,12 +96,13 @@ class Region:
 
     Args:
         function: traceable; a sequence of tensors, of which the first `num_differentiable` have
-        gradients. inputs: signature of what it is given.
+            gradients.
+        inputs: signature of what it is given.
         variables: the weights of one of its places.
         wrt: indices of the inputs whose gradients are wanted.
         sums: the backward program adds the weights' gradients to variables that it is given,
-        instead of returning them. recompute: hand nothing over: the backward program runs the
-        forward pass again.
+            instead of returning them.
+        recompute: hand nothing over: the backward program runs the forward pass again.
     """
 
     def __init__(

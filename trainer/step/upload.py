@@ -33,7 +33,7 @@ class Upload:
 
     Args:
         device: of the step, "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` is all there
-        is to do.
+            is to do.
     """
 
     def __init__(self, device: str | None):

@@ -76,16 +76,14 @@ def import_model(
 
     Args:
         model: a model.pth or .safetensors; or a folder, of which all that is there is taken:
-        config.json (sizes and heads),
-            vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth. Files named besides win over
-            those of the folder.
+            config.json (sizes and heads), vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth.
+            Files named besides win over those of the folder.
         other_dvae: take a DVAE that is not the one the GPT was trained with.
 
     Raises:
         CoquiError: a file is no XTTS v2 checkpoint, tensors are missing, surplus or of another
-        shape (at most 20 are named), the
-            vocabulary, the statistics, the DVAE or the voices do not belong to it, or `out` holds
-            something else.
+            shape (at most 20 are named), the vocabulary, the statistics, the DVAE or the voices do
+            not belong to it, or `out` holds something else.
         PthError: a file that cannot be read.
     """
     out = Path(out)
@@ -306,8 +304,7 @@ def _write_mel_stats(path, tensor: Any, folder: Path) -> str:
     return write_part(folder, "mel_stats", {"mel_stats": tensor}, Path(path))
 
 
-# -- voices
-# --------------------------------------------------------------------------------------------------
+# -- voices ----------------------------------------------------------------------------------------
 
 
 def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, folder: Path) -> str:

@@ -73,10 +73,12 @@ class Parts:
 
     Attributes:
         weights: a folder of weights (`pretrained.py`) with vocoder and speaker encoder; its
-        settings and voices go along. gpt: the GPT stack (.safetensors, Coqui's names without
-        `gpt.`). Its vocabulary may have grown. made_voices: voices of this GPT
-        (speakers.safetensors); of one name, they win over those of `weights`. clips: a recording of
-        a voice by its name.
+            settings and voices go along.
+        gpt: the GPT stack (.safetensors, Coqui's names without `gpt.`). Its vocabulary may have
+            grown.
+        made_voices: voices of this GPT (speakers.safetensors); of one name, they win over those of
+            `weights`.
+        clips: a recording of a voice by its name.
         dims: the GPT's sizes, where they are not those of `weights`.
     """
 
@@ -107,8 +109,7 @@ class Parts:
         )
 
 
-# -- where to
-# --------------------------------------------------------------------------------------------------
+# -- where to --------------------------------------------------------------------------------------
 
 
 def is_one_file(out: str | os.PathLike) -> bool:
@@ -155,8 +156,7 @@ def _writable(out: Path) -> CoquiError:
     return CoquiError(f"--out {out} cannot be written to; choose another --out")
 
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def export_folder(
@@ -173,7 +173,8 @@ def export_folder(
 
     Raises:
         CoquiError: parts are missing or not what was imported, or are not of one model; `out` holds
-        something else. OSError: no room.
+            something else.
+        OSError: no room.
     """
     out = Path(out)
     _check_folder(out)
@@ -321,8 +322,7 @@ def _sizes(d: GptDims) -> dict[str, int]:
     }
 
 
-# -- model.pth
-# --------------------------------------------------------------------------------------------------
+# -- model.pth -------------------------------------------------------------------------------------
 
 
 def export_model(
@@ -333,7 +333,8 @@ def export_model(
 
     Raises:
         CoquiError: parts are missing or not what was imported, or the GPT is of other sizes than
-        the vocoder's. OSError: no room.
+            the vocoder's.
+        OSError: no room.
     """
     out, weights = Path(out), parts.weights
     if not has_vocoder(weights):

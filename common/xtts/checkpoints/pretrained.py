@@ -53,8 +53,7 @@ class CoquiError(ValueError):
     """
 
 
-# -- reading and writing safetensors
-# --------------------------------------------------------------------------------------------------
+# -- reading and writing safetensors ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,7 @@ def _bytes_of(tensors) -> Iterator[memoryview]:
         yield np.ascontiguousarray(t.read()).reshape(-1).view(np.uint8).data
 
 
-# -- the folder
-# --------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------
 
 
 def read_dims(folder: str | os.PathLike) -> ModelDims:
@@ -266,8 +264,7 @@ def contents_digest(path: str | os.PathLike) -> str:
     return h.hexdigest()
 
 
-# -- growing
-# --------------------------------------------------------------------------------------------------
+# -- growing ---------------------------------------------------------------------------------------
 
 
 def grow(state: Mapping[str, np.ndarray], num_text_tokens: int, seed: int) -> dict[str, np.ndarray]:

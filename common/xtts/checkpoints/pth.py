@@ -128,8 +128,7 @@ class PthFile:
 
     Raises:
         PthError: not there, damaged, not a checkpoint, of the old format that is no zip, or its
-        pickle asks for something else than
-            tensors, plain containers and Coqui's configuration.
+            pickle asks for something else than tensors, plain containers and Coqui's configuration.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -176,8 +175,7 @@ class PthFile:
                     f"the checksum of {name} is {crc:08x}, it was written with {info.CRC:08x}"
                 )
 
-    # -- records
-    # ----------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def _index(self) -> tuple[dict[str, zipfile.ZipInfo], str]:
         infos = self._zip.infolist()
@@ -272,8 +270,7 @@ def _itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-# -- the pickle
-# --------------------------------------------------------------------------------------------------
+# -- the pickle ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -374,8 +371,7 @@ def _opaque(name: str) -> type[Opaque]:
     return type("Opaque", (Opaque,), {"name": name})
 
 
-# -- writing
-# --------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 def save(path: str | os.PathLike, tree: Any) -> None:
@@ -385,9 +381,8 @@ def save(path: str | os.PathLike, tree: Any) -> None:
 
     Args:
         tree: a leaf, or dicts with str keys; leaves are str, int, float, bool, None, lists of
-        these, arrays, or anything with
-            `shape`, `dtype` and `read() -> array` (a `StoredTensor`, or a tensor yet to be loaded):
-            those are read one at a time, in order.
+            these, arrays, or anything with `shape`, `dtype` and `read() -> array` (a
+            `StoredTensor`, or a tensor yet to be loaded): those are read one at a time, in order.
 
     Replaces an existing file at once or not at all. OSError as it comes: no room, no permission.
     TypeError: another kind of leaf.

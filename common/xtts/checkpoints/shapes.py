@@ -179,8 +179,7 @@ def _batch_norm(at: str, size: int) -> Shapes:
     return {**{f"{at}.{name}": (size,) for name in _BATCH_NORM}, f"{at}.num_batches_tracked": ()}
 
 
-# -- sizes from shapes
-# --------------------------------------------------------------------------------------------------
+# -- sizes from shapes -----------------------------------------------------------------------------
 
 
 class UnknownSizes(ValueError):

@@ -174,8 +174,7 @@ def _script_ranges(language: str) -> tuple[tuple[int, int], ...]:
     )
 
 
-# -- what XTTS lacks: one code point per character, digits of any script
-# -----------------------------------------------------------------
+# -- what XTTS lacks: one code point per character, digits of any script ---------------------------
 
 
 def _normalize(text: str, language: str) -> str:
@@ -227,8 +226,7 @@ def _diacritics() -> dict[int, None]:
     return dict.fromkeys(map(ord, rules.ARABIC_DIACRITICS))
 
 
-# -- abbreviations and symbols
-# --------------------------------------------------------------------------------------------------
+# -- abbreviations and symbols ---------------------------------------------------------------------
 
 
 @functools.cache
@@ -261,8 +259,7 @@ def _expand_symbols(text: str, language: str, parity: bool) -> str:
     return pattern.sub(lambda m: f" {words[m.group()]} ", text)
 
 
-# -- languages that need a package
-# --------------------------------------------------------------------------------------------------
+# -- languages that need a package -----------------------------------------------------------------
 
 
 def _with_backend(language: str, convert):

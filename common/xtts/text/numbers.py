@@ -361,8 +361,7 @@ def digits_in_chinese(digits: str) -> str:
     return chinese.digit_words(digits)
 
 
-# -- ordinals
-# --------------------------------------------------------------------------------------------------
+# -- ordinals --------------------------------------------------------------------------------------
 
 
 def _expand_ordinals(text: str, language: str, parity: bool) -> str:
@@ -414,8 +413,7 @@ def _persian_ordinal(digits: str) -> str:
     return words + (" ام" if words.endswith("ی") else "م")
 
 
-# -- money
-# --------------------------------------------------------------------------------------------------
+# -- money -----------------------------------------------------------------------------------------
 
 
 def _amount_words(match: str, language: str, code: str) -> str:

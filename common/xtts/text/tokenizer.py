@@ -88,8 +88,7 @@ class Tokenizer:
         self.stop, self.unk, self.space, self.start = (self._vocab[token] for token in _CONTROL)
         self.vocab_size = max(self._tokens) + 1
 
-    # -- files
-    # ----------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     @classmethod
     def load(
@@ -189,8 +188,7 @@ class Tokenizer:
             json.dumps(parts, sort_keys=True).encode(), digest_size=16
         ).hexdigest()
 
-    # -- use
-    # ----------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -262,8 +260,7 @@ class Tokenizer:
             self._backends[limit] = (_library_tokenizer(self._vocab, self._merges[:limit]), {})
         return self._backends[limit]
 
-    # -- learning
-    # ----------------------------------------------------------------------------------------------
+    # -- learning ----------------------------------------------------------------------------------
 
     @classmethod
     def train(

@@ -21,7 +21,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
 
     Raises:
         BadInput: no such file, its first line is no header, or `given` names a column that it has
-        not.
+            not.
     """
     metadata = find_metadata(path)
     table = Table(metadata, "coqui", given)

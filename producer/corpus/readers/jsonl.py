@@ -32,7 +32,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
 
     Raises:
         BadInput: no such file, or nothing in its first object is called as a recording or as a text
-        is.
+            is.
     """
     metadata = find_metadata(path)
     file, locator, keys = str(metadata), Locator(metadata.parent), None

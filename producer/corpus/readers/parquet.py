@@ -45,7 +45,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
 
     Raises:
         BadInput: pyarrow is not installed, the file is damaged or has no columns of audio and text,
-        or its folder is read-only.
+            or its folder is read-only.
     """
     try:
         import pyarrow
