@@ -22,6 +22,7 @@ import zmq
 from common.transport import client as client_module
 from common.transport import leases as leases_module
 from common.transport import messages, wire
+from common.transport import server as server_module
 from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
 from common.transport.lease_records import Rules
 from common.transport.links import decoded
@@ -66,14 +67,15 @@ class Turn:
 
     def give(self, thread: threading.Thread) -> None:
         """The thread goes on, and this returns when it stands again, or has ended."""
-        self._await(thread)
+        self.reached(thread)
         with self._changed:
             self._go = True
             self._standing = False
             self._changed.notify_all()
-        self._await(thread)
+        self.reached(thread)
 
-    def _await(self, thread: threading.Thread) -> None:
+    def reached(self, thread: threading.Thread) -> None:
+        """Returns when the thread stands, or has ended."""
         with self._changed:
             for _ in range(int(_REAL_S / 0.05)):
                 if self._changed.wait_for(lambda: self._standing, 0.05) or not thread.is_alive():
@@ -91,10 +93,14 @@ class End:
     """A link's common part: what has arrived, as lists of frames."""
 
     def __init__(self) -> None:
-        self.turn, self.inbox = Turn(), []
+        self.turn, self.inbox, self.closing = Turn(), [], False
 
     def wake(self) -> None:
-        """Turns come anyway."""
+        """Turns come anyway; but the last one is when the end has been told to close, not before:
+        what it does on its way out would depend on who is quicker.
+        """
+        if self.closing:
+            self.turn.free()
 
 
 class ServerEnd(End):
@@ -131,7 +137,7 @@ class ClientEnd(End):
         self.endpoint, self.connected, self.changes = None, False, []
 
     def connect(self, endpoint: Endpoint | None) -> None:
-        self.endpoint, self.connected = endpoint, endpoint is not None
+        self.endpoint, self.connected = endpoint, endpoint is not None and not self.closing
         self.changes.append("connected" if self.connected else "disconnected")
 
     def receive(self, timeout_s: float):
@@ -234,8 +240,7 @@ class Twin:
     def _start_trainer(self) -> None:
         self.generation += 1
         self.server_end = ServerEnd(self, f"twin-{self.generation}")
-        turned = type("TurnedServer", (LeaseServer,), {"clock": staticmethod(lambda: self.now)})
-        self.server = turned(
+        self.server = LeaseServer(
             "",
             cb.RUN,
             cb.WINDOW,
@@ -248,10 +253,11 @@ class Twin:
         self.lineage = self.lineage[:first]
         self.fetched, self.busy_until = [], 0.0
         plan = (("train", g) for g in range(first, self.count))
+        self.server_end.turn.reached(self.server._thread)
         self.server.open(self.generation, cb.OFFER, plan)
 
     def _stop_trainer(self) -> None:
-        self.server_end.turn.free()
+        self.server_end.closing = True
         self.server.close(drain_s=0.0, stop_producers=False)
 
     def _join(self, idle: bool = False) -> None:
@@ -261,6 +267,7 @@ class Twin:
         client = LeaseClient(
             lambda: Endpoint(f"twin-{self.generation}"), cb.RUN, f"p{number}", cb.CAPACITY, link=end
         )
+        end.turn.reached(client._thread)  # its first messages draw from the same numbers as we do
         self.makers.append(Maker(client, end, self.random.choice((0.05, 0.1, 0.4)), idle))
 
     def _leave(self, maker: Maker) -> None:
@@ -268,8 +275,7 @@ class Twin:
         self.makers.remove(maker)
         del self.ends[maker.end.peer]
         self.server_end.gone = True
-        maker.end.connected = False
-        maker.end.turn.free()
+        maker.end.connected, maker.end.closing = False, True
         maker.client.close()
 
     # -- a tick ------------------------------------------------------------------------------------
@@ -277,8 +283,10 @@ class Twin:
     def play(self) -> None:
         """To the end. AssertionError: a batch is not what it should be, or none comes."""
         draw = random.Random(self.random.random())
+        clock = SimpleNamespace(monotonic=lambda: self.now)
         with (
-            mock.patch.object(client_module, "time", SimpleNamespace(monotonic=lambda: self.now)),
+            mock.patch.object(client_module, "time", clock),
+            mock.patch.object(server_module, "time", clock),
             mock.patch.object(client_module, "os", SimpleNamespace(getpid=lambda: 1)),
             mock.patch.object(leases_module, "secrets", SimpleNamespace(randbits=draw.getrandbits)),
         ):
