@@ -31,6 +31,11 @@ MICRO = GptDims(
     num_mels=80,
     dropout=0.1,
 )
+SMALL = dataclasses.replace(MICRO, layers=1, cond_blocks=1)
+SMALL_BUCKETS = [
+    Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8),
+    Bucket(batch_size=3, row_len=26, text_len=9, num_codes=12),
+]
 
 
 def model_dims(gpt: GptDims = MICRO, frames: int = FRAMES) -> ModelDims:

@@ -1,0 +1,215 @@
+"""Programs compiled ahead of the steps that need them, and the dry step before step 1."""
+
+import dataclasses
+import threading
+import types
+
+import pytest
+import tensorflow as tf
+
+from common.system.errors import Hopeless, Stopped
+from common.system.lifecycle import Stop
+from tests.support.gpt_cases import SMALL, SMALL_BUCKETS, model_dims
+from trainer import ahead
+from trainer.history.schedule import Position
+from trainer.step.gpt import StepOptions
+
+
+class Full:
+    """A step that does not fit."""
+
+    dims = model_dims(SMALL)
+
+    def __init__(self, error):
+        self.error, self.asked = error, []
+
+    def dry_run(self, bucket, grouped):
+        self.asked.append((bucket, grouped))
+        raise self.error
+
+
+def a_stage(step, buckets=SMALL_BUCKETS, accumulate=1):
+    schedule = types.SimpleNamespace(
+        train=types.SimpleNamespace(buckets=buckets), accumulate=accumulate
+    )
+    return types.SimpleNamespace(step=step, schedule=schedule)
+
+
+def a_stopped() -> Stop:
+    stop = Stop()
+    stop.request("stop", "SIGINT", 130)
+    return stop
+
+
+class Seen:
+    """An observer that notes how far the programs are."""
+
+    def __init__(self):
+        self.programs, self.tried = [], []
+
+    def compiling_programs(self, number, total, left_s):
+        self.programs.append((number, total, left_s is not None))
+
+    def trying(self, what):
+        self.tried.append(what)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        tf.errors.ResourceExhaustedError(None, None, "OOM"),
+        tf.errors.InternalError(None, None, "RESOURCE_EXHAUSTED: Out of memory"),
+        MemoryError(),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_out_of_memory_shows_before_step_1_with_advice(error):
+    step = Full(error)
+    stage = a_stage(step, accumulate=2)
+    assert ahead.largest_bucket(stage) == 1
+    with pytest.raises(
+        Hopeless,
+        match=r"bucket 1 \(3 rows x 26 positions\); try --batch-size 1, or train.recompute=true",
+    ) as raised:
+        ahead.dry_step(stage, 1)
+    assert raised.value.exit_code == 3
+    assert step.asked == [(1, True)]
+
+
+def test_other_errors_of_the_dry_step_are_not_called_memory():
+    with pytest.raises(ZeroDivisionError):
+        ahead.dry_step(a_stage(Full(ZeroDivisionError())), 0)
+    compiles_nothing = types.SimpleNamespace(compiles=False)
+    ahead.prepare(a_stage(compiles_nothing), Position(), Seen(), Stop())
+
+
+class Noting:
+    """A step that notes what it is asked to compile.
+
+    Two programs per function; "update" is shared by all buckets' training.
+    """
+
+    compiles = True
+    dims, options = model_dims(SMALL), StepOptions(jit=True)
+
+    def __init__(self, broken=()):
+        self.broken, self.compiled, self.ran = broken, [], []
+        self._shared = types.SimpleNamespace(
+            name="update", compile=lambda: self.compiled.append("update")
+        )
+
+    def dry_run(self, bucket, grouped):
+        assert f"training {bucket}" in self.compiled
+        self.ran.append((bucket, grouped))
+
+    def programs(self, bucket, grouped, training):
+        name = f"{'training' if training else 'evaluation'} {bucket}"
+
+        def compile_():
+            self.compiled.append(name)
+            if name in self.broken:
+                raise MemoryError(name)
+
+        own = types.SimpleNamespace(name=name, compile=compile_)
+        return [self._shared, own] if training else [own]
+
+
+def a_planned_stage(step):
+    """Four buckets, the third the largest; the plan asks for 1, 0, an evaluation of 0 and 3, then
+    2, 3.
+    """
+    smaller = [dataclasses.replace(SMALL_BUCKETS[0], row_len=n) for n in (10, 12, 14)]
+    stage = a_stage(step, [*smaller[:2], SMALL_BUCKETS[1], smaller[2]])
+    of = {"train": [1, 0, 2, 3], "eval": [0, 3, 0]}
+    for plan in of:
+        held = stage.schedule.train if plan == "train" else types.SimpleNamespace()
+        held.batch = lambda g, plan=plan: types.SimpleNamespace(bucket=of[plan][g])
+        setattr(stage.schedule, plan, held)
+    stage.schedule.num_eval_batches = 3
+    order = [
+        ("train", 0),
+        ("train", 1),
+        ("eval", 0),
+        ("eval", 1),
+        ("eval", 2),
+        ("train", 2),
+        ("train", 3),
+    ]
+    stage.schedule.batches = lambda position: iter(order[position.next_g :])
+    return stage
+
+
+def test_the_first_steps_programs_are_compiled_before_the_others(caplog):
+    caplog.set_level("INFO")
+    step, seen = Noting(broken=("training 0",)), Seen()
+    stage = a_planned_stage(step)
+    compiled = ahead.prepare(stage, Position(), seen, Stop())
+    # Before step 1: the largest, the first that the plan asks for, and what they share, once.
+    assert sorted(step.compiled[:3]) == ["training 1", "training 2", "update"]
+    assert seen.programs == [(1, 3, False), (2, 3, True), (3, 3, True)]
+    assert step.ran[0] == (2, False)
+    for function in (
+        ("evaluation", 3),
+        ("training", 3),
+        ("training", 0),
+    ):  # what failed is no reason to wait, either
+        compiled.wait(*function)
+    assert sorted(step.compiled[3:]) == ["evaluation 0", "evaluation 3", "training 0", "training 3"]
+    assert "training of bucket 0 is not compiled ahead: training 0" in caplog.text
+
+
+def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
+    step, released, stop = Noting(), threading.Event(), Stop()
+    programs_of, calls = step.programs, []
+    endless = types.SimpleNamespace(name="endless", compile=lambda: released.wait(60))
+    step.programs = lambda bucket, grouped, training: (
+        [endless] if training and bucket == 3 else programs_of(bucket, grouped, training)
+    )
+    step.update = lambda bucket, *rest: calls.append(bucket)
+    try:
+        waiting = ahead.prepare(a_planned_stage(step), Position(), Seen(), stop).watch(step)
+        waiting.update(1, {}, (0, 0))
+        stop.request("stop", "SIGINT", 130)
+        with pytest.raises(Stopped):
+            waiting.update(3, {}, (0, 0))
+    finally:
+        released.set()
+    assert calls == [1]
+
+
+def test_the_order_is_the_plans():
+    stage = a_planned_stage(Noting())
+    training, evaluation = (
+        [("training", b) for b in (1, 0, 2, 3)],
+        [
+            ("evaluation", 0),
+            ("evaluation", 3),
+        ],
+    )
+    assert list(ahead.buckets_in_order(stage, Position())) == [
+        *training[:2],
+        *evaluation,
+        *training[2:],
+    ]
+    resumed = Position(
+        next_g=5
+    )  # the evaluation's buckets and two of the training's come at some later time
+    assert list(ahead.buckets_in_order(stage, resumed)) == [
+        *training[2:],
+        training[1],
+        training[0],
+        *evaluation,
+    ]
+
+
+def test_a_stop_does_not_wait_for_a_compilation():
+    step, released = Noting(), threading.Event()
+    step.programs = lambda *a, **k: [
+        types.SimpleNamespace(name="endless", compile=lambda: released.wait(60))
+    ]
+    try:
+        with pytest.raises(Stopped):
+            ahead.prepare(a_planned_stage(step), Position(), Seen(), a_stopped())
+    finally:
+        released.set()
+    assert step.ran == []
