@@ -4,6 +4,8 @@ import logging
 import sys
 import time
 
+import pytest
+
 from common.launcher.page import PageKeeper
 from common.system.status import StatusFile
 
@@ -38,11 +40,8 @@ def test_after_a_checkpoint_after_samples_and_at_the_end(tmp_path):
 
 
 def test_at_the_end_also_when_the_run_fails(tmp_path):
-    try:
-        with PageKeeper(tmp_path, writer(tmp_path), {}):
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        pass
+    with pytest.raises(KeyboardInterrupt), PageKeeper(tmp_path, writer(tmp_path), {}):
+        raise KeyboardInterrupt
     assert pages(tmp_path) == 1
 
 

@@ -1,5 +1,5 @@
-"""Precision, the single-call update, recomputation, the dry step and snapshots: what they may and may
-not change.
+"""Precision, the single-call update, recomputation, the dry step and snapshots: what they may
+and may not change.
 """
 
 import dataclasses
