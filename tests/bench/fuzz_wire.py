@@ -64,15 +64,7 @@ def ends(count: int, seed: int) -> dict:
             strangers.add(fields["peer"])
 
     hub, began = FrameHub(Hostile(seed, run=cb.RUN, features="ab"), count), time.monotonic()
-    server = LeaseServer(
-        "", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=on_event
-    )
-    server.open(
-        1,
-        cb.OFFER,
-        cb.train_schedule(),
-        lambda ready: None if ready.feature_hash == "ab" else "other features",
-    )
+    server = cb.picky_server(hub, on_event)
     producers = [
         cb.Producer(LeaseClient(hub.endpoint, cb.RUN, f"p{i}", 2, link=hub.link()), features="ab")
         for i in range(2)

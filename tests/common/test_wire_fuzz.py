@@ -7,8 +7,6 @@ import threading
 import pytest
 
 from common.transport.client import LeaseClient
-from common.transport.lease_records import Rules
-from common.transport.server import LeaseServer
 from tests.support import channels as cb
 from tests.support.hostile import FrameHub, FrameLink, Hostile, until
 
@@ -19,15 +17,7 @@ COUNT = 12_000
 def test_the_trainers_end_goes_on_and_takes_no_batch_of_a_stranger(seed):
     hub = FrameHub(Hostile(seed, run=cb.RUN, features="ab"), COUNT)
     log = cb.EventLog()
-    server = LeaseServer(
-        "", cb.RUN, cb.WINDOW, link=hub, rules=Rules(lease_ttl_s=1.0), on_event=log
-    )
-    server.open(
-        1,
-        cb.OFFER,
-        cb.train_schedule(),
-        lambda ready: None if ready.feature_hash == "ab" else "other features",
-    )
+    server = cb.picky_server(hub, log)
     producers = [
         cb.Producer(
             LeaseClient(hub.endpoint, cb.RUN, f"p{i}", cb.CAPACITY, link=hub.link()), features="ab"

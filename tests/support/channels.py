@@ -312,3 +312,17 @@ if __name__ == "__main__":
             LeaseClient(lambda: Endpoint(address), RUN, rest[0], heartbeat_s=0.2),
             delay_s=float(rest[1]),
         ).join()
+
+
+def picky_server(link, on_event) -> LeaseServer:
+    """A server behind `link` with the schedule open to producers whose features are "ab"."""
+    server = LeaseServer(
+        "", RUN, WINDOW, link=link, rules=Rules(lease_ttl_s=1.0), on_event=on_event
+    )
+    server.open(
+        1,
+        OFFER,
+        train_schedule(),
+        lambda ready: None if ready.feature_hash == "ab" else "other features",
+    )
+    return server
