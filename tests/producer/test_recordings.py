@@ -4,6 +4,8 @@ that stands in for Whisper.
 
 import csv
 import json
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -191,6 +193,27 @@ def test_what_was_cut_is_not_cut_again(tmp_path, monkeypatch):
         "Changed here.",
         "Text c.",
     ]
+
+
+def test_a_recording_that_is_cut_again_leaves_no_clips_behind(tmp_path):
+    """Two texts become one; a killed call left an unfinished clip; other recordings keep theirs."""
+    root = tmp_path / "talks"
+    speech(root, [(1, 2), (4, 5)], 6, "a.wav")
+    speech(root, [(1, 2)], 3, "a.wav.00001.flac")
+    (root / "a.srt").write_text(srt([(1, 2, "One."), (4, 5, "Two.")]))
+    (root / "a.wav.00001.srt").write_text(srt([(1, 2, "Other.")]))
+    out = cut(root)
+    clips = {r["file_name"] for r in rows(out / "metadata.csv")}
+    assert len(clips) == 3
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    for pid in (ended.pid, os.getppid()):
+        (out / "wavs" / f".a.wav.00001.flac.{pid}").write_bytes(b"fLaC")
+    (root / "a.srt").write_text(srt([(1, 2, "One.")]))
+    cut(root)
+    left = {f"wavs/{p.name}" for p in (out / "wavs").iterdir()}
+    running = f"wavs/.a.wav.00001.flac.{os.getppid()}"
+    assert left == clips - {"wavs/a.wav.00002.flac"} | {running}
 
 
 def test_the_clips_of_a_recording_are_a_corpus(tmp_path, scanned):
