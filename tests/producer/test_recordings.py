@@ -3,6 +3,7 @@ that stands in for Whisper.
 """
 
 import csv
+import errno
 import json
 import os
 import subprocess
@@ -249,6 +250,23 @@ def test_what_cannot_be_split_is_said(tmp_path, capsys, flags, said):
     command = ["split", *[f.format(tmp_path / "talks") for f in flags], str(tmp_path / "talks")]
     assert launch.main(command) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_disk_that_refuses_is_said(tmp_path, capsys, monkeypatch):
+    root = tmp_path / "talks"
+    speech(root, [(1, 2)], 3)
+    (root / "talk.srt").write_text(srt([(1, 2, "One.")]))
+    (tmp_path / "file").write_bytes(b"")
+    assert launch.main(["split", str(root), "--out", str(tmp_path / "file/clips")]) == 2
+    assert f"error: {tmp_path / 'file/clips'}" in capsys.readouterr().err
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (root / "talk.srt").unlink()
+    monkeypatch.setattr(transcribe, "write_atomically", full)
+    with pytest.raises(transcribe.BadInput, match="No space left"):
+        written(root, {3: [(1, 2, "One.", 0.5)]})
 
 
 # -- written down

@@ -40,10 +40,12 @@ FLAGS: dict[str, dict] = {
 }
 
 
+@work.disk_faults()
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """Cut what is not cut yet, write metadata.csv and rejects.tsv; returns the exit code.
 
-    BadInput: no recordings, none of them with segments, or the corpus lies within FOLDER.
+    BadInput: no recordings, none of them with segments, the corpus lies within FOLDER, or the disk
+    refuses.
     """
     folder = Path(args.folder).expanduser().absolute()
     out = Path(args.out).expanduser().absolute() if args.out else Path(f"{folder}-clips")
