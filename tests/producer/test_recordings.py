@@ -342,6 +342,13 @@ def test_what_is_written_down_stays_with_its_corrections(tmp_path):
         written(tmp_path, texts)
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_no_clip_is_as_short_as_that(tmp_path, seconds):
+    write_wav(tmp_path / "a.wav", sine(22050))
+    with pytest.raises(transcribe.BadInput, match="--max-seconds must be positive"):
+        written(tmp_path, {1: []}, None, f"--max-seconds={seconds}")
+
+
 def test_metadata_of_somebody_else_is_not_overwritten(tmp_path):
     write_wav(tmp_path / "a.wav", sine(22050))
     (tmp_path / "metadata.csv").write_text("a|mine\n")

@@ -105,6 +105,8 @@ def run(
     folder, model = Path(args.folder).expanduser(), Path(args.model).expanduser()
     if args.settings:
         raise BadInput(f"transcribe takes no settings: {' '.join(args.settings)}")
+    if not args.max_seconds > 0:
+        raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
     language = _language(args.language)
     _check_own(folder / "metadata.csv")
     found = work.recordings(folder)
