@@ -30,7 +30,7 @@ from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
 from common.launcher.examples import EXAMPLES
 from common.launcher.flags import Command, switch
-from common.launcher.page import PageKeeper
+from common.launcher.page import MOST_S, PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run import beginning
 from common.run.folder import RunFolder
@@ -124,7 +124,8 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
 def page_of(program: Program) -> PageKeeper:
     """What keeps the run's page current; its process needs no device."""
     argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
-    return PageKeeper(program.run_dir, argv, environment(Device("cpu")))
+    deadline = ("--deadline", f"{MOST_S:.0f}")
+    return PageKeeper(program.run_dir, (*argv, *deadline), environment(Device("cpu")))
 
 
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:

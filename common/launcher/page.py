@@ -86,7 +86,8 @@ class PageKeeper:
                 start_new_session=True,
                 check=False,
             )
-            fault = done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+            said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+            fault = said if done.returncode else ""
         except subprocess.TimeoutExpired:
             fault = f"not done within {MOST_S:.0f} s"
         except OSError as e:

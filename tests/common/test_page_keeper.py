@@ -1,15 +1,22 @@
 """When a run's page is written: by a process that leaves a line for each of its starts."""
 
+import json
 import logging
+import os
+import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from common.launcher.page import PageKeeper
 from common.system.status import StatusFile
+from common.xtts.dims import SIZES
 
 DEADLINE_S = 60.0
+ROOT = Path(__file__).parents[2]
 
 
 def writer(run, code=""):
@@ -51,6 +58,23 @@ def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, caplog):
         k._write()
     assert pages(tmp_path) == 2
     assert [r.message for r in caplog.records] == ["report.html was not written: no space left"]
+
+
+def test_a_writer_that_is_killed_is_a_warning(tmp_path, caplog):
+    code = "import os; os.kill(os.getpid(), 9)"
+    with PageKeeper(tmp_path, writer(tmp_path, code), {}):
+        pass
+    assert "report.html was not written: exit status -9" in caplog.text
+
+
+def test_a_writer_that_hangs_ends_without_its_launcher(tmp_path):
+    """Settings that never come: nobody writes to the pipe that lies in their place."""
+    identity = {"run_id": "ab", "dims": SIZES["tiny"].to_dict(), "trains_dvae": True}
+    (tmp_path / "identity.json").write_text(json.dumps(identity))
+    os.mkfifo(tmp_path / "config.yaml")
+    argv = (sys.executable, "-m", "trainer.page", "--run", str(tmp_path), "--deadline", "1")
+    found = subprocess.run(argv, cwd=ROOT, timeout=DEADLINE_S, check=False)
+    assert found.returncode == -signal.SIGALRM
 
 
 def test_a_writer_that_is_not_there_is_a_warning(tmp_path, caplog):

@@ -3,7 +3,10 @@ that stands in for Whisper.
 """
 
 import csv
+import errno
 import json
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -193,6 +196,27 @@ def test_what_was_cut_is_not_cut_again(tmp_path, monkeypatch):
     ]
 
 
+def test_a_recording_that_is_cut_again_leaves_no_clips_behind(tmp_path):
+    """Two texts become one; a killed call left an unfinished clip; other recordings keep theirs."""
+    root = tmp_path / "talks"
+    speech(root, [(1, 2), (4, 5)], 6, "a.wav")
+    speech(root, [(1, 2)], 3, "a.wav.00001.flac")
+    (root / "a.srt").write_text(srt([(1, 2, "One."), (4, 5, "Two.")]))
+    (root / "a.wav.00001.srt").write_text(srt([(1, 2, "Other.")]))
+    out = cut(root)
+    clips = {r["file_name"] for r in rows(out / "metadata.csv")}
+    assert len(clips) == 3
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    for pid in (ended.pid, os.getppid()):
+        (out / "wavs" / f".a.wav.00001.flac.{pid}").write_bytes(b"fLaC")
+    (root / "a.srt").write_text(srt([(1, 2, "One.")]))
+    cut(root)
+    left = {f"wavs/{p.name}" for p in (out / "wavs").iterdir()}
+    running = f"wavs/.a.wav.00001.flac.{os.getppid()}"
+    assert left == clips - {"wavs/a.wav.00002.flac"} | {running}
+
+
 def test_the_clips_of_a_recording_are_a_corpus(tmp_path, scanned):
     root = tmp_path / "talks"
     spans = [(1 + 3 * i, 3 + 3 * i) for i in range(16)]  # longer than the blocks that are read
@@ -226,6 +250,23 @@ def test_what_cannot_be_split_is_said(tmp_path, capsys, flags, said):
     command = ["split", *[f.format(tmp_path / "talks") for f in flags], str(tmp_path / "talks")]
     assert launch.main(command) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_disk_that_refuses_is_said(tmp_path, capsys, monkeypatch):
+    root = tmp_path / "talks"
+    speech(root, [(1, 2)], 3)
+    (root / "talk.srt").write_text(srt([(1, 2, "One.")]))
+    (tmp_path / "file").write_bytes(b"")
+    assert launch.main(["split", str(root), "--out", str(tmp_path / "file/clips")]) == 2
+    assert f"error: {tmp_path / 'file/clips'}" in capsys.readouterr().err
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (root / "talk.srt").unlink()
+    monkeypatch.setattr(transcribe, "write_atomically", full)
+    with pytest.raises(transcribe.BadInput, match="No space left"):
+        written(root, {3: [(1, 2, "One.", 0.5)]})
 
 
 # -- written down
@@ -299,6 +340,13 @@ def test_what_is_written_down_stays_with_its_corrections(tmp_path):
     (tmp_path / "3.json").write_text('{"recognised_by": "m", "segments": 3}')
     with pytest.raises(transcribe.BadInput, match="3.json"):
         written(tmp_path, texts)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
+def test_no_clip_is_as_short_as_that(tmp_path, seconds):
+    write_wav(tmp_path / "a.wav", sine(22050))
+    with pytest.raises(transcribe.BadInput, match="--max-seconds must be positive"):
+        written(tmp_path, {1: []}, None, f"--max-seconds={seconds}")
 
 
 def test_metadata_of_somebody_else_is_not_overwritten(tmp_path):

@@ -120,6 +120,34 @@ def test_one_page_for_all_who_look(page_run, monkeypatch):
     assert made == [True]
 
 
+def test_ipv6(page_run):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        s = serve.server_of(page_run, "::1", 0)
+    except BadInput as e:
+        pytest.skip(str(e))
+    with s:
+        assert s.socket.family == socket.AF_INET6
+        assert s.server_address[0] == "::1"
+
+
+def test_a_bug_is_logged_and_a_client_that_hangs_up_is_not(server, monkeypatch, caplog):
+    def breaks(*_, **__):
+        raise KeyError("a bug of the page's")
+
+    def hangs_up(*_, **__):
+        raise ConnectionResetError
+
+    monkeypatch.setattr(serve.report, "page", hangs_up)
+    server.pages._every_s = 0.0
+    assert ask(server, "/")[0] == 503
+    monkeypatch.setattr(serve.report, "page", breaks)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server, "/")
+    assert "a bug of the page's" in caplog.text
+
+
 def test_faults_are_said(page_run, server, tmp_path):
     with pytest.raises(BadInput, match="not a run folder"):
         serve.server_of(tmp_path, "127.0.0.1", 0)

@@ -58,6 +58,7 @@ def serve(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
 
     server = server_of(resolve.run_dir_of(args), args.host, args.port)
     host, port = server.server_address[:2]
+    host = f"[{host}]" if ":" in host else host
     token = f"?token={server.token}" if server.token else ""
     tell(f"http://{host}:{port}/{token}   (Prometheus: /metrics{token}; Ctrl-C ends it)")
     with server:

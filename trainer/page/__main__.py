@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,9 +20,12 @@ def main() -> int:
     """Write the page; the exit code says whether it was written."""
     p = argparse.ArgumentParser(prog="python -m trainer.page", description=__doc__)
     p.add_argument("--run", required=True, type=Path)
+    p.add_argument("--deadline", required=True, type=int, help="seconds; then the system ends it")
+    args = p.parse_args()
     os.nice(NICE)
+    signal.alarm(args.deadline)  # the launcher, which ends it as well, may have been killed
     try:
-        report.write(p.parse_args().run)
+        report.write(args.run)
     except RunError as e:
         sys.stderr.write(f"{e}\n")
         return e.exit_code

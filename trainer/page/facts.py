@@ -20,9 +20,6 @@ from trainer.report.summary import History
 
 SHOWN = 6  # languages or speakers in a line; the rest is counted
 RATE = 22050  # of `num_samples`
-# Evaluation figures by language ("eval_audio_fa", "eval_audio/fa"), and those of spoken samples.
-_BY_LANGUAGE = "eval_audio"
-_QUALITY = {"cer": "character error rate", "wer": "word error rate", "similarity": "similarity"}
 
 
 @dataclass(frozen=True)
@@ -130,24 +127,6 @@ def speed_panels(title: str, history: History) -> list[Panel]:
             "% of the step's time",
         ),
     ]
-
-
-def quality_panels(title: str, history: History) -> list[Panel]:
-    """Whatever the evaluations measured by language, and of samples: a panel each, if there."""
-    names = sorted({k for line in history.evaluations for k in line})
-    languages = [n for n in names if n.startswith(_BY_LANGUAGE) and n != _BY_LANGUAGE]
-    panels = []
-    if languages:
-        curves = [
-            Curve(n[len(_BY_LANGUAGE) + 1 :], *history.series(n, evaluated=True)) for n in languages
-        ]
-        panels.append(Panel(f"{title}: audio codes by language", curves, "nats per code"))
-    for kind, words in _QUALITY.items():
-        of = [n for n in names if kind in n.replace("/", "_").split("_")]
-        if of:
-            curves = [Curve(n.removeprefix("eval_"), *history.series(n, True)) for n in of]
-            panels.append(Panel(f"{title}: {words}", curves, words))
-    return panels
 
 
 def stands(run: RunFolder) -> str:

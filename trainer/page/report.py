@@ -147,9 +147,7 @@ def _save(path: Path, html: str) -> None:
 def _stage(run: RunFolder, name: str, figures: dict) -> Stage:
     spec, history = run.spec(name), summary.History.read(run.stage_folder(name))
     panels = load(spec.panels)(history, figures)
-    known = {p.title for p in panels}
     title = spec.title[:1].upper() + spec.title[1:]
-    panels += [p for p in facts.quality_panels(title, history) if p.title not in known]
     panels += facts.speed_panels(title, history)
     best = figures.get("eval_best_step")
     charts = [svg.chart(p, best) for p in panels]

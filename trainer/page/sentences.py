@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 MOST_STEPS = 12  # checkpoints that a page plays of a sentence: the first, the last, some between
 MOST_CANDIDATES = 2000  # utterances that are looked through for a sample's recording
-# Figures of a sample that a page shows, with the words for them: what is not there is passed over.
-FIGURES = {"cer": "CER", "wer": "WER", "similarity": "similarity"}
 
 
 @dataclass(frozen=True)
@@ -146,11 +144,8 @@ def _spoken(step: int, folder: Path, info: dict) -> Take:
     if not info.get("synth"):
         return Take(title, None, "stopped at once: nothing was said")
     take = _take(title, folder / info["synth"])
-    notes = [] if info["stopped"] else ["cut off: did not stop by itself"]
-    notes += [
-        f"{words} {info[k]:.2f}" for k, words in FIGURES.items() if isinstance(info.get(k), float)
-    ]
-    return Take(title, take.sound, take.note or "; ".join(notes))
+    note = "" if info["stopped"] else "cut off: did not stop by itself"
+    return Take(title, take.sound, take.note or note)
 
 
 def spread(steps: list[int], most: int) -> list[int]:

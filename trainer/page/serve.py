@@ -11,6 +11,8 @@ import ipaddress
 import json
 import logging
 import secrets
+import socket
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -105,6 +107,7 @@ class Server(ThreadingHTTPServer):
         self.registry = CollectorRegistry()
         self.registry.register(RunCollector(run_dir))
         self._places = threading.BoundedSemaphore(MOST_CLIENTS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), Handler)
 
     def process_request(self, request, client_address) -> None:
@@ -123,7 +126,8 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request, client_address) -> None:
         """A client that hung up is nobody's concern; anything else is logged."""
-        log.debug("client %s", client_address, exc_info=True)
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            log.error("client %s", client_address[0], exc_info=True)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -7,11 +7,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import soundfile
 
 from common.audio.errors import DecodeError
@@ -38,10 +40,12 @@ FLAGS: dict[str, dict] = {
 }
 
 
+@work.disk_faults()
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """Cut what is not cut yet, write metadata.csv and rejects.tsv; returns the exit code.
 
-    BadInput: no recordings, none of them with segments, or the corpus lies within FOLDER.
+    BadInput: no recordings, none of them with segments, the corpus lies within FOLDER, or the disk
+    refuses.
     """
     folder = Path(args.folder).expanduser().absolute()
     out = Path(args.out).expanduser().absolute() if args.out else Path(f"{folder}-clips")
@@ -114,7 +118,20 @@ def _part(
         rows, rejects = [], [[str(recording), 0, name, e.reason, e.kind]]
     part = {"key": key, "rows": rows, "rejects": rejects}
     work.save(at, part)
+    _remove_stale(out / "wavs" / name, {Path(r[0]).name for r in rows})
     return part, False
+
+
+def _remove_stale(stem: Path, made: set[str]) -> None:
+    """Remove what earlier calls left of a recording: clips that it no longer has, and the
+    unfinished one of a call that was killed.
+    """
+    clip = re.compile(rf"(\.?){re.escape(stem.name)}\.\d{{5,}}\.flac(?:\.(\d+))?")
+    for path in stem.parent.iterdir() if stem.parent.is_dir() else ():
+        found = clip.fullmatch(path.name)
+        if found and path.name not in made and bool(found[1]) == bool(found[2]):
+            if not found[2] or not psutil.pid_exists(int(found[2])):
+                path.unlink(missing_ok=True)
 
 
 def _levels(recording: Path) -> tuple[int, np.ndarray]:

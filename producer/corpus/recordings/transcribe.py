@@ -90,6 +90,7 @@ def faster_whisper(folder: Path, device: str) -> Recogniser:
     return recognise
 
 
+@work.disk_faults()
 def run(
     args: argparse.Namespace,
     tell: Callable[[str], None],
@@ -98,11 +99,14 @@ def run(
     """Write x.json beside each recording x, then metadata.csv and review.csv; returns the exit
     code. What is written down already stays as it is, corrections included.
 
-    BadInput: no recordings, an unknown language, no model, or a metadata.csv of somebody else's.
+    BadInput: no recordings, an unknown language, no model, a metadata.csv of somebody else's, or
+    the disk refuses.
     """
     folder, model = Path(args.folder).expanduser(), Path(args.model).expanduser()
     if args.settings:
         raise BadInput(f"transcribe takes no settings: {' '.join(args.settings)}")
+    if not args.max_seconds > 0:
+        raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
     language = _language(args.language)
     _check_own(folder / "metadata.csv")
     found = work.recordings(folder)

@@ -67,6 +67,18 @@ def save(path: Path, found: dict) -> None:
 
 
 @contextmanager
+def disk_faults() -> Iterator[None]:
+    """BadInput where the disk refuses to read or to write, with the file's name."""
+    try:
+        yield
+    except OSError as e:
+        raise BadInput(
+            f"{e.filename or 'the disk'}: {e.strerror or e}; mend that and call it again: what is"
+            " done is kept"
+        ) from e
+
+
+@contextmanager
 def bar(what: str, total: float) -> Iterator[Progress]:
     """A bar on stderr where that is a terminal; its one task counts recordings."""
     columns = (
