@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -71,7 +72,6 @@ def test_the_page_and_the_schema_are_current():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_files_of_settings_name_the_schema_and_keep_to_it(path):
-    jsonschema = pytest.importorskip("jsonschema")
     text = path.read_text()
     assert text.startswith("# yaml-language-server: $schema=schema.json\n")
     schema = json.loads(describe.schema())
