@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from common.run.stages import NETWORKS
 from common.system.errors import BadInput
+from common.system.lifecycle import Stop
 from trainer import finale, stages
 from trainer.report import summary
 from trainer.report.summary import History, count_targets, unigram_entropy
@@ -133,7 +135,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
     finale.finish(
-        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None)
+        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None), Stop()
     )
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert (
@@ -160,6 +162,25 @@ def test_a_model_whose_first_weights_are_gone_does_not_begin_from_nothing(tmp_pa
         stages.first_weights(run, stage)
     run.identity = {"weights": None}
     stages.first_weights(run, stage)
+
+
+def test_a_stop_ends_the_last_samples(run, monkeypatch, caplog):
+    stop, may_end = Stop(), threading.Event()
+
+    def speak(run, stage):
+        stop.request("stop", "SIGTERM", 143)
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(finale, "_speak", speak)
+    run.config.samples = SimpleNamespace(count=4, texts=[])
+    status = SimpleNamespace(update=lambda **what: None)
+    try:
+        finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), status, stop)
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
+    assert "no samples: stopped" in caplog.text
+    assert (run.path / "summary.json").is_file()
 
 
 def test_people_read_the_same_figures(run):
