@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from concurrent.futures import Future
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -69,9 +68,8 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
     if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
         try:
-            # A text's loop over codes cannot be interrupted: a daemon, which a stop leaves behind.
-            work: Future = Future()
-            Thread(target=_into, args=(work, run, stage), name="speaker", daemon=True).start()
+            # A text's loop over codes cannot be interrupted; a stop leaves it behind.
+            work = ThreadPoolExecutor(1, "speaker").submit(_speak, run, stage)
             while not work.done() and not stop.wait(0.1):
                 pass
             if work.done():
@@ -90,13 +88,6 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
             )
     for line in summary.lines(summary.finish(run, summary.unigram_of(run))):
         log.info("%s", line)
-
-
-def _into(work: Future, run: RunFolder, stage: Stage) -> None:
-    try:
-        work.set_result(_speak(run, stage))
-    except BaseException as e:  # noqa: BLE001 - raised again by whoever waits
-        work.set_exception(e)
 
 
 def _speak(run: RunFolder, stage: Stage) -> None:
