@@ -76,7 +76,7 @@ def main(stop: Stop) -> None:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
             if profile.free_steps() is None:
-                finish(run, stage, status)
+                finish(run, stage, status, stop)
         except BaseException:
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.system.files import write_atomically
+from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from trainer.report.tensorboard import EventWriter
 from trainer.stages import Stage
@@ -54,8 +56,11 @@ def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
         )
 
 
-def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
-    """Speak the samples with the final weights, then write curves.png and summary.json."""
+def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None:
+    """Speak the samples with the final weights, then write curves.png and summary.json.
+
+    A stop ends the speaking: all is trained and saved.
+    """
     from trainer.report import (
         summary,
     )  # matplotlib: not before it is needed, a restarted trainer should be quick
@@ -63,7 +68,16 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile) -> None:
     if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
         status.update(phase="speaking samples")
         try:
-            _speak(run, stage)
+            # A text's loop over codes cannot be interrupted; a stop leaves it behind.
+            work = ThreadPoolExecutor(1, "speaker").submit(_speak, run, stage)
+            while not work.done() and not stop.wait(0.1):
+                pass
+            if work.done():
+                work.result()
+            else:
+                log.warning(
+                    "no samples: stopped; `launch.py synthesize --run %s` speaks later", run.path
+                )
         # What lacks a package, or memory, must not begin a finished run's trainer anew.
         except Exception as e:  # the edge of a finished run
             log.exception(

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from common.data.batch import batch_spec
 from common.data.plan import PlannedBatch
+from common.run.beginning import FOLDER
 from common.run.folder import RunFolder
 from common.run.sections import Optim, Section
 from common.run.settings import Config
@@ -94,7 +95,14 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
             log.info("stage 1 goes on with the DVAE that was given")
         return
     folder = run.pretrained
-    if not stage.spec.speaks or folder is None:
+    if not stage.spec.speaks:
+        return
+    if folder is None:
+        if run.identity.get("weights") is not None:
+            raise BadInput(
+                f"{run.path} began with other weights, and its copy of them is not whole any more"
+                f" ({run.path / FOLDER}): restore that folder from a copy, or start a new run"
+            )
         return
     from common.xtts.checkpoints import pretrained
 

@@ -435,3 +435,8 @@ def test_a_run_folder_that_is_borrowed_shares_no_history(tmp_path):
     profile_report.without_evaluation(borrowed)
     assert borrowed.plan("gpt", "eval").num_utterances == 0
     assert run.plan("gpt", "eval").num_utterances > 0, "the copy alone was changed"
+    assert run.proof.files, "else nothing is compared below"
+    profile_report.without_evaluation(run)
+    made = RunFolder(run.path)
+    assert made.proof.files.keys() == run.proof.files.keys()
+    made.prove()

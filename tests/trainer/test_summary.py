@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from common.run.stages import NETWORKS
-from trainer import finale
+from common.system.errors import BadInput
+from common.system.lifecycle import Stop
+from trainer import finale, stages
 from trainer.report import summary
 from trainer.report.summary import History, count_targets, unigram_entropy
 
@@ -132,7 +135,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
     finale.finish(
-        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None)
+        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None), Stop()
     )
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert (
@@ -140,6 +143,44 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
         f" {run.path}` speaks later"
     )
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"unigram_nats": "x"}', "{}", "\xff"])
+def test_damaged_counts_of_codes_are_as_none(run, text, caplog):
+    path = run.path / "eval_codes.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert summary.unigram_of(run) is None
+    assert str(path) in caplog.text
+    path.write_text('{"unigram_nats": 4.5}')
+    assert summary.unigram_of(run) == 4.5
+
+
+def test_a_model_whose_first_weights_are_gone_does_not_begin_from_nothing(tmp_path):
+    run = SimpleNamespace(path=tmp_path, pretrained=None, identity={"weights": "00ff"})
+    stage = SimpleNamespace(spec=NETWORKS[1])
+    with pytest.raises(BadInput, match="restore that folder"):
+        stages.first_weights(run, stage)
+    run.identity = {"weights": None}
+    stages.first_weights(run, stage)
+
+
+def test_a_stop_ends_the_last_samples(run, monkeypatch, caplog):
+    stop, may_end = Stop(), threading.Event()
+
+    def speak(run, stage):
+        stop.request("stop", "SIGTERM", 143)
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(finale, "_speak", speak)
+    run.config.samples = SimpleNamespace(count=4, texts=[])
+    status = SimpleNamespace(update=lambda **what: None)
+    try:
+        finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), status, stop)
+        assert not may_end.is_set()
+    finally:
+        may_end.set()
+    assert "no samples: stopped" in caplog.text
+    assert (run.path / "summary.json").is_file()
 
 
 def test_people_read_the_same_figures(run):

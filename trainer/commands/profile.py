@@ -26,6 +26,7 @@ from common.run.folder import RunFolder
 from common.run.proof import Proof
 from common.run.settings import Config
 from common.system.errors import OK, BadInput, RunError
+from common.system.files import file_digest
 from trainer import profile
 
 FEWEST_STEPS = 20
@@ -180,7 +181,11 @@ def without_evaluation(run: RunFolder) -> None:
             sampling="fixed",
             buckets=plan.buckets,
         )
-    Proof(run.path, run.identity).write()
+        for path in (run.path / "plan" / stage).iterdir():
+            name = str(path.relative_to(run.path))
+            if name in (run.proof.files or ()):
+                run.proof.record(name, file_digest(path))
+    run.proof.write()
 
 
 def read(folder: Path) -> dict:

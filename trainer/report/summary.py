@@ -9,6 +9,7 @@ people. Steps that were trained again after a crash count once, as in the folded
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from rich.table import Table
 
 from common.run.folder import RunFolder
 from common.run.stages import load
+from common.system.documents import read_json
 from common.system.files import write_atomically
 from trainer.history import differing, ledger
 from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
 
+log = logging.getLogger(__name__)
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
 
 
@@ -131,10 +134,16 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
 
 def unigram_of(run: RunFolder) -> float | None:
     """The entropy of the evaluation set's targets that the trainer left in the run; None: not
-    yet.
+    yet, or damaged, with a warning.
     """
     path = run.path / "eval_codes.json"
-    return json.loads(path.read_text())["unigram_nats"] if path.exists() else None
+    try:
+        return float(read_json(path)["unigram_nats"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        log.warning("%s cannot be used (%s): the figures do without it", path, e)
+        return None
 
 
 def curves(run: RunFolder, summary: dict) -> Png:
