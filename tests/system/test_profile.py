@@ -421,8 +421,13 @@ def test_a_run_folder_that_is_borrowed_shares_no_history(tmp_path):
     (tmp_path / "p").mkdir()
     codes = run.path / "cache" / f"codes-{run.feature_hash('gpt')[:16]}"
     codes.mkdir(parents=True)
+    (run.path / "pretrained").mkdir()
+    (run.path / "pretrained" / "dims.json").write_text("{}")
     borrowed = profile_report.borrow(run, profile_report.settings(run.config, tmp_path / "p", 40))
     assert borrowed.run_id != run.run_id
+    assert borrowed.pretrained == borrowed.path / "pretrained", "what the run began with"
+    borrowed.prove()
+    assert set(borrowed.proof.files) >= {"manifest.sqlite", "vocab.json", "config.yaml"}
     assert borrowed.feature_hash("gpt") == run.feature_hash("gpt"), (
         "or the codes that are linked would not be found"
     )

@@ -262,3 +262,11 @@ def test_targets_are_counted_without_padding():
     assert unigram_entropy(counts) == pytest.approx(
         -np.mean([math.log(p[t]) for t in (1, 2, 2, 5, 5, 5, 5)])
     )
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"stages"', b"\xff\xfe"])
+def test_a_damaged_summary_is_said_in_the_last_line(tmp_path, damage):
+    (tmp_path / "summary.json").write_bytes(damage)
+    out = io.StringIO()
+    assert summary.show(tmp_path, out).startswith("; summary.json cannot be read: ")
+    assert out.getvalue() == ""

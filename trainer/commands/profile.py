@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.data.plan import Plan, PlanRows, write_plan
-from common.run import settings as config_module
+from common.run import beginning, recorded_settings
 from common.run.folder import RunFolder
 from common.run.proof import Proof
 from common.run.settings import Config
@@ -156,13 +156,18 @@ def borrow(run: RunFolder, config: Config) -> RunFolder:
     if run.dvae_weights.is_file():
         (folder / "dvae").mkdir()
         os.symlink(run.dvae_weights.resolve(), folder / "dvae" / run.dvae_weights.name)
+    if (run.path / beginning.FOLDER).is_dir():
+        os.symlink((run.path / beginning.FOLDER).resolve(), folder / beginning.FOLDER)
     (folder / "cache").mkdir()
     for codes in (run.path / "cache").glob(
         "codes-*"
     ):  # as far as it got: what the profile adds is right for both
         os.symlink(codes.resolve(), folder / "cache" / codes.name)
-    config_module.dump(config, folder / "config.yaml")
-    Proof(folder, {**run.identity, "run_id": os.urandom(16).hex()}).write()
+    proof = Proof(folder, {**run.identity, "run_id": os.urandom(16).hex()}, {})
+    for name in run.proof.files or ():
+        if (folder / name).is_file():
+            proof.files[name] = [file_digest(folder / name)]
+    recorded_settings.write(proof, config)
     return RunFolder(folder)
 
 

@@ -190,7 +190,10 @@ def show(run_dir: Path, out: TextIO) -> str:
     path = run_dir / "summary.json"
     if not path.is_file():
         return ""
-    figures = json.loads(path.read_text())
+    try:
+        figures = read_json(path)
+    except (OSError, ValueError) as e:
+        return f"; summary.json cannot be read: {e}"
     width = None if out.isatty() else 110
     Console(file=out, width=width, markup=False).print(table(figures))
     differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
