@@ -59,9 +59,13 @@ ORPHAN_S = 8.0
 REPLACE_S = 58.0
 
 _PR_SET_PDEATHSIG = 1
+# What the kernel sends when a thread of the supervisor dies: nobody else sends it, as SIGUSR2 is.
+_PARENT_DIED = signal.SIGRTMAX if sys.platform == "linux" else None
 _LEAVES_AFTER_SAVE_S = 2.5
 _STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
-_HEARD = (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
+_HEARD = tuple(
+    s for s in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, _PARENT_DIED) if s is not None
+)
 
 log = logging.getLogger("lifecycle")
 
@@ -274,7 +278,7 @@ def _signal_pipe() -> tuple[int, int]:
 
 
 def _parent_fd() -> int | None:
-    """The supervisor's pipe, and as a second sign SIGUSR2 from the kernel when it dies (a leaked
+    """The supervisor's pipe, and as a second sign a signal from the kernel when it dies (a leaked
     pipe end would hide the first).
     """
     text = os.environ.pop(PARENT_FD, "")
@@ -282,8 +286,8 @@ def _parent_fd() -> int | None:
         return None
     fd = int(text)
     os.set_inheritable(fd, False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0)
+    if _PARENT_DIED is not None:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(_PARENT_DIED), 0, 0, 0)
     return fd
 
 
@@ -309,8 +313,10 @@ def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
 def _on_signal(stop: Stop, sig: signal.Signals) -> None:
     if sig == signal.SIGUSR1 and stop._saves:
         stop.request("replace", "SIGUSR1", REPLACED)
-    elif sig == signal.SIGUSR2 and os.getppid() != stop._parent:
-        _orphan(stop)
+    elif sig == _PARENT_DIED:
+        # Sent for each thread that had this child: the last one has the process's death with it.
+        if os.getppid() != stop._parent:
+            _orphan(stop)
     elif sig in (signal.SIGUSR1, signal.SIGUSR2):
         stop.request("stop", sig.name, TERMINATED)
     elif sig in _STOP_SIGNALS:
