@@ -7,7 +7,6 @@ import logging
 import math
 import shutil
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +23,7 @@ from common.run import beginning, recorded_settings
 from common.run import settings as config_module
 from common.run.published import publish
 from common.system import lock, status
+from common.system.clock import since_boot
 from common.system.errors import BadInput, Hopeless, Stopped
 from common.system.lifecycle import Stop
 from common.xtts import weights
@@ -308,8 +308,8 @@ def test_the_trainers_word_of_an_earlier_start_does_not_count(tmp_path):
     file = status.StatusFile(tmp_path, "trainer", "trainer")
     assert not sampler.trainer_is_done(tmp_path, 0.0)
     file.update(phase=status.DONE)
-    assert sampler.trainer_is_done(tmp_path, time.time() - 5)
-    assert not sampler.trainer_is_done(tmp_path, time.time() + 5)
+    assert sampler.trainer_is_done(tmp_path, since_boot() - 5)
+    assert not sampler.trainer_is_done(tmp_path, since_boot() + 5)
     file.finish(143)
     assert not sampler.trainer_is_done(tmp_path, 0.0), "it was stopped, or died: a new one may come"
     assert math.isfinite(file.value.time)

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.system import lock, logs, status
+from common.system.clock import boot
 from common.system.errors import OK, BadInput, Hopeless, is_out_of_memory
 from common.system.lifecycle import SUPERVISOR, Stop, run_main
 from common.system.status import StatusFile
@@ -243,12 +244,14 @@ def pause(stop: Stop, seconds: float) -> None:
 
 
 def trainer_is_done(run: Path, began: float) -> bool:
-    """Whether the trainer has said so since `began` (a time): before, it was another one's word."""
+    """Whether the trainer has said so since `began`, on the clock of `lock.identity`: before, it
+    was another one's word.
+    """
     s = status.read(run, "trainer")
     ended = s is not None and (
         s.phase == status.DONE or (s.phase == status.LEFT and s.exit_code == OK)
     )
-    return ended and s.time >= began
+    return ended and s.boot == boot() and s.clock >= began
 
 
 def take_place(run: Path, stop: Stop, done: Callable[[], bool]) -> lock.Lock | None:
