@@ -79,6 +79,14 @@ def identity(pid: int | None = None) -> tuple[int, float]:
     return p.pid, _created(p)
 
 
+def program_began() -> float:
+    """When the supervisor of this process was started, else when the process was; as `identity`
+    tells it.
+    """
+    text = os.environ.get(SUPERVISOR, "")
+    return float(text.split(":")[1]) if ":" in text else identity()[1]
+
+
 def _created(p: psutil.Process) -> float:
     try:
         about = Path(f"/proc/{p.pid}/stat").read_bytes()

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from common.system.clock import boot, since_boot
+from common.system.errors import OK
 from common.system.lock import identity, is_alive
 
 SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
@@ -173,6 +174,16 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
     names = sorted(p.stem for p in (Path(run_dir) / "status").glob("*.json"))
     found = [s for s in (read(run_dir, n) for n in names) if s is not None]
     return sorted(found, key=lambda s: (s.role != "trainer", s.name))
+
+
+def trainer_is_done(run_dir: str | os.PathLike, began: float = 0.0) -> bool:
+    """Whether the run's trainer has said since `began`, on the clock of `lock.identity`, that all
+    is trained: before, it was another one's word.
+    """
+    s = read(run_dir, "trainer")
+    if s is None or s.phase != DONE and (s.phase != LEFT or s.exit_code != OK):
+        return False
+    return began == 0.0 or s.boot == boot() and s.clock >= began
 
 
 def as_json(run_dir: str | os.PathLike) -> dict:

@@ -13,7 +13,6 @@ import pytest
 from common.system import lock, status
 from tests.support.arithmetic_runs import arithmetic_run
 from tests.support.processes import ROOT
-from trainer.previews import sampler
 
 # What people read, what another host compares at its own risk, and a number that only has to be
 # larger than a count of starts.
@@ -79,7 +78,7 @@ def test_the_sampler_believes_the_trainer_that_is_done(tmp_path, set_clock):
     began = lock.identity()[1]
     set_clock()
     status.StatusFile(tmp_path, "trainer", "trainer").update(phase=status.DONE)
-    assert sampler.trainer_is_done(tmp_path, began)
+    assert status.trainer_is_done(tmp_path, began)
 
 
 def test_a_generation_is_above_the_last_one(tmp_path, set_clock):

@@ -80,9 +80,6 @@ class Machine(Driver):
                 together = []
         for forger in self.forgers:
             forger.end()
-        for p in self.extra:  # one that has only just begun would wait for the next trainer
-            if "producer" in p.args and p.poll() is None:
-                p.terminate()
         self.finish(timeout_s)
 
     def hurt(self, event: str, rng: random.Random) -> None:

@@ -304,12 +304,12 @@ def test_one_at_a_time(tmp_path):
 
 
 def test_the_trainers_word_of_an_earlier_start_does_not_count(tmp_path):
-    assert not sampler.trainer_is_done(tmp_path, 0.0)
+    assert not status.trainer_is_done(tmp_path, 0.0)
     file = status.StatusFile(tmp_path, "trainer", "trainer")
-    assert not sampler.trainer_is_done(tmp_path, 0.0)
+    assert not status.trainer_is_done(tmp_path, 0.0)
     file.update(phase=status.DONE)
-    assert sampler.trainer_is_done(tmp_path, since_boot() - 5)
-    assert not sampler.trainer_is_done(tmp_path, since_boot() + 5)
+    assert status.trainer_is_done(tmp_path, since_boot() - 5)
+    assert not status.trainer_is_done(tmp_path, since_boot() + 5)
     file.finish(143)
-    assert not sampler.trainer_is_done(tmp_path, 0.0), "it was stopped, or died: a new one may come"
+    assert not status.trainer_is_done(tmp_path), "it was stopped, or died: a new one may come"
     assert math.isfinite(file.value.time)
