@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.data.manifest import Manifest
+from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.stages import STAGES, load
@@ -87,7 +88,8 @@ def main(stop: Stop) -> None:
         over=Over(run.path, program_began()),
     )
     try:
-        log.info("leaving: %s", service.run())
+        with in_words(lambda: device, lambda: f"after {status.value.batches} batches"):
+            log.info("leaving: %s", service.run())
     except ChannelError as e:
         raise BadInput(str(e)) from e
     finally:
