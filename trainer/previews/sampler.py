@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.system import lock, logs, status
-from common.system.errors import OK, BadInput, Hopeless, is_out_of_memory
+from common.system.errors import OK, BadInput, Hopeless, disk_refuses, is_out_of_memory
 from common.system.lifecycle import Stop, run_main
 from common.system.status import StatusFile
 
@@ -180,6 +180,8 @@ class PreviewProcess:
             )
         elif isinstance(error, BadInput):
             raise error
+        elif (refusal := disk_refuses(error)) is not None:
+            log.warning("no samples of step %d: %s", step, refusal)
         else:
             log.warning(
                 "the samples of step %d failed: %s: %s",
