@@ -135,6 +135,7 @@ def main() -> int:
             root / "corpus",
             producers__count=args.producers,
             train__max_steps=args.steps,
+            train__epochs=args.steps,
             train__accumulate=1,
             train__save_every=50,
             train__eval_every=500,
