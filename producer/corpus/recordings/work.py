@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from common.audio.reading import mono, open_audio, read
+from common.system.documents import read_json
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from producer.corpus.readers.paths import has_audio_suffix
@@ -48,7 +49,7 @@ def stamp(path: Path) -> list:
 
 def parse(path: Path) -> object:
     """What is in a file of JSON. OSError, ValueError: there is none."""
-    return json.loads(path.read_text("utf-8"))
+    return read_json(path)
 
 
 def load(path: Path, key: dict) -> dict | None:
