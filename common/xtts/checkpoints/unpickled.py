@@ -28,7 +28,7 @@ STORAGES = {
     "BoolStorage": "?",
 }
 MOST_BYTES = 16 << 20
-MOST_WORK = 1_000_000  # opcodes and copied items; a trainer's XTTS, optimizer included, has 130 000
+MOST_WORK = 400_000  # opcodes and copied items; a trainer's XTTS, optimizer included, has 130 000
 _MOST_BITS = 128  # of an integer: the state of a random generator
 # Modules whose objects sit beside the weights in Coqui's files. They are read as `Opaque`.
 _INERT_PACKAGES = ("TTS", "trainer", "coqpit")
