@@ -20,7 +20,7 @@ from common.audio.errors import CLOSED, CUT, DecodeError
 from common.system.files import why_irregular
 
 MIN_RATE, MAX_RATE = 4000, 384000  # outside: the header lies
-MAX_VALUES = 1 << 26  # samples of all channels that are read at once: 256 MiB as floats
+MAX_VALUES = 1 << 25  # samples of all channels that are read at once: 128 MiB as floats
 _UNKNOWN = (
     1 << 48
 )  # frames from here on: libsndfile's word for a stream that does not say how long it is

@@ -21,7 +21,7 @@ RENAMED = {"model.coqui_init": "model.parity_init"}  # keys that config.yaml of 
 
 
 MOST_CHARACTERS = 256 << 10
-_MOST_DEPTH, _MOST_VALUES = 32, 20_000
+_MOST_DEPTH, _MOST_VALUES, _MOST_PLAIN = 32, 20_000, 4000
 
 
 class NoSection(BadInput):
@@ -90,6 +90,8 @@ def _check_size(text: str, where: str) -> None:
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
             sizes[anchor or ""] = 1
+            if event.implicit[0] and len(event.value) > _MOST_PLAIN:
+                raise BadInput(f"{where}: a value of {len(event.value)} characters: no settings")
         if len(open_nodes) > _MOST_DEPTH:
             raise BadInput(f"{where}: nested more than {_MOST_DEPTH} deep: no settings")
         if count > _MOST_VALUES:

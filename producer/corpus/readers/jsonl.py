@@ -29,6 +29,7 @@ from producer.corpus.readers.row import (
 )
 
 MOST_BYTES = 1 << 29  # of a packed file
+_MOST_IN_A_ROW = 1000
 _MOST_LIST = 64 << 20  # of a file that is one JSON list, which is read whole
 _USUAL, _DECODER = 4096, json.JSONDecoder()
 _PART = "a part of a longer recording"
@@ -49,11 +50,18 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
             is.
     """
     metadata = find_metadata(path)
-    file, locator, keys = str(metadata), Locator(metadata.parent), None
+    file, locator, keys, in_a_row = str(metadata), Locator(metadata.parent), None, 0
     for number, entry in _entries(metadata):
         if isinstance(entry, RowError):
+            in_a_row += 1
+            if in_a_row > _MOST_IN_A_ROW:
+                raise BadInput(
+                    f"{file}:{number}: {in_a_row} entries in a row are no JSON objects; is this the"
+                    " metadata file?"
+                )
             yield entry
             continue
+        in_a_row = 0
         if "supervisions" in entry and "recording" in entry:
             if keys is None:
                 keys = {}
@@ -261,7 +269,8 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
         return RowError(
             file, number, name, f"a cut with {count} supervisions; one is needed", "not one text"
         )
-    if not isinstance(sources, list) or len(sources) != 1 or sources[0].get("type") != "file":
+    only = sources[0] if isinstance(sources, list) and len(sources) == 1 else None
+    if not isinstance(only, dict) or only.get("type") != "file":
         return RowError(
             file,
             number,
@@ -277,7 +286,7 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
             " files first"
         )
         return RowError(file, number, name, reason, _PART)
-    source, text = str(sources[0].get("source", "")), said[0]
+    source, text = str(only.get("source", "")), said[0]
     return Row(
         file, number, name or os.path.basename(source), Place(locator, source),
         str(text.get("text") or ""),

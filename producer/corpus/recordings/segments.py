@@ -16,7 +16,7 @@ from common.system.files import open_plain
 from producer.corpus.readers.row import RowError
 
 SUFFIXES = (".srt", ".vtt", ".json")
-_MOST_BYTES = 16 << 20
+_MOST_BYTES, _MOST_SEGMENTS = 16 << 20, 200_000
 OVERLAP_S = 0.05  # of two texts, and they are said at the same time
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}")
@@ -148,6 +148,8 @@ def _of_json(path: Path, text: str) -> Iterator[Segment | RowError]:
     items = found.get("segments") if isinstance(found, dict) else found
     if not isinstance(items, list):
         raise BadInput(f'{path}: no list of segments; {{"segments": [{{"start", "end", "text"}}]}}')
+    if len(items) > _MOST_SEGMENTS:
+        raise BadInput(f"{path}: more than {_MOST_SEGMENTS} segments; no recording has that many")
     for number, item in enumerate(items, 1):
         try:
             start, end, said = float(item["start"]), float(item["end"]), item["text"]
