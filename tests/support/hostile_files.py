@@ -7,12 +7,12 @@ What the files are: `hostile_checkpoints.py` and `hostile_documents.py`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import select
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from producer.corpus.readers import jsonl, row
 from producer.corpus.recordings import segments, work
 
 MOST_SECONDS, MOST_MB = 5.0, 500.0
-_PATIENCE_S = 30.0  # on a machine that others use, too
+_PATIENCE_S = 60.0  # for one file, on a machine that others use, too
 MB = 1 << 20
 REFUSALS = (
     *(PthError, pretrained.CoquiError, BadInput, DecodeError, KeyFileError, ChannelError),
@@ -170,57 +170,58 @@ def _socket(path: Path) -> None:
 # -- a process of its own --------------------------------------------------------------------------
 
 
-def attempt(reader: str, path: Path) -> Fate:
-    """Read a file in a fork of this process, which must have imported all that reading takes.
+def attempts(reader: str, paths: Sequence[Path]) -> list[Fate]:
+    """Read files one after the other in a fork of this process, which must have imported all that
+    reading takes; in another fork from the one on that a fork did not answer for.
 
-    The fork may take half as much again as is allowed; more than that is an error in it.
+    A fork may take half as much memory again as is allowed; more than that is an error in it.
     """
+    fates: list[Fate] = []
+    while len(fates) < len(paths):
+        fates += _in_a_fork(reader, paths[len(fates) :])
+    return fates
+
+
+def _in_a_fork(reader: str, paths: Sequence[Path]) -> list[Fate]:
     receive, send = os.pipe()
-    began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         os.close(receive)
-        _try(reader, path, send)
+        _try(reader, paths, send)
     os.close(send)
     said = b""
-    deadline = began + _PATIENCE_S
-    while (left := deadline - time.monotonic()) > 0:
-        if not select.select([receive], [], [], left)[0]:
-            break
-        part = os.read(receive, 4096)
+    while said.count(b"\n") < len(paths) and select.select([receive], [], [], _PATIENCE_S)[0]:
+        part = os.read(receive, 1 << 16)
         if not part:
             break
         said += part
-    else:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    if not said:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
     os.close(receive)
-    _, _, used = os.wait4(pid, 0)
-    seconds = used.ru_utime + used.ru_stime
-    what, _, mb = said.decode().partition("\n")
-    return Fate(what or "no answer", seconds, float(mb or 0))
+    os.waitpid(pid, 0)
+    fates = [Fate(*json.loads(line)) for line in said.split(b"\n")[:-1]]
+    return fates if len(fates) == len(paths) else [*fates, Fate("no answer", _PATIENCE_S, 0.0)]
 
 
-def _try(reader: str, path: Path, send: int) -> None:
+def _try(reader: str, paths: Sequence[Path], send: int) -> None:
     """The fork's end: never returns."""
-    what = "no answer"
     try:
-        with open("/proc/self/clear_refs", "w") as f:  # what it had is not the file's
-            f.write("5")
-        before = _peak_mb()
         limit = _size() + int(1.5 * MOST_MB * MB)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        try:
-            READERS[reader](path)
-            what = "read"
-        except REFUSALS as e:
-            what = type(e).__name__
-            str(e).encode("utf-8", "replace")
-        except BaseException as e:  # noqa: BLE001 - what is looked for
-            what = f"{type(e).__name__}: {e}"[:300].replace("\n", " ")
-        os.write(send, f"{what}\n{_peak_mb() - before:.1f}".encode("utf-8", "replace"))
+        for path in paths:
+            with open("/proc/self/clear_refs", "w") as f:  # what it had is not the file's
+                f.write("5")
+            before, began = _peak_mb(), sum(os.times()[:4])
+            try:
+                READERS[reader](path)
+                what = "read"
+            except REFUSALS as e:
+                what = type(e).__name__
+                str(e).encode("utf-8", "replace")
+            except BaseException as e:  # noqa: BLE001 - what is looked for
+                what = f"{type(e).__name__}: {e}"[:300]
+            seconds = sum(os.times()[:4]) - began
+            os.write(send, json.dumps([what, seconds, _peak_mb() - before]).encode() + b"\n")
     finally:
         os._exit(0)
 
