@@ -82,11 +82,11 @@ ARROWS = {
     "common/gpu": SYSTEM,
     "common/data": (DIMS, *SYSTEM),
     "common/transport": SYSTEM,
+    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text", "common/audio", *SYSTEM),
+    "common/xtts/checkpoints": ("common/xtts/text", DIMS, *SYSTEM),
+    "common/xtts/text": SYSTEM,
+    "common/audio": SYSTEM,
     "common/system": (),
-    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text", "common/audio"),
-    "common/xtts/checkpoints": ("common/xtts/text", DIMS),
-    "common/xtts/text": (),
-    "common/audio": (),
     "common": (),
 }
 

@@ -30,7 +30,14 @@ from common.run.sections import (
     Transport,
 )
 from common.run.setting_types import Word
-from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
+from common.run.settings_text import (
+    NoSection,
+    bounded_bytes,
+    explain,
+    read_yaml,
+    renamed,
+    set_override,
+)
 from common.run.stages import stages_of
 from common.system.errors import BadInput
 from common.system.files import write_atomically
@@ -176,7 +183,7 @@ def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> C
 
 def _text(path: str | os.PathLike) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = bounded_bytes(path).decode("utf-8-sig")
     except OSError as e:
         raise BadInput(
             f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/"
