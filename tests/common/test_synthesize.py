@@ -18,7 +18,6 @@ from common.xtts.hifigan import Hifigan, HifiganDims
 from common.xtts.sampling import Generated, SamplingOptions, log_likelihood
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
-from common.xtts.text.split import split_text
 from common.xtts.text.tokenizer import Tokenizer
 from tests.support.corpora import sine
 from tests.support.gpt_cases import MICRO
@@ -183,37 +182,6 @@ def test_unusable_reference_files(tmp_path, samples, message):
 
 
 # -- text ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "language", "limit", "expected"),
-    [
-        ("One. Two!", "en", 100, ["One. Two!"]),
-        ("One two. Three four? Five six.", "en", 22, ["One two. Three four?", "Five six."]),
-        ("He met Dr. Smith. They left.", "en", 18, ["He met Dr. Smith.", "They left."]),
-        ("Gut. Das kostet 5 Mio. Euro.", "de", 23, ["Gut.", "Das kostet 5 Mio. Euro."]),
-        ("She said “go.” He went.", "en", 15, ["She said “go.”", "He went."]),
-        ("version 2.5 is here now", "en", 15, ["version 2.5 is", "here now"]),
-        ("red, green, blue; white", "en", 12, ["red, green,", "blue; white"]),
-        ("alpha beta gamma", "en", 6, ["alpha", "beta", "gamma"]),
-        ("abcdefghij", "en", 4, ["abcd", "efgh", "ij"]),
-        ("سلام دنیا؟ خوبم. ممنون", "fa", 16, ["سلام دنیا؟ خوبم.", "ممنون"]),
-        ("你好。再见！", "zh", 3, ["你好。", "再见！"]),
-        ("   ", "en", 10, []),
-    ],
-)
-def test_texts_are_cut_where_a_speaker_would(text, language, limit, expected):
-    assert split_text(text, language, limit) == expected
-
-
-def test_cutting_loses_nothing_and_keeps_the_limit():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        text = "".join(rng.choice(list("abc .,!? 。"), 120))
-        limit = int(rng.integers(1, 40))
-        pieces = split_text(text, "en", limit)
-        assert "".join("".join(pieces).split()) == "".join(text.split())
-        assert all(0 < len(p) <= limit for p in pieces)
 
 
 def test_pieces_fit_the_models_text_positions(synthesizer):
