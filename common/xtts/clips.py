@@ -18,7 +18,7 @@ import soxr
 
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
-from common.audio.levels import louder_channel, measure
+from common.audio.levels import louder_channel, measure, require_sound
 from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
 
 MIN_SECONDS = 0.33  # less is no voice
@@ -82,6 +82,7 @@ def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Referen
         rate, frames = file.samplerate, file.frames
         first = _loudest_part(file, path)
         samples = _read(file, path, first, min(frames - first, round(MOST_S * rate)))
+        require_sound(path, samples, rate)
     channel = louder_channel(samples)
     wav, cancelled = mono(samples, channel), channel is not None
     begin, end, sound_s = _without_silence(wav, rate)
