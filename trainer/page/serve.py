@@ -66,7 +66,7 @@ class RunCollector:
         for s in status.read_all(self._run_dir):
             of = [s.name, s.role]
             up.add_metric(of, float(s.alive))
-            age.add_metric(of, max(0.0, time.time() - s.time))
+            age.add_metric(of, s.age_s)
             own = ("batches",) if s.role == "producer" else [f for f in families if f != "batches"]
             for field in own:
                 if s.role in ("trainer", "producer") and getattr(s, field) is not None:
