@@ -420,9 +420,10 @@ def _cut(reason: str, num_bytes: int) -> str:
     return printable(reason.encode(errors="replace")[:num_bytes].decode(errors="ignore"))
 
 
-def _as_scanned(clip: Clip) -> dict[str, int]:
-    """What the manifest knows of the file, for `decode` to compare."""
+def _as_scanned(clip: Clip) -> dict:
+    """What the manifest knows of the file, for `decode` to compare and to use."""
     return {
         "source_rate": clip.utterance.source_rate,
         "source_frames": clip.utterance.source_frames,
+        "portion": clip.utterance.portion,
     }

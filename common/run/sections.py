@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from common.audio.treatment import Treatment
 from common.data.corpus_terms import Columns, FindingKind, Format
 from common.run.setting_types import ClipPath, Positive, Word, known_size, list_of
 
@@ -61,8 +62,17 @@ class Data(Section):
     """Longer texts are left out, in tokens."""
     reject: list[FindingKind] = Field(default_factory=list)
     """Findings of a scan that leave a row out, instead of a warning."""
+    trim_s: float | None = Field(None, ge=0.05, le=5)
+    """Cut silence at both ends of recordings down to so many seconds. null: leave it."""
+    level_db: float | None = Field(None, ge=-50, le=-6)
+    """Make recordings equally loud where they sound, in dBFS. null: leave them."""
     scan_threads: int = Field(0, ge=0)
     """Threads that read the corpus before the run. 0: one per CPU."""
+
+    @property
+    def treatment(self) -> Treatment:
+        """What is done to every recording before it is used."""
+        return Treatment(self.trim_s, self.level_db)
 
 
 class Extend(Section):

@@ -424,7 +424,7 @@ def _decodable(
 ) -> Iterator[np.ndarray]:
     for u in manifest.utterances(ids):
         try:
-            yield decode(u.path)
+            yield decode(u.path, portion=u.portion)
         except DecodeError as e:
             errors.append(e)
             log.warning("not used for the mel statistics: %s", e)

@@ -88,6 +88,7 @@ def _seen(u: Utterance) -> tuple:
         u.source_rate,
         u.source_frames,
         u.size,
+        u.portion,
     )
 
 
