@@ -256,7 +256,9 @@ class Service:
             self._refuse(lease, f"{type(e).__name__}: {e}")
             return
         futures = [
-            self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c))
+            self._pool.submit(
+                c.utterance.path, c.start, c.num_samples, change=c.change, **_as_scanned(c)
+            )
             for c in clips
         ]
         self._jobs.append(Job(lease, planned, clips, futures))

@@ -146,6 +146,27 @@ class Batching(Section):
     code: against overfitting."""
 
 
+class Augment(Section):
+    """Recordings changed while they are trained on. Off where the share is 0; an evaluation never
+    changes any."""
+
+    share: float = Field(0.0, ge=0, le=1)
+    """Share of the clips of a batch that are changed. 0: none."""
+    of: Literal["prompt", "clip"] = "prompt"
+    """prompt: the conditioning clip alone; what is predicted stays clean, and its codes are kept.
+    clip: the clip and its conditioning clip alike, in stage 1 too; such codes are computed each
+    time."""
+    gain_db: float = Field(6.0, ge=0, le=30)
+    """Louder or softer by at most so much. 0: never."""
+    band_hz: float | None = Field(3400.0, ge=1000, le=10000)
+    """Nothing above a frequency between this and 10 kHz. null: never."""
+    noise_db: float | None = Field(15.0, ge=0, le=60)
+    """Noise from white to brown, softer than the clip by so much or by up to 25 dB more. null:
+    never."""
+    room_s: float | None = Field(0.4, gt=0.1, le=2)
+    """The echoes of a room that dies away by 60 dB in 0.1 s to this. null: never."""
+
+
 class Optim(Section):
     """AdamW and its schedule."""
 

@@ -224,8 +224,16 @@ class DecodePool:
         for t in self._threads:
             t.start()
 
-    def submit(self, path: str | os.PathLike, *args, timeout_s: float = 60.0, **kwargs) -> Decoding:
-        """`decode(path, …)` in a thread; the future gives its array or its DecodeError.
+    def submit(
+        self,
+        path: str | os.PathLike,
+        *args,
+        change: Callable[[np.ndarray], np.ndarray] | None = None,
+        timeout_s: float = 60.0,
+        **kwargs,
+    ) -> Decoding:
+        """`decode(path, …)` in a thread, then `change` of it where that is given; the future gives
+        its array or its DecodeError.
 
         Raises:
             Stopped: should_stop() became true while the queue was full.
@@ -235,7 +243,7 @@ class DecodePool:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                self._work.put((future, path, args, kwargs), timeout=0.1)
+                self._work.put((future, path, change, args, kwargs), timeout=0.1)
                 return future
             except queue.Full:
                 if self._should_stop():
@@ -248,7 +256,7 @@ class DecodePool:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            future, path, args, kwargs = item
+            future, path, change, args, kwargs = item
             if not future.set_running_or_notify_cancel():
                 continue
             watch = _timing.watch = Stopwatch()
@@ -256,6 +264,7 @@ class DecodePool:
             try:
                 with watch.part("decode"):
                     result = decode(path, *args, **kwargs)
+                    result = result if change is None else change(result)
             except BaseException as e:  # noqa: BLE001 - a thread's edge: the future's owner gets it, or would wait for ever
                 error = e
             watch.add("decode", -watch.spent_s.get("resample", 0.0))
