@@ -16,6 +16,7 @@ ROOT = Path(launch.__file__).parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
 NO_CONFIG = {
+    "finetune",
     "producer",
     "split",
     "transcribe",

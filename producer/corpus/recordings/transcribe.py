@@ -19,6 +19,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import OK, BadInput
 from common.system.files import write_atomically
 from common.xtts.text.clean import UnknownLanguage, normalize_language
+from producer.corpus.readers import sidecar
 from producer.corpus.recordings import work
 from producer.corpus.recordings.segments import find
 
@@ -109,9 +110,8 @@ def run(
         raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
     language = _language(args.language)
     _check_own(folder / "metadata.csv")
-    found = work.recordings(folder)
-    beside = {recording: find(recording) for recording in found}
-    left = [recording for recording in found if beside[recording] is None]
+    found, with_text = work.recordings(folder), sidecar.with_text(folder)
+    left = [r for r in found if r not in with_text and find(r) is None]
     recognise = load(model, args.device) if left else None
     failed = []
     with work.bar("transcribe", len(left)) as bar:
@@ -141,8 +141,13 @@ def _language(code: str | None) -> str | None:
         raise BadInput(f"--language {code}: {e}") from e
 
 
+def is_own(path: Path) -> bool:
+    """Whether a metadata.csv is one of this command's."""
+    return path.is_file() and path.read_text(errors="replace").startswith(_line(COLUMNS))
+
+
 def _check_own(path: Path) -> None:
-    if path.is_file() and not path.read_text(errors="replace").startswith(_line(COLUMNS)):
+    if path.is_file() and not is_own(path):
         raise BadInput(f"{path} is there already, and not of this command; move it away")
 
 
