@@ -347,7 +347,9 @@ def finetune_command(args: argparse.Namespace) -> int:
     """Make a voice of a folder of recordings: from there to a folder for any Coqui tool."""
     from producer.creation.begin import languages_of
 
-    return finetune.run(args, tell, finetune.Tools(main, sort.sort, languages_of))
+    return finetune.run(
+        args, tell, finetune.Tools(main, sort.sort, languages_of, transcribe.language_of)
+    )
 
 
 COMMANDS = {

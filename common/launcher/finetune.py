@@ -67,6 +67,7 @@ class Tools:
     call: Callable[[list[str]], int]
     sort: Callable[[Path], Recordings]
     languages: Callable[[str], Sequence[str]]  # of model.weights
+    language: Callable[[str], str]  # its code; BadInput: there is none
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Job:
     own: tuple[str, ...]  # settings of the user's, which win
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Job:
+    def of(cls, args: argparse.Namespace, tools: Tools) -> Job:
         """BadInput: not one folder, an unknown language or setting, weights that are none."""
         folders = [w for w in args.settings if "=" not in w or Path(w).expanduser().is_dir()]
         if len(folders) != 1:
@@ -91,7 +92,9 @@ class Job:
         own = [str(o) for o in flags.overrides(args)]
         out = Path(args.out).expanduser().absolute()
         named = [o for o in own if o.startswith("run=")]
-        wanted = config_module.load(_config("demo"), [*own, f"data.language={args.language}"])
+        wanted = config_module.load(
+            _config("demo"), [*own, f"data.language={tools.language(args.language)}"]
+        )
         weights = None if args.weights is None else beginning.absolute(args.weights)
         if weights is not None:
             beginning.locate(weights, verify=False)
@@ -108,7 +111,7 @@ class Job:
 
 def run(args: argparse.Namespace, tell: Callable[[str], None], tools: Tools) -> int:
     """Every stage in turn; returns the exit code of the one that did not end well, or 0."""
-    job = Job.of(args)
+    job = Job.of(args, tools)
     stages = _Stages(job, tell, tools)
     for stage in (stages.prepare, stages.train, stages.report, stages.export):
         code = stage()

@@ -211,7 +211,7 @@ def finetuned(calls: Calls, *argv: str) -> tuple[int, str]:
     """(exit code, what was said)."""
     said: list[str] = []
     args = flags.parse(launch._parser("finetune"), list(argv))
-    tools = finetune.Tools(calls, sort.sort, languages_of)
+    tools = finetune.Tools(calls, sort.sort, languages_of, transcribe.language_of)
     return finetune.run(args, said.append, tools), "\n".join(said)
 
 
@@ -263,6 +263,7 @@ def test_a_stage_that_fails_is_the_last(recordings, tmp_path, monkeypatch):
         (["rec", "--language", "fa", "--out", "x", "train.epoch=1"], "epochs"),
         (["rec", "--language", "fa", "--out", "x", "--weights", "none"], "is not there"),
         (["rec", "--out", "x"], "--language"),
+        (["rec", "--language", "farsi", "--out", "x"], "did you mean fa"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_done(argv, says, recordings, monkeypatch):

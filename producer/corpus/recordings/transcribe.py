@@ -108,7 +108,7 @@ def run(
         raise BadInput(f"transcribe takes no settings: {' '.join(args.settings)}")
     if not args.max_seconds > 0:
         raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
-    language = _language(args.language)
+    language = None if args.language is None else language_of(args.language)
     _check_own(folder / "metadata.csv")
     found, with_text = work.recordings(folder), sidecar.with_text(folder)
     left = [r for r in found if r not in with_text and find(r) is None]
@@ -134,9 +134,10 @@ def run(
     return OK
 
 
-def _language(code: str | None) -> str | None:
+def language_of(code: str) -> str:
+    """The project's code. BadInput: no language of that name."""
     try:
-        return normalize_language(code) if code else None
+        return normalize_language(code)
     except UnknownLanguage as e:
         raise BadInput(f"--language {code}: {e}") from e
 
