@@ -26,7 +26,7 @@ page_run = page_runs.page_run
 class Tags(HTMLParser):
     """(tag, attributes) of a page in order; fails where tags do not nest."""
 
-    VOID = {"meta", "link", "img", "br"}
+    VOID = {"meta", "link", "img", "br", "wbr"}
 
     def __init__(self, text: str):
         super().__init__()
