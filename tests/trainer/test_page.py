@@ -158,7 +158,7 @@ def test_a_page_has_everything_and_nothing_of_it_is_code(page_run):
     assert "stopped at once: nothing was said" in text
     assert "cut off: did not stop by itself" in text
     assert "best: step" in text
-    assert re.search(r"<code>model.size</code></td><td><bdi>tiny</bdi>", text)
+    assert re.search(r"<code>model.<wbr>size</code></td><td><bdi>tiny</bdi>", text)
 
 
 def test_sounds_beside_the_page(page_run):
