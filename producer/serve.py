@@ -266,7 +266,9 @@ class Service:
             self._refuse(lease, f"{type(e).__name__}: {e}")
             return
         futures = [
-            self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c))
+            self._pool.submit(
+                c.utterance.path, c.start, c.num_samples, change=c.change, **_as_scanned(c)
+            )
             for c in clips
         ]
         self._jobs.append(Job(lease, planned, clips, futures))
@@ -430,9 +432,10 @@ def _cut(reason: str, num_bytes: int) -> str:
     return printable(reason.encode(errors="replace")[:num_bytes].decode(errors="ignore"))
 
 
-def _as_scanned(clip: Clip) -> dict[str, int]:
-    """What the manifest knows of the file, for `decode` to compare."""
+def _as_scanned(clip: Clip) -> dict:
+    """What the manifest knows of the file, for `decode` to compare and to use."""
     return {
         "source_rate": clip.utterance.source_rate,
         "source_frames": clip.utterance.source_frames,
+        "portion": clip.utterance.portion,
     }

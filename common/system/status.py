@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from common.system.clock import boot, since_boot
+from common.system.documents import read_json
 from common.system.errors import OK
 from common.system.lock import identity, is_alive
 
@@ -162,7 +163,7 @@ def status_path(run_dir: str | os.PathLike, name: str) -> Path:
 def read(run_dir: str | os.PathLike, name: str) -> Status | None:
     """A process's last report; None: none, or not readable."""
     try:
-        d = json.loads(status_path(run_dir, name).read_text(encoding="utf-8"))
+        d = read_json(status_path(run_dir, name))
         known = {f.name for f in dataclasses.fields(Status)}
         return Status(**{k: v for k, v in d.items() if k in known})
     except (OSError, ValueError, TypeError, AttributeError):

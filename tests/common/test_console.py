@@ -8,6 +8,7 @@ import subprocess
 import types
 
 import pytest
+from rich.console import Console as RichConsole
 
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console, progress_line
@@ -134,3 +135,20 @@ def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
         "trainer waiting for data: 0 of 2 batches, 1 producer (3 s)",
         "gpt 0/50  buffer 1/8",
     ]
+
+
+@pytest.mark.parametrize(("width", "bar"), [(160, True), (100, True), (80, False), (30, False)])
+def test_the_progress_stays_in_one_line(tmp_path, monkeypatch, width, bar):
+    """In a terminal of any width: the bar gives way, then the end of the text."""
+    known = at(
+        phase="training", step=350, loss=3.2154, utterances_per_s=15.7, wait_percent=0.2, ready=4,
+        eta_s=303,
+    )  # fmt: skip
+    spec, out = ProcessSpec("trainer", "trainer", (), tmp_path / "log"), io.StringIO()
+    view = Console(Program(tmp_path, (spec,)), out)
+    view._rich = RichConsole(file=out, force_terminal=True, width=width, soft_wrap=True)
+    monkeypatch.setattr(view, "_statuses", lambda: [known])
+    view._rich.print(view._bar())
+    (line,) = out.getvalue().rstrip("\n").split("\n")
+    assert ("━" in line) == bar
+    assert ("ETA 0:05:03" in line) == (width >= 80)
