@@ -105,8 +105,11 @@ def synthesize(folder: Path, *args: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, timeout=280, **more)
 
 
-def test_a_run_speaks_into_a_file(folder, tmp_path):
-    """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook."""
+def test_v7_a_run_speaks_into_a_file(folder, tmp_path):
+    """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook.
+
+    Of a user without a home folder.
+    """
     wild = ("--temperature", "2", "--top-p", "1", "--top-k", "0", "--text", f"{TEXT} ж")
     done = synthesize(
         folder,
@@ -118,6 +121,7 @@ def test_a_run_speaks_into_a_file(folder, tmp_path):
         "3",
         *wild,
         cwd=tmp_path,
+        env={**os.environ, "HOME": "/proc/none"},
     )
     said = done.stderr.decode()
     assert done.returncode == 0, said
