@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
+from common.system import home
 from common.system.errors import (
     FAILED,
     HOPELESS,
@@ -170,6 +171,7 @@ def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoRe
     whatever a role must close it has closed when `main` returns. `saves`: the role has something to
     save, so it gets the longer deadlines.
     """
+    home.settle(os.environ)
     faulthandler.enable()
     faulthandler.register(
         signal.SIGQUIT, all_threads=True

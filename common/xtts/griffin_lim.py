@@ -1,22 +1,20 @@
 """DVAE mel to sound without a vocoder: inverse filter bank, then Griffin-Lim.
 
-Deterministic, and NumPy alone: librosa's compiled loops need seconds at their first use, and a
-folder to keep them in, which not every user has.
+Deterministic, NumPy and librosa only.
 
 Speech stays intelligible but metallic; with imported weights the HiFi-GAN decoder takes its place.
 """
 
 from __future__ import annotations
 
+import librosa
 import numpy as np
 
-from common.xtts.filterbank import LOG_FLOOR, hann, mel_filterbank
+from common.xtts.filterbank import LOG_FLOOR, mel_filterbank
 
 FFT = 1024
 NNLS_ITERATIONS = 60
 MIN_FRAMES = 4
-_MOMENTUM = 0.99
-_TINY = np.float32(1e-20)
 
 
 def mel_to_magnitude(
@@ -62,58 +60,8 @@ def griffin_lim(
         raise ValueError("griffin_lim: the mel has values that are not finite")
     # An untrained decoder can ask for absurd power; exp(12) is already beyond any full-scale clip.
     magnitude = mel_to_magnitude(np.minimum(mel * stats, 12.0), sample_rate, fmax_hz)
-    wav = with_phases(magnitude.T, iterations, hop, win)
+    wav = librosa.griffinlim(
+        magnitude, n_iter=iterations, hop_length=hop, win_length=win, n_fft=FFT, random_state=0
+    )
     peak = float(np.abs(wav).max(initial=0.0))
     return (wav / max(peak, 1.0)).astype(np.float32)
-
-
-def with_phases(magnitude: np.ndarray, iterations: int, hop: int, win: int) -> np.ndarray:
-    """Sound whose spectrogram has nearly these magnitudes: float32 [F, FFT/2 + 1] -> [hop · (F -
-    1)].
-
-    Source: Perraudin, Balazs and Søndergaard 2013, "A fast Griffin-Lim algorithm".
-    """
-    turns = np.random.default_rng(0).random(magnitude.shape, np.float32)
-    phases = np.exp(np.complex64(2j * np.pi) * turns)
-    before = np.zeros_like(phases)
-    for _ in range(iterations):
-        now = stft(inverse_stft(magnitude * phases, hop, win), hop, win)
-        phases = now - np.float32(_MOMENTUM / (1 + _MOMENTUM)) * before
-        phases /= np.maximum(np.abs(phases), _TINY)
-        before = now
-    return inverse_stft(magnitude * phases, hop, win)
-
-
-def stft(wav: np.ndarray, hop: int, win: int) -> np.ndarray:
-    """float32 [hop · (F - 1)] -> complex64 [F, FFT/2 + 1]; frames are centred, with zeros beyond
-    the ends.
-    """
-    padded = np.pad(wav, FFT // 2)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, FFT)[::hop]
-    return np.fft.rfft(frames * _window(win)).astype(np.complex64, copy=False)
-
-
-def inverse_stft(spectrum: np.ndarray, hop: int, win: int) -> np.ndarray:
-    """complex64 [F, FFT/2 + 1] -> the float32 [hop · (F - 1)] whose `stft` is nearest."""
-    window = _window(win)
-    frames = np.fft.irfft(spectrum, FFT).astype(np.float32, copy=False) * window
-    wav = _overlapped(frames, hop)
-    weight = _overlapped(np.broadcast_to(np.square(window), frames.shape), hop)
-    inside = slice(FFT // 2, FFT // 2 + hop * (len(spectrum) - 1))
-    return wav[inside] / np.maximum(weight[inside], np.float32(1e-8))
-
-
-def _overlapped(frames: np.ndarray, hop: int) -> np.ndarray:
-    """The sum of float32 [F, FFT] frames, each `hop` samples after the one before."""
-    count, parts = len(frames), -(-FFT // hop)
-    frames = np.pad(frames, ((0, 0), (0, parts * hop - FFT)))
-    out = np.zeros((count + parts, hop), np.float32)
-    for i in range(parts):
-        out[i : i + count] += frames[:, i * hop : (i + 1) * hop]
-    return out.reshape(-1)
-
-
-def _window(win: int) -> np.ndarray:
-    """A Hann window of `win` samples in the middle of FFT."""
-    before = (FFT - win) // 2
-    return np.pad(hann(win).astype(np.float32), (before, FFT - win - before))

@@ -320,7 +320,7 @@ def test_a_voice_that_is_not_finite_is_left_out(tmp_path, caplog):
         def voice(self, clips):
             return Voice(np.full((1, 8, 32), np.nan, np.float32), np.ones((1, 512), np.float32))
 
-    utterance = argparse.Namespace(path=clip)
+    utterance = argparse.Namespace(path=clip, portion=None)
     assert make_voices._voice(Broken(), "Ana", [utterance]) is None
     assert "no voice Ana: these weights make no finite numbers" in caplog.text
 

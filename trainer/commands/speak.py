@@ -48,6 +48,7 @@ class Sources:
     cleaning: dict = field(
         default_factory=dict
     )  # of texts, as the model was trained with (`Tokenizer.load`)
+    treatment: object = None  # of recordings, likewise (`Treatment`)
 
     @property
     def imported(self) -> bool:
@@ -76,6 +77,7 @@ def of_run(path: Path, which: str | None, weights: Path | None = None) -> Source
         pieces_of(path, weights),
         run.dims,
         run.cleaning,
+        run.config.data.treatment,
     )
 
 
@@ -178,7 +180,9 @@ def main(stop: Stop) -> None:
         options = json.load(f)
     leave_when_stopped(stop, "" if options["stream"] else _GOES_ON)
     sources = sources_of(options)
-    references = references_of(options["reference"] or [], sources.dims.audio.sample_rate)
+    references = references_of(
+        options["reference"] or [], sources.dims.audio.sample_rate, sources.treatment
+    )
     named = named_voice(options, sources)
     from common.gpu.device import prove_device
 
@@ -248,15 +252,15 @@ def leave_when_stopped(stop: Stop, then: str) -> None:
     threading.Thread(target=leave, name="leave", daemon=True).start()
 
 
-def references_of(paths: list[str], sample_rate: int) -> list:
-    """What is used of reference clips (`clips.Reference`).
+def references_of(paths: list[str], sample_rate: int, treatment=None) -> list:
+    """What is used of reference clips (`clips.Reference`), treated as those of the training were.
 
     Says what a user should know of them. BadInput: one is unusable.
     """
     from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
     try:
-        found = [load_reference(path, sample_rate) for path in paths]
+        found = [load_reference(path, sample_rate, treatment) for path in paths]
     except ReferenceClipError as e:
         raise BadInput(f"--{e}") from e
     for note in (note for r in found for note in r.notes):
