@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from common.run.beginning import checkpoint_of, pieces_of
 from common.system.errors import BadInput, RunError
 from common.system.lifecycle import Stop, run_main
@@ -174,7 +176,7 @@ def main(stop: Stop) -> None:
     # A file of its own: `libraries_held` redirects standard error.
     terminal = open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=terminal)
-    for noisy in ("absl", "tensorflow", "h5py"):
+    for noisy in ("absl", "tensorflow", "h5py", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     with open(int(sys.argv[1]), encoding="utf-8") as f:
         options = json.load(f)
@@ -192,6 +194,8 @@ def main(stop: Stop) -> None:
         log.info("GPT of %s, on %s", sources.gpt, info.label)
         chosen = sampling(options, sources.imported)
         synthesizer = load(sources, jit=False)
+        if synthesizer.vocoder is None:  # librosa loads itself at its first use, for seconds
+            synthesizer.from_mel(np.zeros((8, synthesizer.dims.audio.num_mels), np.float32))
     from common.xtts.clips import ReferenceClipError
     from common.xtts.synthesize import NotFinite
     from common.xtts.text.clean import LanguageUnavailable
