@@ -42,7 +42,7 @@ from common.launcher.page import MOST_S, PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run.folder import RunFolder
 from common.run.settings import Config
-from common.system import status
+from common.system import home, status
 from common.system.cores import cores
 from common.system.errors import (
     FAILED,
@@ -502,6 +502,7 @@ def main(argv: list[str]) -> int:
                 errors="backslashreplace"
             )  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    home.settle(os.environ)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored

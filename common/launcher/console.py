@@ -236,7 +236,7 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
         f"{trainer.stage_name} {trainer.step}"
         + (f"/{trainer.max_steps}" if trainer.max_steps else "")
     ]
-    still_s = time.time() - trainer.time if trainer.time else 0.0
+    still_s = trainer.age_s if trainer.time else 0.0
     if trainer.phase == "training" and still_s > QUIET_S:  # its rates are of before
         return "  ".join([*parts, f"no step for {still_s:.0f} s", *_stopped(statuses)])
     if trainer.phase != "training":

@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import subprocess
-import time
 import types
 
 import pytest
@@ -14,6 +13,7 @@ from rich.console import Console as RichConsole
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console, progress_line
 from common.run import settings
+from common.system.clock import boot, since_boot
 from common.system.lifecycle import Stop
 from common.system.status import Status, StatusFile
 from trainer import session
@@ -73,9 +73,9 @@ def test_s11_a_run_that_stands_still_says_so_and_who_is_stopped():
             phase="training", step=62, loss=2.5, utterances_per_s=15.7, eta_s=303, pid=os.getpid()
         )
         producer = dataclasses.replace(PRODUCER, pid=child.pid)
-        moving = dataclasses.replace(training, time=time.time())
+        moving = dataclasses.replace(training, time=1.0, clock=since_boot(), boot=boot())
         assert "15.7 utt/s" in progress_line([moving, producer], 60)
-        still = dataclasses.replace(training, time=time.time() - 40)
+        still = dataclasses.replace(moving, clock=since_boot() - 40)
         assert progress_line([still, producer], 60) == "gpt 62/700  no step for 40 s"
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)

@@ -178,7 +178,7 @@ def test_the_readme_lists_every_flag_with_its_key():
 def test_settings_that_pages_name_exist():
     for page in PAGES:
         for key in re.findall(
-            r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z0-9_.]+)\b",
+            r"`((?:train|batching|augment|data|text|model|samples|transport|producers|dvae)\.[a-z0-9_.]+)\b",
             page.read_text(),
         ):
             section, tree = settings.Config, key.split(".")

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.run.folder import RunFolder
-from common.system import lock, logs
+from common.system import lock, logs, status
 from common.system.errors import OK
-from common.system.lifecycle import SUPERVISOR, Stop, run_main
+from common.system.lifecycle import Stop, run_main
 from common.system.status import StatusFile
 from trainer.loggers.follow import Follower
 from trainer.loggers.services import SERVICES, Service
-from trainer.previews.sampler import NICE, pause, take_place, trainer_is_done
+from trainer.previews.sampler import NICE, pause, take_place
 
 log = logging.getLogger(__name__)
 
@@ -77,17 +77,16 @@ def main(stop: Stop) -> int:
     args = p.parse_args()
     logs.setup(args.to)
     os.nice(NICE)
-    supervisor = os.environ.get(SUPERVISOR, "")
-    began = float(supervisor.split(":")[1]) if supervisor else lock.identity()[1]
+    began = lock.program_began()
 
     def done() -> bool:
-        return trainer_is_done(args.run, began)
+        return status.trainer_is_done(args.run, began)
 
     held = take_place(args.run, stop, done, args.to)
     if held is None:
         return OK
-    status = StatusFile(args.run, args.to, "logger")
-    stop.at_exit(status.finish)
+    report = StatusFile(args.run, args.to, "logger")
+    stop.at_exit(report.finish)
     run = RunFolder(args.run)
     files = {s: run.stage_folder(s) / "metrics.jsonl" for s in run.stages}
     follower = Follower(files, args.run / "loggers" / f"{args.to}.json")
@@ -95,7 +94,7 @@ def main(stop: Stop) -> int:
     sender = Sender(follower, lambda known: SERVICES[args.to](run, known))
     while not done():
         took = sender.round()
-        status.update(phase="sending" if took else "waiting for the service")
+        report.update(phase="sending" if took else "waiting for the service")
         pause(stop, POLL_S if took else AGAIN_S)
     sender.close()
     held.release()

@@ -67,7 +67,7 @@ class RunCollector:
         for s in status.read_all(self._run_dir):
             of = [s.name, s.role]
             up.add_metric(of, float(s.alive))
-            age.add_metric(of, max(0.0, time.time() - s.time))
+            age.add_metric(of, s.age_s)
             if s.role == "producer":
                 made.add_metric(of, float(s.batches))
             for field, family in families.items() if s.role == "trainer" else ():
