@@ -240,6 +240,7 @@ def scan_command(args: argparse.Namespace) -> int:
     from rich.console import Console as RichConsole
 
     from producer.corpus.figures import Figures
+    from producer.corpus.journal import place_of
     from producer.corpus.page.render import write_page
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
@@ -257,7 +258,9 @@ def scan_command(args: argparse.Namespace) -> int:
         )
         tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
-        report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
+        kept = place_of(rows.roots)
+        found = scan(config, path, tokenizer, rows=rows, progress=not args.json, journal=kept)
+        report = found.report
         if args.json or args.html:
             figures = Figures.of(path, config)
         if args.html:

@@ -30,6 +30,7 @@ from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextEr
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
 from producer.corpus.headers import AudioFacts, facts_of
+from producer.corpus.journal import Journal
 from producer.corpus.limits import Limits, Rejected
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
@@ -100,7 +101,7 @@ def _bar(total: int, show: bool) -> Iterator[Progress]:
 
 
 def _facts(
-    rows: list[CorpusRow], threads: int, every: int, previous: Manifest | None
+    rows: list[CorpusRow], threads: int, every: int, journal: Journal
 ) -> Iterator[AudioFacts | None]:
     """Facts of each row's file, in order; of every `every`th its samples' too (1: of all, 0: of
     none).
@@ -108,7 +109,9 @@ def _facts(
 
     def work(first: int) -> list[AudioFacts | None]:
         chunk = enumerate(rows[first : first + _CHUNK], first)
-        return [facts_of(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
+        found = [facts_of(r.row.place, every > 0 and i % every == 0, journal) for i, r in chunk]
+        journal.add(found)
+        return found
 
     with ThreadPoolExecutor(threads, "scan") as pool:
         for found in pool.map(work, range(0, len(rows), _CHUNK)):
@@ -348,6 +351,7 @@ def scan(
     progress: bool = True,
     previous: Manifest | None = None,
     deep: bool | None = None,
+    journal: Path | None = None,
 ) -> ScanResult:
     """Scan the configured sources into a new manifest; ids count from 0 in the order of the
     metadata.
@@ -363,6 +367,8 @@ def scan(
         deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to
             2000 rows, and in 256 recordings of larger ones. What is not looked at `decode` finds
             during training. Where recordings are treated, all are looked at.
+        journal: a file that keeps what is found until the scan has ended well; a scan that finds
+            one of a scan that was killed goes on from there, to the same manifest.
 
     Raises:
         BadInput: no usable row, more than half of the files missing or of those decoded unusable, a
@@ -379,12 +385,13 @@ def scan(
     with (
         ManifestWriter(manifest_path, treatment) as writer,
         _bar(len(rows.entries), progress) as bar,
+        Journal(journal, previous) as looked_at,
     ):
         for root in rows.roots:
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer, treatment)
         job.sampled = every != 1
-        facts = _facts(candidates, threads, every, previous)
+        facts = _facts(candidates, threads, every, looked_at)
         if config.data.reject:
             facts = iter(looked := list(facts))
             both = zip(candidates, looked, strict=True)
@@ -396,6 +403,7 @@ def scan(
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable()
         job.finish(config)
+    looked_at.done()
     with Manifest.open(manifest_path) as manifest:
         report = Report.of(manifest)
     return ScanResult(Path(manifest_path), report)
