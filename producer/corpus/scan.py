@@ -50,6 +50,12 @@ class ScanResult:
     path: Path
     report: Report
 
+    @classmethod
+    def of(cls, path: Path) -> ScanResult:
+        """Summarise what was made."""
+        with Manifest.open(path) as manifest:
+            return cls(path, Report.of(manifest))
+
     @property
     def kept(self) -> int:
         """Utterances in the manifest."""
@@ -335,6 +341,15 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
             ) from e
 
 
+def _misfits(
+    config: Config, rows: Iterable[tuple[CorpusRow, AudioFacts | None]]
+) -> dict[str, tuple[str, str]]:
+    """What `data.reject` leaves out, as `findings.misfits`."""
+    treatment = config.data.treatment
+    usable = ((e, f.treated(treatment)) for e, f in rows if f is not None and not f.error)
+    return misfits(usable, config.data.reject)
+
+
 def _every(num_rows: int, deep: bool | None) -> int:
     """Of every how many recordings the samples are looked at; 0: of none."""
     if deep is not None:
@@ -362,8 +377,7 @@ def scan(
         tokenizer: its `clean` and `encode_clean` make the tokens.
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
-        previous: an earlier manifest (of the same path, too); files it knows unchanged are not
-            opened.
+        previous: an earlier manifest; files it knows unchanged are not opened.
         deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to
             2000 rows, and in 256 recordings of larger ones. What is not looked at `decode` finds
             during training. Where recordings are treated, all are looked at.
@@ -394,9 +408,7 @@ def scan(
         facts = _facts(candidates, threads, every, looked_at)
         if config.data.reject:
             facts = iter(looked := list(facts))
-            both = zip(candidates, looked, strict=True)
-            usable = ((e, f.treated(treatment)) for e, f in both if f is not None and not f.error)
-            job.misfits = misfits(usable, config.data.reject)
+            job.misfits = _misfits(config, zip(candidates, looked, strict=True))
         for i, entry in enumerate(rows.entries):
             job.take(entry, facts)
             if i % _CHUNK == 0:
@@ -404,6 +416,4 @@ def scan(
         job.check_usable()
         job.finish(config)
     looked_at.done()
-    with Manifest.open(manifest_path) as manifest:
-        report = Report.of(manifest)
-    return ScanResult(Path(manifest_path), report)
+    return ScanResult.of(Path(manifest_path))
