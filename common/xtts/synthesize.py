@@ -47,10 +47,10 @@ class ReferenceOptions:
     v2.
 
     Attributes:
-        clip_s: of each clip, the first so many seconds.
-        total_s: of all clips together.
+        clip_s: how many seconds are used of each clip, from its beginning.
+        total_s: how many seconds are used of all clips together.
         chunk_s: latents are computed for chunks of this length, and averaged.
-        min_chunk_s: a shorter chunk is passed over.
+        min_chunk_s: shorter chunks are skipped.
         padded: the last, shorter chunk is padded with silence to the full length, as conditioning
             clips are in training. The original's inference does not.
     """
@@ -188,12 +188,12 @@ class Synthesizer:
         if dvae is not None and dvae.dims.num_codes != dims.gpt.start_audio:
             raise ValueError(
                 f"the DVAE has {dvae.dims.num_codes} codes, the model speaks"
-                f" {dims.gpt.start_audio}: they belong to others"
+                f" {dims.gpt.start_audio}: they do not belong together"
             )
         if tokenizer.vocab_size != dims.gpt.num_text_tokens:
             raise ValueError(
                 f"the vocabulary has {tokenizer.vocab_size} ids, the model"
-                f" {dims.gpt.num_text_tokens}: they belong to others"
+                f" {dims.gpt.num_text_tokens}: they do not belong together"
             )
         if vocoder is not None and vocoder.hifigan.dims.in_channels != dims.gpt.width:
             raise ValueError(
@@ -216,7 +216,7 @@ class Synthesizer:
     def voice(self, clips: Sequence[np.ndarray]) -> Voice:
         """Conditioning latents (and speaker embedding) of one or several clips of a speaker.
 
-        ReferenceClipError: too short in all.
+        ReferenceClipError: the clips together are too short.
         """
         rate, r = self.dims.audio.sample_rate, self.reference
         clips = [np.asarray(clip, np.float32)[: round(r.clip_s * rate)] for clip in clips]
@@ -255,9 +255,9 @@ class Synthesizer:
     ) -> Speech:
         """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
 
-        `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so
-        often, and the likeliest is taken (`Sampler.generate_best`); the first draw is the one
-        without. `pieces`: of this text, where the caller has them. Errors as in
+        `speed` 2 is twice as fast, by interpolation in time. `candidates`: draw each piece this
+        many times and take the likeliest (`Sampler.generate_best`); the first draw is that of a
+        single candidate. `pieces`: those of this text, if the caller has them. Errors as in
         `Synthesizer.pieces` and of `SamplingOptions`.
         """
         pieces = self.pieces(text, language) if pieces is None else pieces
@@ -300,8 +300,8 @@ class Synthesizer:
 
         Checks its arguments before the first.
 
-        Every part decodes all codes so far; its beginning is faded into the end of what the part
-        before had left back.
+        Each part decodes all codes so far; its beginning is cross-faded with the end that the part
+        before held back.
         """
         pieces = self.pieces(text, language) if pieces is None else pieces
 
@@ -396,7 +396,7 @@ class Joiner:
             self._held = self._faded(wav[self._emitted :])
 
     def finish(self) -> Iterator[np.ndarray]:
-        """What was left back, if anything."""
+        """What was held back, if anything."""
         if len(self._held):
             yield self._held
         self._held = np.zeros(0, np.float32)
