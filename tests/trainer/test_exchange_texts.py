@@ -41,7 +41,7 @@ def grown(tmp_path_factory):
     return folder / "vocab.json"
 
 
-def test_texts_in_other_tokens_are_counted(grown):
+def test_x3_texts_in_other_tokens_are_counted(grown):
     ours, coquis = (Rules(grown, parity=parity, keep_diacritics=True) for parity in (False, True))
     pairs = [(text, language) for language, text in MIXED]
     compared, differing, shown = ours.differences([*pairs, ("سلام", "fa")])
@@ -104,7 +104,7 @@ def coquis(monkeypatch):
 
 
 @pytest.mark.parametrize("parity", [True, False])
-def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
+def test_x2_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
     """Persian, Arabic as before the vocabulary grew, and where the voice was trained with our
     cleaning, that; carried in the file.
     """
