@@ -155,7 +155,7 @@ def bundle_command(args: argparse.Namespace) -> int:
 
 
 def scan_command(args: argparse.Namespace) -> int:
-    """Say which recordings are usable, and why the others are not."""
+    """Show which recordings are usable, and why the others are not."""
     from producer.creation import scan_command
 
     code = scan_command.run(args, resolve.config_of(args), tell)
@@ -170,7 +170,7 @@ def split_command(args: argparse.Namespace) -> int:
 
 
 def transcribe_command(args: argparse.Namespace) -> int:
-    """Write down what is said in recordings, with confidences for review."""
+    """Transcribe recordings, with confidences for review."""
     return transcribe.run(args, tell)
 
 
@@ -182,9 +182,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def profile_command(args: argparse.Namespace) -> int:
-    """Measure where the time of a step and of a batch goes, on your own data; the run itself does
-    not change.
-    """
+    """Measure where the time of steps and batches goes, on your data; the run does not change."""
     from trainer.commands import profile
 
     out = sys.stderr if args.json else None
@@ -229,7 +227,7 @@ def serve_command(args: argparse.Namespace) -> int:
 
 
 def explain_command(args: argparse.Namespace) -> int:
-    """Say what the settings mean."""
+    """Explain the settings."""
     return config_command.run(args, tell)
 
 
@@ -287,8 +285,8 @@ COMMANDS = {
         {
             "--strict": switch("exit 2 if any row is rejected"),
             "--texts": switch("show up to twenty texts of each language before and after cleaning"),
-            "--json": switch("print JSON (docs/data.md says what is in it)"),
-            "--html": {"metavar": "FILE", "help": "write the report as a page to look at"},
+            "--json": switch("print JSON (explained in docs/data.md)"),
+            "--html": {"metavar": "FILE", "help": "write the report as a web page"},
         },
     ),
     "split": Command(split_command, (), split.FLAGS, None),

@@ -196,7 +196,9 @@ def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     _set_up(c)
     precision = choose(c)
     options = options_of(run, "gpt", c.train.optim, schedule, c.train, c.model)
-    options = replace(options, compute_dtype=precision.compute_dtype, kernels=precision.kernels)
+    options = replace(
+        options, compute_dtype=precision.compute_dtype, operations=precision.operations
+    )
     return _on_device(run, "gpt", GptStep(run.dims, options, schedule.train.buckets))
 
 

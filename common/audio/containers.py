@@ -1,10 +1,10 @@
 """Whether an audio file holds all that its headers announce, and nothing behind it; without
 decoding.
 
-libsndfile takes what is there: of the part of a recording that an interrupted copy left it makes a
-shorter recording, and of two files joined into one it reads the first. Either would go with the
-text of the whole. Each container is one function (file, size, container) → a fault, or None; they
-are in one dict, under the names that libsndfile gives the formats.
+libsndfile reads what is there: the beginning that an interrupted copy left as a shorter recording,
+and only the first of two files joined into one. Either would be paired with the text of the whole.
+Each container is one function (file, size, container) → a fault, or None; they are in one dict,
+under the names that libsndfile gives the formats.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
     """Compare what a file announces with the `size` bytes that it has.
 
     Args:
-        thorough: read all of a file in which only that shows whether another recording is joined to
+        thorough: read the whole file if nothing less shows whether another recording is joined to
             it.
 
     Returns:
-        A doubt that is no reason to refuse it, in words, or "".
+        A doubt that is no reason to refuse the file, in words, or "".
 
     Raises:
         DecodeError: it ends early, or another recording is joined to it.
@@ -51,7 +51,7 @@ def check_whole(path: str | os.PathLike, size: int, container: str, thorough: bo
                 fault = _joined("several FLAC streams")
     except OSError as e:
         raise DecodeError(path, f"{CLOSED} ({e.strerror})", CLOSED) from e
-    except struct.error:  # a header that ends in the middle is the decoder's to refuse
+    except struct.error:  # an incomplete header is left to the decoder to refuse
         return ""
     if fault is None:
         return ""
@@ -261,7 +261,7 @@ def _ogg_beginnings(head: bytes) -> set[bytes]:
 
 
 def _begins_again(data: bytes) -> bool:
-    """Whether a stream begins behind a page that is none's first."""
+    """Whether a stream begins after a page that is not the first of one."""
     at, going = 0, False
     while data[at : at + 4] == b"OggS" and len(data) >= at + 27:
         if data[at + 5] & 2 and going:
@@ -310,7 +310,9 @@ def _mp4(f: BinaryIO, size: int) -> Fault | None:
 
 
 def _webm(f: BinaryIO, size: int) -> Fault | None:
-    """An EBML header, then a segment that says how long it is, or all ones."""
+    """Check a segment that follows an EBML header and says how long it is, unless all its bits are
+    ones.
+    """
     head, at = f.read(256), 4
     length, width = _ebml_number(head, at)
     at += width + (length or 0)
@@ -330,7 +332,7 @@ def _ebml_number(data: bytes, at: int) -> tuple[int | None, int]:
 
 
 def _asf(f: BinaryIO, size: int) -> Fault | None:
-    """The file properties say how large the file is."""
+    """Check the size in the file properties."""
     head = f.read(8192)
     at = head.find(b"\xa1\xdc\xab\x8c\x47\xa9\xcf\x11\x8e\xe4\x00\xc0\x0c\x20\x53\x65")
     if at < 0 or len(head) < at + 48:

@@ -1,10 +1,10 @@
-"""What is wrong with an audio file, in one sentence and in short."""
+"""Errors of audio files: what is wrong, in one sentence and in short."""
 
 from __future__ import annotations
 
 import os
 
-CLOSED = "cannot be opened"  # the kind of an error that may be the place's, not the file's
+CLOSED = "cannot be opened"  # the kind of an error that may lie in the place, not in the file
 NO_FFMPEG = "needs ffmpeg"  # likewise: another machine may have it
 CUT = "ends early"
 JOINED = "joined recordings"

@@ -39,7 +39,7 @@ _SIGNATURES = (
 
 def kind_of(head: bytes) -> str | None:
     """The name of a format that ffmpeg reads and libsndfile does not, by a file's first 16 bytes;
-    None: none of them.
+    None for all others.
     """
     for offset, magic, name in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
@@ -63,7 +63,7 @@ def find() -> str | None:
         import imageio_ffmpeg
 
         return imageio_ffmpeg.get_ffmpeg_exe()
-    except (ImportError, RuntimeError):  # RuntimeError: the package is there without its program
+    except (ImportError, RuntimeError):  # RuntimeError: its program is missing
         return None
 
 
@@ -72,7 +72,7 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
 
     Args:
         name: what the format is called, for errors.
-        deadline_s: after so long ffmpeg is killed.
+        deadline_s: how long ffmpeg may take before it is killed.
 
     Raises:
         DecodeError: there is no ffmpeg, it refuses the file or takes too long, or the sound is

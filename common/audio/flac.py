@@ -1,4 +1,4 @@
-"""FLAC without decoding: how long a stream is whose header does not say, and whether its last
+"""FLAC without decoding: the length of a stream whose header does not say it, and whether its last
 frames are there.
 
 A program that writes FLAC into a pipe cannot go back to note the length. The last frame's header
@@ -25,8 +25,8 @@ _BLOCKS = {
 
 @dataclass(frozen=True)
 class Look:
-    """`total`: samples a channel, 0 where nothing tells; `announced`: what the header says, 0:
-    nothing.
+    """`total`: samples per channel, 0 if unknown; `announced`: the header's figure, 0 if it has
+    none.
     """
 
     total: int
@@ -96,8 +96,8 @@ def _frame(data: bytes, at: int, block: int) -> tuple[int, int] | None:
 def look(f: BinaryIO, size: int) -> Look | None:
     """What the header and the last frame say; None: no FLAC header.
 
-    A cut inside the last frame is the decoder's to find,
-    unless the header gives no length."""
+    A cut inside the last frame is left to the decoder, unless the header gives no length.
+    """
     f.seek(0)
     head = f.read(42)
     if len(head) < 42 or head[:4] != b"fLaC" or head[4] & 127:
@@ -129,7 +129,7 @@ def look(f: BinaryIO, size: int) -> Look | None:
 
 
 def is_joined(f: BinaryIO) -> bool:
-    """Whether another stream begins behind the first.
+    """Whether another stream follows the first.
 
     Reads the whole file, or its first 128 MiB.
     """
@@ -143,8 +143,8 @@ def is_joined(f: BinaryIO) -> bool:
 
 
 def with_length(f: BinaryIO, size: int) -> bytes | None:
-    """The bytes of a file whose header gives no length, with the length in it; None: it has one, or
-    nothing tells it.
+    """The bytes of a file whose header gives no length, with the length filled in; None if it has
+    one, or if nothing tells the length.
     """
     found = look(f, size)
     if found is None or found.announced or not found.total or size > MAX_BYTES:

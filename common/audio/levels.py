@@ -1,7 +1,7 @@
 """Whether the samples of a recording can be used: one judgement for the scan, for training and for
 reference clips.
 
-A sound is what leaves -60 dBFS, once a constant offset is taken away; counted in frames of 20 ms.
+Sound is what exceeds -60 dBFS once a constant offset is removed, counted in frames of 20 ms.
 Speech is far above that (peaks from -40 dBFS up), the noise of a converter below. Shapes: samples
 float32[n, channels].
 """
@@ -48,10 +48,10 @@ _CHANNEL_SAMPLES = 4096  # that the powers of channels are taken from
 
 @dataclass(frozen=True)
 class Level:
-    """What the samples of a whole recording look like.
+    """Levels of a whole recording.
 
-    `peak` as stored; `clipped`: share of samples at full scale; `channel`: the one that is used
-    where the others cancel it.
+    `peak` as stored; `clipped`: share of samples at full scale; `channel`: the one to use if the
+    others cancel it.
     """
 
     peak: float
@@ -61,8 +61,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Shape:
-    """Where a recording sounds: `level_db` of the frames that do, dBFS; seconds of silence before,
-    after, and between at most.
+    """Where a recording has sound: `level_db` of those frames, dBFS; seconds of silence before,
+    after, and at most in between.
     """
 
     level_db: float
@@ -102,8 +102,8 @@ def measure(path: str | os.PathLike, samples: np.ndarray, rate: int) -> Level:
 def require_sound(path: str | os.PathLike, samples: np.ndarray, rate: int) -> None:
     """DecodeError: less than 0.15 s of a recording leave -60 dBFS (of a short one, half of it).
 
-    A few samples settle it for nearly all recordings; where they do not, every sample is looked at.
-    The few can only say yes where all of them would.
+    A few samples settle it for nearly all recordings; otherwise every sample is checked. The few
+    can only say yes where all of them would.
     """
     frame = max(1, round(FRAME_S * rate))
     needed = min(MIN_SOUND_S, len(samples) / rate / 2)
@@ -159,11 +159,10 @@ def _powers(samples: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def louder_channel(samples: np.ndarray) -> int | None:
-    """The channel to take alone where the mean of all would cancel it; None: the mean is right.
+    """The channel to take alone if the mean of all would cancel it; None if the mean is right.
 
     Two channels cancel where their mean is 10 dB below the louder one, as right = -0.9 left makes
-    it (26 dB). One channel of several that are empty does not count: the mean is softer, and all
-    there.
+    it (26 dB). Empty channels do not count: the mean is only softer.
     """
     channels = samples.shape[1]
     if channels == 1:
@@ -181,9 +180,7 @@ def _has_dead(samples: np.ndarray) -> bool:
 
 
 def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
-    """Where a recording that `measure` passed sounds; `channel` alone where the others
-    cancel it.
-    """
+    """Where a recording that passed `measure` has sound; `channel` alone if the others cancel."""
     offsets = samples.mean(0, dtype=np.float64)
     wave = mono(samples, channel)
     wave = wave - np.float32(offsets.mean() if channel is None else offsets[channel])
@@ -228,8 +225,8 @@ def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
 
 
 def _band(spectrum: np.ndarray, hz: float) -> int:
-    """The frequency above which a voice has nothing, by 60 dB below its vowels; 0: it has its
-    consonants above 5 kHz, or is none.
+    """The frequency above which a voice has nothing, 60 dB below its vowels; 0 if it has consonants
+    above 5 kHz or is no voice.
     """
     total = np.cumsum(spectrum)
     vowels, voiced = (_between(total, hz, low, high) for low, high in ((100, 1000), (1000, 3000)))
@@ -248,10 +245,7 @@ def _between(total: np.ndarray, hz: float, low: float, high: float) -> float:
 
 
 def _hum(spectrum: np.ndarray, hz: float) -> int:
-    """The frequency of mains that are heard; 0: none.
-
-    A line that stands 20 dB above what is beside it.
-    """
+    """The frequency of audible mains hum, 0 if there is none: a line 20 dB above its neighbours."""
     if hz > _HUM_BIN_HZ:
         return 0
     for mains in (50, 60):

@@ -1,9 +1,9 @@
-"""MPEG audio without decoding: how many samples a file without a length header holds, and whether
-one is cut or joined.
+"""MPEG audio without decoding: how many samples a file without a length header holds, and whether a
+file is cut or joined.
 
 libsndfile (mpg123) takes the length from the Xing, Info or VBRI header in the first frame. Without
-one it guesses it from the first frame's bit rate, and reads no further: of a recording of variable
-rate a quarter may be left. `with_length` gives such a file the header that it lacks. Source: ISO
+one it guesses from the first frame's bit rate and reads no further: only a quarter of a recording
+of variable rate may be left. `with_length` gives such a file the header that it lacks. Source: ISO
 11172-3, 2.4.1; the Xing header as LAME's VbrTag.c writes it.
 """
 
@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Look:
-    """`frames`, `start`: of a file without a length header; 0 with one.
+    """`frames`, `start`: for a file without a length header; 0 with one.
 
     `cut`: why it ends early, or "".
     """
@@ -54,7 +54,7 @@ class Look:
 
 
 def frame_at(data: bytes, at: int) -> Frame | None:
-    """The frame that begins there; None: none does."""
+    """The frame that begins there; None if none does."""
     if len(data) < at + 4 or data[at] != 0xFF or data[at + 1] & 0xE0 != 0xE0:
         return None
     version, layer = data[at + 1] >> 3 & 3, 4 - (data[at + 1] >> 1 & 3)
@@ -73,8 +73,8 @@ def frame_at(data: bytes, at: int) -> Frame | None:
 
 
 def _first_frame(f: BinaryIO, size: int) -> tuple[int, bytes]:
-    """(where the first frame begins, the bytes from there on); behind ID3v2 tags, and behind what
-    is no frame.
+    """(where the first frame begins, the bytes from there on), after ID3v2 tags and anything else
+    that is no frame.
     """
     at = 0
     for _ in range(8):
@@ -121,7 +121,7 @@ def look(f: BinaryIO, size: int) -> Look:
 
 def _compare(f: BinaryIO, start: int, announced: int, size: int, frame: int) -> Look:
     """`announced`: bytes from `start` on by the length header, 0 if it does not say; `frame`: bytes
-    of the first one.
+    of the first frame.
     """
     held = size - start
     if announced == 0:
@@ -159,8 +159,8 @@ def _walk(f: BinaryIO, start: int, size: int) -> Look:
 
 
 def with_length(f: BinaryIO, size: int) -> bytes | None:
-    """The bytes of a file without a length header, and such a header before them; None: it has one,
-    or is too large.
+    """The bytes of a file without a length header, with such a header put before them; None if it
+    has one, or is too large.
     """
     found = look(f, size)
     if not found.frames or size > MAX_BYTES:
@@ -168,7 +168,7 @@ def with_length(f: BinaryIO, size: int) -> bytes | None:
     f.seek(found.start)
     data = f.read()
     first = frame_at(data, 0)
-    # The header's frame: as the first, at a bit rate that has room for it, without a checksum.
+    # The header's frame: like the first, at a bit rate with room for it, without a checksum.
     for bits in range(1, 15):
         head = bytes([data[0], data[1] | 1, data[2] & 0x0D | bits << 4, data[3]])
         room = frame_at(head, 0)

@@ -1,10 +1,9 @@
-"""An audio file, opened:
+"""Open an audio file: WAV, FLAC, MP3, Ogg, Opus and more by libsndfile, the rest by ffmpeg.
 
-WAV, FLAC, MP3, Ogg, Opus and more through libsndfile, by content and not by name; the rest by
-ffmpeg.
+The content decides, not the name.
 
-What a header claims costs nothing until it has been found credible: a rate or a length that cannot
-be is refused before any memory is asked for.
+A header's claims cost nothing until they are found credible: an impossible rate or length is
+refused before any memory is allocated.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _EXACT_SUBTYPES = ("PCM_", "ALAC_", "ULAW", "ALAW")
 
 
 def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
-    """The error for a file that libsndfile refuses: its own text says "does not exist" of an empty
-    one.
+    """The error for a file that libsndfile refuses: its own message for an empty file is "does not
+    exist".
     """
     try:
         with open(path, "rb") as f:
@@ -50,22 +49,23 @@ def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
 
 
 class _ReadOnce(soundfile.SoundFile):
-    """A file that is read in one go. soundfile seeks to where each read has ended, and in FLAC
-    seeking decodes: it does so only
-    in files that say that they can be sought in. `seek` works all the same.
+    """A file that is read in one go.
+
+    soundfile seeks to the end of each read in files that call themselves seekable, and in FLAC
+    seeking means decoding. This one does not call itself seekable, but `seek` still works.
     """
 
     def seekable(self) -> bool:
-        """No, to soundfile."""
+        """False, so that soundfile does not seek by itself."""
         return False
 
 
 class _Converted(_ReadOnce):
-    """What ffmpeg made of a file."""
+    """A file converted by ffmpeg."""
 
 
 def is_converted(f: soundfile.SoundFile) -> bool:
-    """Whether these are not the file's own headers but those of what ffmpeg made of it."""
+    """Whether the headers are those of ffmpeg's output, not the file's own."""
     return isinstance(f, _Converted)
 
 
@@ -92,7 +92,7 @@ def open_audio(path: str | os.PathLike) -> soundfile.SoundFile:
 def _open(path: str) -> soundfile.SoundFile:
     try:
         irregular = why_irregular(os.stat(path).st_mode)
-    except (OSError, ValueError):  # which opening it says better
+    except (OSError, ValueError):  # opening it gives the better message
         irregular = ""
     if irregular:
         raise DecodeError(path, irregular, "not a file")
@@ -106,7 +106,7 @@ def _open(path: str) -> soundfile.SoundFile:
 
 
 def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
-    """A file whose header does not say how long it is, with the length that its frames have."""
+    """A file whose header does not say its length, with the length of its frames."""
     complete = (
         mp3.with_length if f.format == "MP3" else flac.with_length if f.format == "FLAC" else None
     )
@@ -131,7 +131,7 @@ def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
 
 
 def _open_otherwise(path: str, error: str) -> soundfile.SoundFile:
-    """A file that libsndfile refuses, through ffmpeg where that knows its format.
+    """A file that libsndfile refuses, through ffmpeg if that knows its format.
 
     DecodeError otherwise.
     """
@@ -170,7 +170,7 @@ def read(
     samples = np.empty((frames + silence, f.channels), np.float32)
     samples[frames:] = 0
     try:
-        if start:  # a new file stands at its start, and seeking decodes
+        if start:  # a newly opened file is at its start, and seeking decodes
             f.seek(start)
         got = len(f.read(out=samples[:frames]))
     except soundfile.SoundFileError as e:

@@ -30,18 +30,26 @@ class Flag:
     text: bool = False  # the value is text even where it looks like a number
     several: bool = False  # may be repeated: a list
     clears: str = ""
+    value: str = "N"  # what --help shows in its place
 
 
 FLAGS = (
-    Flag("--run", "run", "the run folder", text=True),
-    Flag("--checkpoint-dir", "run", "the run folder (checkpoints are in X/checkpoints)", text=True),
+    Flag("--run", "run", "the run folder", text=True, value="DIR"),
+    Flag(
+        "--checkpoint-dir",
+        "run",
+        "the run folder (checkpoints are in DIR/checkpoints)",
+        text=True,
+        value="DIR",
+    ),
     Flag(
         "--data-gpu",
         "data_gpu",
         "the producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn",
         text=True,
+        value="GPU",
     ),
-    Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True),
+    Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True, value="GPU"),
     Flag("--num-producers", "producers.count", "number of producer processes"),
     Flag(
         "--num-workers",
@@ -64,6 +72,7 @@ FLAGS = (
         "data.train",
         "a corpus: folder or metadata file; may be repeated",
         text=True,
+        value="PATH",
         several=True,
     ),
     Flag(
@@ -71,6 +80,7 @@ FLAGS = (
         "data.val",
         "a corpus for evaluation; may be repeated",
         text=True,
+        value="PATH",
         several=True,
     ),
     Flag("--epochs", "train.epochs", "epochs of stage 2 (the GPT)"),
@@ -179,7 +189,7 @@ def build(
             group.add_argument(
                 flag.name,
                 dest=_dest(flag.name),
-                metavar="X",
+                metavar=flag.value,
                 action=action,
                 help=f"{flag.help}  [{flag.key}]",
             )

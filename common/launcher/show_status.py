@@ -17,12 +17,12 @@ from common.system.errors import OK, BadInput
 
 FLAGS = {
     "--json": {"action": "store_true", "help": "print JSON (docs/operations.md explains it)"},
-    "--watch": {"action": "store_true", "help": "go on showing it, until the run has ended"},
+    "--watch": {"action": "store_true", "help": "keep showing it until the run ends"},
     "--every": {
         "metavar": "S",
         "type": float,
         "default": 2.0,
-        "help": "with --watch: seconds between two looks (2)",
+        "help": "with --watch: seconds between updates (2)",
     },
 }
 

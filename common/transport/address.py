@@ -21,13 +21,11 @@ from common.system.documents import read_json
 from common.system.files import digest, write_atomically
 
 _MOST_BYTES = 1 << 16  # of an endpoint file
-MAX_IPC_PATH = 107  # bytes in sockaddr_un.sun_path, less the final zero
+MAX_IPC_PATH = 107  # bytes in sockaddr_un.sun_path, without the final zero
 
 
 class ChannelError(ValueError):
-    """The channel cannot be set up or is used wrongly; the message says what, where and
-    what to do.
-    """
+    """The channel cannot be set up or is misused; the message says what, where and what to do."""
 
 
 def check_key(key: object) -> str:
@@ -158,18 +156,16 @@ def check_address(address: str, curve: bool) -> str:
 
 
 def connectable(bound: str) -> str:
-    """The address to connect to on this host for one that was bound, which may have been "every
-    interface".
-    """
+    """The address to connect to on this host; the bound one may be "every interface"."""
     return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
         "tcp://[::]:", "tcp://[::1]:"
     )
 
 
 def check_ipc_free(address: str) -> None:
-    """Raises ChannelError if somebody listens there, or something else than a socket is: ZeroMQ
-    would unlink the path, and take a live socket's producers away silently. A socket that nobody
-    listens at may be taken over.
+    """Raises ChannelError if somebody listens there, or if the path is not a socket: ZeroMQ would
+    unlink it, and silently take a live socket's producers away. A socket without a listener may be
+    taken over.
     """
     path = address[len("ipc://") :]
     try:
@@ -214,8 +210,8 @@ def explain_bind(address: str, code: int, text: str) -> str:
 
 
 def _owner(kind: str, where: int | str) -> str:
-    """`pid N (command)` of the process listening on a port or path, or `another process` where that
-    may not be seen.
+    """`pid N (command)` of the process that listens on a port or path, or `another process` if that
+    cannot be seen.
     """
     try:
         for connection in psutil.net_connections(kind):

@@ -1,5 +1,5 @@
-"""What the trainer's end of the channel says to each producer: the answers to its messages, and
-what the accounting of leases has for it.
+"""The trainer's messages to each producer: answers to its own, and what the accounting of leases
+has for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WELCOME_S = 1.0  # between two WELCOMEs to one producer
 class Answers:
     """Not thread-safe: the caller holds the lock that guards the book.
 
-    offer, accept: of the generation, as in `LeaseServer.open`. last_lost: who went last, and how.
+    offer, accept: the generation's, as in `LeaseServer.open`. last_lost: who left last, and how.
     """
 
     def __init__(self, book: LeaseBook, link: ServerLink, run: str):
@@ -41,7 +41,7 @@ class Answers:
         self._garbage: dict[bytes, int] = {}
 
     def flush(self, stopping: bool) -> None:
-        """Send what has collected.
+        """Send the collected messages.
 
         A peer that cannot be reached loses its leases, which are leased again at once.
         """
@@ -56,7 +56,7 @@ class Answers:
                 if not stopping:
                     book.assign()
             elif sent == "full" and book.peers[peer_id].state != "frozen":
-                book.counts["eagain"] += 1  # must stay 0: credits bound what is under way
+                book.counts["eagain"] += 1  # must stay 0: credits bound what is in flight
                 if isinstance(message, Lease):
                     self._lost(peer_id, "does not read")
 
@@ -68,7 +68,7 @@ class Answers:
         self._book.peer_lost(peer_id, why)
 
     def take(self, messages: list[Received], right: list[bool]) -> None:
-        """What has come; of each message whether its digest is that of its bytes."""
+        """Handle the messages that came, each with whether its digest matches its bytes."""
         for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
             self._on_message(peer_id, run, message, digest_is_right)
 
@@ -136,12 +136,12 @@ class Answers:
         self._book.peer_refused(peer, reason)
         self._link.send(
             peer.id, run, Refuse(self._book.gen, reason)
-        )  # addressed in the producer's own run, or it would not listen
+        )  # sent under the producer's own run id, or it would not listen
 
     def _on_garbage(self, peer_id: bytes, run: str, error: WireError) -> None:
-        """Count it; the first of a peer is reported in full.
+        """Count garbage; report a peer's first in full.
 
-        A producer of another version is told so.
+        Tell a producer of another version so.
         """
         seen = self._garbage[peer_id] = self._garbage.get(peer_id, 0) + 1
         peer = self._book.peers.get(peer_id)

@@ -54,7 +54,7 @@ __all__ = ["Endpoint", "Lease", "LeaseClient", "Notes", "Refused", "Stop", "Welc
 HEARTBEAT_S = 1.0
 LOOK_S = 0.5  # how often the endpoint is read again while there is no connection
 POLL_S = 0.2
-MAX_EVENTS = 64  # not polled yet; of more, the newest
+MAX_EVENTS = 64  # not polled yet; if there are more, the newest
 SILENT_S = 5.0  # a connected trainer that says nothing for so long may have a successor elsewhere
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ Event = Welcome | Lease | Stop | Refused
 
 
 class ClientLink(Protocol):
-    """What LeaseClient needs of a transport (DealerLink, or LocalLink in one process)."""
+    """What LeaseClient needs from a transport (DealerLink, or LocalLink in one process)."""
 
     endpoint: Endpoint | None
     connected: bool
@@ -147,9 +147,9 @@ class LeaseClient:
                 self._changed.wait(left)
 
     def ready(self, gen: int, feature_hash: str = "", probe: str = "") -> None:
-        """Answer to Welcome: from now on leases come. Repeated by itself after a reconnect."""
+        """Answer a Welcome: from now on leases come. Repeated automatically after a reconnect."""
         message = Ready(gen, self._name, os.getpid(), self._capacity, feature_hash, probe)
-        wire.encode(self._run, message)  # a mistake shows here, not in the thread
+        wire.encode(self._run, message)  # fail here, not in the thread
         with self._changed:
             if (
                 gen != self._gen
@@ -174,7 +174,7 @@ class LeaseClient:
         return self._answer(lease, message, "sent")
 
     def nack(self, lease: Lease, why: str, later: bool = False) -> bool:
-        """This batch cannot be made here; `later`: not now, it may be leased again."""
+        """Report that this batch cannot be made here; `later`: not now, but perhaps later."""
         return self._answer(
             lease, Nack(lease.gen, lease.plan, lease.g, lease.lease, why, later), "nacked"
         )
@@ -198,7 +198,7 @@ class LeaseClient:
             return lease.gen == self._gen and lease.lease in self._held
 
     def set_status(self, text: str) -> None:
-        """What the producer is doing; goes out at once.
+        """Report what the producer is doing; sent at once.
 
         A text that begins with `compiling` keeps its leases alive for up to 120 s.
         """
@@ -219,7 +219,7 @@ class LeaseClient:
         return time.monotonic() - self.last_heard
 
     def bye(self) -> None:
-        """Say that this producer leaves: its leases are free at once. Call close() next."""
+        """Announce that this producer leaves, which frees its leases at once. Call close() next."""
         with self._changed:
             self._queue.clear()
             self._held.clear()
@@ -229,7 +229,7 @@ class LeaseClient:
         self._link.wake()
 
     def close(self) -> None:
-        """Sends what is waiting if the trainer takes it at once, then closes; at most about a
+        """Send what is waiting if the trainer takes it at once, then close; takes at most about a
         second.
         """
         with self._changed:
@@ -272,7 +272,7 @@ class LeaseClient:
             del (
                 outbox,
                 unsent,
-            )  # else the last batch would stay in memory until the next one is sent
+            )  # or the last batch would stay in memory until the next one is sent
             if leaving:
                 return
             timeout_s = min(POLL_S, max(0.0, hello_at - now))
@@ -291,9 +291,8 @@ class LeaseClient:
             self._link.connect(endpoint)
 
     def _send(self, messages: list[Message]) -> list[Message]:
-        """Answers that have to wait, as the trainer is there but reads nothing (suspended).
-
-        Without a connection they are dropped.
+        """Keep answers while the trainer is there but reads nothing (suspended); drop them without
+        a connection.
         """
         unsent = []
         for message in messages:
@@ -305,7 +304,7 @@ class LeaseClient:
         return unsent
 
     def _on_change(self, change: str) -> None:
-        """Connection made: say who we are at once.
+        """A connection was made: say at once who we are.
 
         A READY on a new connection tells the trainer that earlier leases are void.
         """
@@ -352,12 +351,12 @@ class LeaseClient:
             self._events.append(message)
         elif (
             message.gen > self._gen
-        ):  # not welcomed to it yet: our heartbeat shows the trainer that we lag behind
+        ):  # not welcomed to it yet: our heartbeat shows the trainer that we are behind
             self._say_hello = True
         elif isinstance(message, Lease):
             full = (
                 len(self._held) >= 2 * self._capacity
-            )  # a trainer gives no more than it was asked for
+            )  # a trainer leases no more than it was asked for
             if self._ready is not None and not full and message.lease not in self._held:
                 self._held.add(message.lease)
                 self._queue.append(message)

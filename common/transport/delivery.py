@@ -1,4 +1,4 @@
-"""What the trainer's end of the channel hands over, and the reasons why it cannot."""
+"""The batches that the trainer's end of the channel delivers, and the reasons why it cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoData(RuntimeError):
 
 
 class StopAsked(RuntimeError):
-    """should_stop() said so while waiting."""
+    """should_stop() became true while waiting."""
 
 
 class BatchFailed(RuntimeError):
@@ -36,8 +36,8 @@ class BatchFailed(RuntimeError):
 class Delivery:
     """A batch. arrays: read-only, views of the received frames (drop them to free the memory).
 
-    notes: what the producer says of it; set_aside: the clips that it was to be made without;
-    wait_s: how long next() waited.
+    notes: the producer's own; set_aside: the clips that the batch had to be made without; wait_s:
+        how long next() waited.
     """
 
     plan: str
@@ -53,8 +53,8 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Difference:
-    """One batch that was made twice, with different bytes. makers, digests: of the first copy and
-    of the other one.
+    """A batch that was made twice, with different bytes. makers, digests: the first copy's and the
+    other's.
     """
 
     plan: str

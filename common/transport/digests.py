@@ -1,4 +1,6 @@
-"""Digests of the batches that came, for what comes twice: the same batch has the same bytes."""
+"""Digests of the batches that came, to compare those that come twice: the same batch must have the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ REMEMBERED = 4096  # batches, and differences not yet taken
 
 
 class Digests:
-    """Which bytes each batch had the first time, and from whom."""
+    """The digest that each batch had the first time, and its maker."""
 
     def __init__(self):
         self._first: OrderedDict[tuple[str, int, tuple[int, ...]], tuple[str, str]] = OrderedDict()
@@ -22,7 +24,9 @@ class Digests:
     def compare(
         self, plan: str, g: int, set_aside: tuple[int, ...], digest: str, producer: str
     ) -> Difference | None:
-        """Remember a batch, made without the clips set aside; a difference from the first time."""
+        """Remember a batch, made without the clips set aside; returns a difference from the first
+        time.
+        """
         key = (plan, g, set_aside)  # what the bytes may depend on
         known, by = self._first.setdefault(key, (digest, producer))
         self._first.move_to_end(key)
@@ -35,7 +39,7 @@ class Digests:
         return found
 
     def forget(self, plan: str, g: int) -> None:
-        """The batch is made anew, and may have other bytes."""
+        """Forget a batch that is made anew and may have other bytes."""
         self._first = OrderedDict((k, v) for k, v in self._first.items() if k[:2] != (plan, g))
 
     def take_differing(self) -> list[Difference]:

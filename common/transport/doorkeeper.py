@@ -1,12 +1,13 @@
-"""Who may stay connected to a tcp socket: strangers are few, brief, and in no producer's way.
+"""Decide who may stay connected to a tcp socket: strangers stay few and brief, and block no
+producer.
 
 libzmq takes every connection and lets it send one frame, up to the largest that the socket allows,
-before it has proved a key. So those that have not are bounded in number, and with that in memory.
-When one too many comes, the oldest of them goes, not the newest: a producer proves its key within
+before it has proved a key. So unproven connections are bounded in number, and thus in memory.
+When one too many arrives, the oldest goes, not the newest: a producer proves its key within
 milliseconds, a stranger never does. ZeroMQ's own deadline for the handshake ends the rest.
 
-A connection is known by its descriptor, which the socket's monitor tells when it is accepted and
-closed, and each received message of whom it is from.
+A connection is known by its descriptor: the socket's monitor reports it when one is accepted or
+closed, and each received message carries its sender's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 
 HANDSHAKE_S = 10.0  # a trainer that compiles may take seconds to look at a key
 MAX_UNPROVED = 64
-UNPROVED_BYTES = 256 << 20  # that those may hold together, where frames are large
+UNPROVED_BYTES = 256 << 20  # that these may hold together if frames are large
 FEWEST_UNPROVED = 4
 MAX_CONNECTIONS = 512
 WANTED_FILES = 16384
@@ -41,7 +42,7 @@ def raise_file_limit(wanted: int = WANTED_FILES) -> int:
 
 
 class Doorkeeper:
-    """Follows the connections of one listening port and closes those that are too many.
+    """Follows the connections of one listening port and closes surplus ones.
 
     Not thread-safe: it belongs to the thread that reads the socket's monitor.
     """
@@ -74,12 +75,12 @@ class Doorkeeper:
         self._open.pop(descriptor, None)
 
     def heard(self, descriptor: int) -> None:
-        """A message came over it, which it could not send without the key."""
+        """Note a message from it, which it could not send without the key."""
         if descriptor in self._open:
             self._open[descriptor] = True
 
     def keep_order(self) -> None:
-        """Close what is too much. Call it after all that is known of connections was told."""
+        """Close surplus connections. Call it after reporting everything known about connections."""
         unproved = [d for d, proved in self._open.items() if not proved]
         for descriptor in unproved[: max(0, len(unproved) - self.max_unproved)]:
             self._turn_away(descriptor)

@@ -90,9 +90,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the trainer's socket needs: its own pair and the public keys of the producers it lets
-    in.
-    """
+    """Keys of the trainer's socket: its own pair and the public keys of admitted producers."""
 
     pair: KeyPair
     allowed: frozenset[str]

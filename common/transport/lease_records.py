@@ -1,4 +1,4 @@
-"""What the accounting of leases keeps: schedule items, leases, peers.
+"""Records of the accounting of leases: schedule items, leases, peers.
 
 The rules are in common/transport/leases.py.
 """
@@ -48,7 +48,7 @@ class Item:
     maker: bytes = b""
     failed_by: bytes | None = None
     nacks: list[tuple[bytes, str]] = field(default_factory=list)
-    postponed: str = ""  # who could not make it just then, the last time, and why
+    postponed: str = ""  # who could not make it the last time, and why
     expired: int = 0
     lost: int = 0
 
@@ -64,7 +64,7 @@ class LeaseRecord:
     peer: bytes
     issued: float
     deadline: float
-    set_aside: tuple[int, ...]  # the batch is to be made without these clips
+    set_aside: tuple[int, ...]  # clips to make the batch without
     rejected: bool = False  # its answer was taken and sent back
     outcome: str | None = None
 
@@ -99,14 +99,14 @@ class Peer:
         return self.name or self.id.hex()[-8:]
 
     def compiling_until(self, rules: Rules) -> float:
-        """Until when it is believed to be compiling; -inf: it does not say so."""
+        """Until when it is believed to be compiling; -inf if it does not say so."""
         if self.busy_since is None:
             return -math.inf
         left_s = max(0.0, rules.compile_budget_s - self.compiled_s)
         return self.busy_since + min(rules.compile_grace_s, left_s)
 
     def says(self, status: str, now: float, rules: Rules) -> None:
-        """A heartbeat's text.
+        """Take a heartbeat's text.
 
         While it begins with `compiling`, the clock of the peer's leases stands still: for
         `compile_grace_s` with each text, and for `compile_budget_s` with all of them in a
@@ -123,8 +123,8 @@ class Peer:
 
 
 def choose(item: Item, able: list[Peer], peers: Iterable[Peer], now: float) -> Peer | None:
-    """Who gets an item, of the peers with credit left: clean ones first, then the one with the
-    fewest leases for its capacity; who failed it only where nobody else can take it.
+    """Choose a peer for an item among those with credit left: clean ones first, then the one with
+    the fewest leases for its capacity; a peer that failed it only if nobody else can take it.
     """
     others = any(
         p.id != item.failed_by and p.state == "ready" and now >= p.backoff_until for p in peers

@@ -1,4 +1,4 @@
-"""Who makes which batch: the trainer's accounting of leases.
+"""Decide who makes which batch: the trainer's accounting of leases.
 
 Pure: no sockets, no threads, the clock is an argument.
 
@@ -15,9 +15,9 @@ Rules: item i is leased only while i < released + target, which is at most W (se
 most `capacity` leases per peer; the lowest free item first; an expired lease, a NACK or a bad
 digest is a strike: the peer backs off 0.25 * 2^k s (at most 30), peers without strikes go first,
 and the item does not go back to the peer that just failed it while another can take it; only READY
-makes a peer leasable. A lease is answered by the peer that it went to, after its READY, and by
-nobody else; its number cannot be guessed. The first valid data for an item wins, from any lease
-issued for it in this generation; later copies are dropped and their digests compared.
+makes a peer leasable. Only the peer that a lease went to can answer it, after its READY; its number
+cannot be guessed. The first valid data for an item wins, from any lease issued for it in this
+generation; later copies are dropped and their digests compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from common.transport.messages import Data, Lease, Message, Nack, Ready, Revoke
 from common.transport.target import IN_HAND, Target
 
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
-LATER_S = 1.0  # before a peer that could not make a batch just then is asked again
+LATER_S = 1.0  # before a peer that postponed a batch is asked for it again
 MAX_CAPACITY = 64
 REMEMBERED = 4096  # closed leases kept for late copies
 LEASE_BITS = 63  # of a lease's number, at random: who was not told it cannot name it
@@ -124,14 +124,14 @@ class LeaseBook:
     def peer_ready(self, peer: Peer, ready: Ready) -> None:
         """READY: leasable from now on.
 
-        Whatever was leased to it before is free again: it says that it holds nothing.
+        Whatever was leased to it before is free again, since it says that it holds nothing.
         """
         held = bool(peer.leases)
         self._free_all(peer, "lost", "said READY again")
         peer.name, peer.pid, peer.state = ready.name, ready.pid, "ready"
         peer.capacity = min(ready.capacity, MAX_CAPACITY)
         self.event("peer_ready", peer=peer.label, pid=peer.pid, capacity=peer.capacity)
-        if held:  # else one that says nothing but READY would hold the same batches for ever
+        if held:  # or a peer that says nothing but READY would hold the same batches for ever
             self._strike(peer, "gave its leases back")
 
     def peer_refused(self, peer: Peer, reason: str) -> None:
@@ -153,8 +153,8 @@ class LeaseBook:
         peer.says(status, self.clock(), self.rules)
 
     def stalled(self, seconds: float) -> None:
-        """This process itself stood still (SIGSTOP, a suspended machine): that time counts against
-        nobody.
+        """Account for a standstill of this process (SIGSTOP, a suspended machine): it counts
+        against nobody.
         """
         for peer in self.peers.values():
             peer.last_heard += seconds
@@ -223,7 +223,7 @@ class LeaseBook:
 
     def _lease(self, item: Item, peer: Peer, now: float) -> None:
         set_aside, number = tuple(self._set_aside(item.plan, item.g)), secrets.randbits(LEASE_BITS)
-        # A batch that nobody makes in time gets more of it, or would never be made.
+        # A batch that nobody makes in time gets more time, or it would never be made.
         ttl_s = self.rules.lease_ttl_s * 2 ** min(item.expired, 4)
         record = LeaseRecord(number, item, peer.id, now, now + ttl_s, set_aside)
         item.state, item.lease = LEASED, record.id
@@ -324,7 +324,7 @@ class LeaseBook:
         if record.outcome is None:
             self._close(record, "accepted")
             peer.backoff = max(0, peer.backoff - 1)
-            # The peer gets on: leases it takes up after this one start to count now.
+            # The peer makes progress: leases it takes up after this one start to count now.
             for behind in peer.leases.values():
                 if behind.item.position > item.position:
                     behind.deadline = max(behind.deadline, self.clock() + self.rules.lease_ttl_s)
@@ -345,7 +345,7 @@ class LeaseBook:
         if record is None or record.outcome is not None:
             return
         item = record.item
-        # no fault of the batch's, nor of its maker's: others are asked first, and it again after a
+        # neither the batch nor its maker is at fault: ask others first, and this one again after a
         # while
         if nack.later:
             item.postponed = f"{peer.label}: {nack.why}"
@@ -373,8 +373,8 @@ class LeaseBook:
         return self.exhausted and self.next_position not in self._items
 
     def take(self) -> tuple[Item, Data] | None:
-        """The next item in schedule order if its data is here; its arrays belong to the caller from
-        now on.
+        """The next item in schedule order if its data is here; from now on its arrays belong to the
+        caller.
         """
         item = self.head()
         if item is None or item.state != READY or item.data is None:
@@ -388,7 +388,7 @@ class LeaseBook:
         return item, data
 
     def release(self) -> tuple[str, int] | None:
-        """The oldest delivered item has been trained: one credit.
+        """Note that the oldest delivered item has been trained: one credit.
 
         Returns its (plan, g); None if nothing is delivered.
         """
@@ -402,8 +402,8 @@ class LeaseBook:
         return item.plan, item.g
 
     def all_delivered(self) -> bool:
-        """Whether all that may exist is with the trainer: nothing can come before it releases a
-        batch.
+        """Whether the trainer holds all batches that may exist: nothing can come before it releases
+        one.
         """
         return self.in_state(DELIVERED) >= min(self.window, self.target.value)
 
@@ -429,7 +429,7 @@ class LeaseBook:
         return True
 
     def compiling(self) -> bool:
-        """Whether a producer that holds leases is compiling: what is awaited may come late."""
+        """Whether a producer that holds leases is compiling, so that batches may come late."""
         now = self.clock()
         return any(
             peer.leases and now <= peer.compiling_until(self.rules) for peer in self.peers.values()

@@ -1,10 +1,10 @@
-"""The two ends of the wire:
+"""The two ends of the wire: ROUTER (trainer, binds) and DEALER (producer, connects).
 
-ROUTER (trainer, binds) and DEALER (producer, connects). Sockets and frames, no protocol.
+Sockets and frames, no protocol.
 
 Each link is used by one thread only, except `wake`. Both have a context of their own, so that
-closing one is bounded and touches nobody else. High-water marks only stand behind the lease window:
-alone they bound memory per peer, and lose what they hold when it dies.
+closing one is bounded and touches nobody else. High-water marks only back up the lease window:
+alone they would bound memory per peer, and lose what they hold when the peer dies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from common.transport.doorkeeper import HANDSHAKE_S, Doorkeeper
 from common.transport.keys import ZAP_ADDRESS, KeyPair, ServerKeys, zap_reply
 from common.transport.messages import FROM_PRODUCER, FROM_TRAINER, Data, Message, WireError
 
-CURVE_BYTES = 64  # by which CURVE makes a frame longer: a name, a number, a signature
-RECEIVE_AT_ONCE = 64  # messages per call, so that timers are looked at in between
+CURVE_BYTES = 64  # bytes that CURVE adds to a frame: a name, a number, a signature
+RECEIVE_AT_ONCE = 64  # messages per call, so that timers are checked in between
 EVENTS_AT_ONCE = 1024  # of connections, likewise
 # For half-open links between hosts. ZMTP heartbeats under back-pressure lose data: safe here only
 # because credits keep pipes from filling.
@@ -53,7 +53,7 @@ Received = tuple[bytes, str, "Message | WireError"]
 
 
 class ServerLink(Protocol):
-    """What the trainer's end needs of a transport (RouterLink, or LocalHub in one process)."""
+    """What the trainer's end needs from a transport (RouterLink, or LocalHub in one process)."""
 
     address: str
     public_key: str | None
@@ -93,7 +93,7 @@ class Wake:
 
 
 def _common_options(sock: zmq.Socket, address: str) -> None:
-    sock.linger = 0  # leases make what is unsent worthless; the default would hang the exit
+    sock.linger = 0  # leases make unsent messages worthless; the default would hang at exit
     if address.startswith("tcp://"):
         sock.setsockopt(zmq.HEARTBEAT_IVL, TCP_HEARTBEAT_S * 1000)
         sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, TCP_TIMEOUT_S * 1000)
@@ -104,7 +104,7 @@ def _common_options(sock: zmq.Socket, address: str) -> None:
 def decoded(
     frames: list[zmq.Frame], kinds: Mapping[str, type[Message]]
 ) -> tuple[str, Message | WireError]:
-    """(run, message) of what a socket gave; in place of what is no message, the error that says
+    """(run, message) from a socket's frames; for anything that is no message, the error that says
     why.
     """
     try:
@@ -116,7 +116,7 @@ def decoded(
 
 
 class RouterLink:
-    """Trainer side. Raises ChannelError from the constructor when the address cannot be had."""
+    """Trainer side. The constructor raises ChannelError if it cannot listen at the address."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class DealerLink:
             was_connected, self.connected = self.connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             unfinished = (
                 event == zmq.EVENT_DISCONNECTED and not was_connected
-            )  # libzmq may tell no more of a failed handshake than this
+            )  # libzmq may report no more of a failed handshake than this
             changes.append("misunderstood" if unfinished else CHANGES[event])
         messages: list = []
         if self._dealer in ready:
@@ -351,7 +351,7 @@ class DealerLink:
         self.connected = False
 
     def close(self, linger_s: float = 0.2) -> None:
-        """Close; what was just sent (BYE) has linger_s to leave."""
+        """Close; a message just sent (BYE) has linger_s to get out."""
         self._disconnect(int(linger_s * 1000))
         self._context.term()  # bounded by the linger of its only socket
         self._wake.close()

@@ -1,8 +1,8 @@
-"""What trainer and producers say to each other: every message, its fields, what a field may hold.
+"""Messages between trainer and producers: every message, its fields, and what a field may hold.
 
-Checked here and nowhere else, before a message is sent and before one that came is used. P: said by
-a producer; T: by the trainer. Every message has `gen`, the trainer's generation, from 1; 0 is a
-producer that was not welcomed yet. How a message becomes bytes is in common/transport/wire.py.
+Checked here and nowhere else, before a message is sent and before a received one is used. P: sent
+by a producer; T: by the trainer. Every message has `gen`, the trainer's generation, from 1; 0 is
+that of a producer not welcomed yet. How a message becomes bytes is in common/transport/wire.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WireError(ValueError):
 
 
 def printable(text: str, limit: int = MAX_TEXT) -> str:
-    """`text` as it may be sent: cut, and without what would move a reader's cursor."""
+    """`text` as it may be sent: cut, and without characters that would move a reader's cursor."""
     text = text[:limit]
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
@@ -67,7 +67,7 @@ def _matching(pattern: str) -> Any:
     return Annotated[str, Field(strict=True, pattern=pattern)]
 
 
-# What a field may hold. Bounds are generous: they keep nonsense out, not large runs.
+# Limits of fields. They are generous: they keep nonsense out, not large runs.
 Id = Annotated[int, Field(strict=True, ge=0, le=MAX_ID)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 Capacity = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
@@ -86,7 +86,7 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @dataclass(frozen=True)
 class Offer:
-    """What a generation is about: the stage whose batches are wanted, with which features."""
+    """What a generation asks for: the stage whose batches are wanted, with which features."""
 
     __pydantic_config__: ClassVar = _STRICT
     stage: Token
@@ -95,7 +95,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a producer says of how it made a batch. None of it is covered by the batch's digest.
+    """A producer's notes on how it made a batch. The batch's digest covers none of them.
 
     bad: (utterance, why) of clips that could not be used; spent_ms: milliseconds by part;
     clips, cached: how many were needed, and how many of their codes were read from the cache;
@@ -136,7 +136,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Ready:
-    """P: lease to me. `probe`: digest of known features, as this device computes them."""
+    """P: ready for leases. `probe`: digest of known features, as this device computes them."""
 
     TYPE: ClassVar[str] = "READY"
     __pydantic_config__: ClassVar = _STRICT
@@ -179,7 +179,7 @@ class Nack:
 
 @dataclass(frozen=True)
 class Bye:
-    """P: leaving; whatever was leased to me is free."""
+    """P: leaving; whatever was leased to it is free."""
 
     TYPE: ClassVar[str] = "BYE"
     __pydantic_config__: ClassVar = _STRICT
@@ -217,7 +217,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Lease:
-    """T: one credit, make batch `g` of `plan` without the clips that are set aside.
+    """T: one credit: make batch `g` of `plan` without the clips set aside.
 
     `position` is the batch's place in the trainer's schedule: lower is needed sooner.
     """
@@ -264,13 +264,13 @@ _ENTRIES = Annotated[tuple[ArrayEntry, ...], Field(max_length=MAX_ARRAYS)]
 @functools.cache
 def _checker(kind: Any) -> TypeAdapter:
     """Built when first needed: all of them take 70 ms, which a command that sends nothing need not
-    wait.
+    spend.
     """
     return TypeAdapter(kind)
 
 
 def fields_of(message: Message | Offer | Notes | ArrayEntry) -> dict[str, Any]:
-    """A message's fields by name, those that are messages themselves likewise."""
+    """A message's fields by name; fields that are messages become dicts, too."""
     found = {}
     for name in _FIELDS[type(message)]:
         value = getattr(message, name)
@@ -281,7 +281,7 @@ def fields_of(message: Message | Offer | Notes | ArrayEntry) -> dict[str, Any]:
 def message_of(kind: type[Message], fields: Mapping[str, Any]) -> Message:
     """The message with these fields.
 
-    WireError: one is missing, unknown, or holds what it may not.
+    WireError: one is missing, unknown, or has a value that is not allowed.
     """
     try:
         return _checker(kind).validate_python(fields)
@@ -290,7 +290,7 @@ def message_of(kind: type[Message], fields: Mapping[str, Any]) -> Message:
 
 
 def entries_of(value: Any) -> tuple[ArrayEntry, ...]:
-    """DATA's description of its arrays. WireError: it is none."""
+    """The description of arrays in a DATA message. WireError: it is not one."""
     try:
         return _checker(_ENTRIES).validate_python(value)
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 Delivery contract of LeaseServer.next(): batches come in the order of the schedule, each exactly
 once, whatever the number of producers, their speed, crashes and restarts. At most `window` batches
-exist anywhere between the schedule and release(). What a crash of the trainer loses is what was not
+exist anywhere between the schedule and release(). A crash of the trainer loses what was not
 released: the next generation leases it again. The rules are in common/transport/leases.py.
 """
 
@@ -36,22 +36,22 @@ POLL_S = 0.2  # how often next() looks at should_stop
 TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of asking again and draining
 # of next(), whatever the cause: a first step may compile for minutes before its release()
 MAX_WAIT_S = 900.0
-STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
+STALL_S = 2.0  # if this process stood still for longer, nobody else is to blame
 ASK_AGAIN_S = (
     0.0,
     0.03,
     0.1,
     0.3,
-)  # after a disconnect: ask again, as the pipe goes a little later than the event comes
+)  # after a disconnect: ask again, as the pipe goes away a little after the event
 
 
 def _ignore(kind: str, **fields: Any) -> None:
-    """on_event of a server whose owner does not listen."""
+    """The default on_event: ignore the event."""
 
 
 def _standstill(last: float, now: float) -> float:
-    """Seconds between two looks for which this process was stopped or suspended: they count against
-    no deadline.
+    """Seconds between two checks for which this process was stopped or suspended: they count
+    against no deadline.
     """
     return now - last if now - last > POLL_S + STALL_S else 0.0
 
@@ -60,11 +60,11 @@ class LeaseServer:
     """Owns the ROUTER in one thread; open, next, release, reject, stats and close may be called
     from any other.
 
-    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes: of
-    the largest array that a batch has. on_event(kind, gen=…, t=…, **fields) gets every lease,
+    bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes:
+    size of the largest array in a batch. on_event(kind, gen=…, t=…, **fields) gets every lease,
     lease_end, data, deliver, release, strike, peer and error event, in order, under the server's
     lock: it must be quick and must not call the server.
-    Raises ChannelError when the address cannot be had.
+    Raises ChannelError if it cannot listen at the address.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class LeaseServer:
         accept: Callable[[Ready], str | None] = lambda ready: None,
         set_aside: Callable[[str, int], Sequence[int]] = lambda plan, g: (),
     ) -> None:
-        """Begin a generation: leases, data and credits of the one before are dropped; every
-        producer is welcomed anew.
+        """Begin a generation: drop leases, data and credits of the previous one, and welcome every
+        producer anew.
 
         schedule: (plan, g) in exactly the order of consumption, finite or endless. accept(ready) ->
         None, or the reason to refuse. set_aside(plan, g): clips that the batch is made without,
@@ -169,8 +169,7 @@ class LeaseServer:
                 if now < start + MAX_WAIT_S and (
                     self._book.all_delivered() or self._book.compiling()
                 ):
-                    # the deadline does not run while it is release() that is awaited, or a
-                    # compilation
+                    # the deadline does not run while release() or a compilation is awaited
                     since = now
                 left = since + timeout_s - now
                 if left <= 0:
@@ -178,7 +177,7 @@ class LeaseServer:
                 self._changed.wait(min(left, POLL_S))
 
     def release(self) -> None:
-        """The oldest delivered batch has been trained (or evaluated): one credit."""
+        """Note that the oldest delivered batch has been trained (or evaluated): one credit."""
         with self._changed:
             if self._book.release() is None:
                 raise ChannelError("release() without a delivered batch")
@@ -231,7 +230,7 @@ class LeaseServer:
     ) -> None:
         """Return when `wanted` batches wait here, or the schedule has no more.
 
-        Errors and deadline as of next().
+        Errors and deadline as in next().
 
         tell(batches, producers that make some) is called about five times a second.
         """
@@ -275,8 +274,8 @@ class LeaseServer:
     def close(self, drain_s: float = 2.0, stop_producers: bool = True) -> None:
         """End.
 
-        With stop_producers, STOP goes out and drain_s is waited for their BYE; without, they stay
-        warm for the next trainer.
+        With stop_producers, send STOP and wait up to drain_s for their BYE; without, they stay warm
+        for the next trainer.
         """
         with self._changed:
             if not self._stopping and stop_producers and self._error is None:
@@ -319,7 +318,7 @@ class LeaseServer:
                 self._answers.take(messages, right)
                 if (
                     len(messages) < RECEIVE_AT_ONCE
-                ):  # all that peers have said is read: only now may one be called silent
+                ):  # all messages from peers are read: only now may one be called silent
                     self._book.tick()
                 if disconnected:
                     self._questions.extend(now + delay for delay in ASK_AGAIN_S)
@@ -334,11 +333,11 @@ class LeaseServer:
                     not self._waiting_for() or time.monotonic() >= self._closing_until
                 ):
                     return
-            del messages  # else the last batch would stay in memory until the next one comes
+            del messages  # or the last batch would stay in memory until the next one comes
             timeout_s = FINE_S if self._stopping or self._questions else TICK_S
 
     def _waiting_for(self) -> list[str]:
-        """Producers that have been told to stop and can still say BYE."""
+        """Producers that were sent STOP and can still answer BYE."""
         return [
             peer.label for peer in self._book.peers.values() if peer.state in ("joining", "ready")
         ]
@@ -351,7 +350,7 @@ class LeaseServer:
         return due
 
     def _heartbeat(self) -> None:
-        """Sent to every peer; with ROUTER_MANDATORY it is also how a killed one is found."""
+        """Send to every peer; with ROUTER_MANDATORY this also reveals killed ones."""
         for peer in self._book.peers.values():
             self._book.outbox.append((peer.id, Alive(self._book.gen)))
 

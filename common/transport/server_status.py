@@ -1,6 +1,4 @@
-"""What the trainer's channel tells about itself: numbers for the console and the cause when no data
-comes.
-"""
+"""Status of the trainer's channel: numbers for the console, and the cause when no data comes."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def stats(book: LeaseBook) -> dict[str, Any]:
 
 def why_no_data(book: LeaseBook, endpoint: str, timeout_s: float, last_lost: str) -> str:
     """One line: how many producers there are and in which state, the last one lost, and the batch
-    that is waited for.
+    awaited.
     """
     ready = sum(peer.state == "ready" for peer in book.peers.values())
     parts = [

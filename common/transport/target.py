@@ -1,16 +1,16 @@
-"""How many batches the trainer asks for at once: as few as never leave it waiting, at most the
-window.
+"""Decide how many batches the trainer asks for at once: the fewest that never leave it waiting, at
+most the window.
 
 The benefit of fewer is memory, a few MB on the trainer's host for each; nothing else depends on it.
 Leases go out while a batch's position is below released + target, so a target between 1 and the
-window changes when a batch is made, never its content, the order, or that it comes.
+window changes when a batch is made, never its content, its order, or whether it comes.
 
 The target doubles when the trainer runs low: fewer than two batches in its hands (one to train
 next, one to copy to the device under that step) and none waiting. It shrinks by one after PATIENCE
-× target batches without the buffer falling under half of it, and never again to where it once ran
-low: shrinking costs at most one wait per size of the window in a generation. Producers that are too
-slow on average drive it to the window as well, where nothing is lost by it: what they make is taken
-at once.
+× target batches in which the buffer never fell below half of it, and never again to a size at which
+it once ran low: shrinking costs at most one wait per size of the window in a generation. Producers
+that are too slow on average drive it to the window as well, where nothing is lost by it: what they
+make is taken at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Target:
     began.
 
     Args:
-        window: the most.
+        window: the upper limit.
         start: where it begins; None: it stays the window.
     """
 
@@ -32,12 +32,13 @@ class Target:
         self.window, self._fixed = window, start is None
         self.value = window if start is None else max(1, min(start, window))
         self._floor = 1
-        # until a target's worth of batches went by, the buffer is still that of the target before
+        # until a target's worth of batches has gone by, the buffer is still that of the previous
+        # target
         self._changed_at = 0
         self._half_full_since = 0
 
     def ran_low(self, released: int) -> None:
-        """The trainer asked for a batch and none was there, with fewer than IN_HAND in
+        """Note that the trainer asked for a batch and none was there, with fewer than IN_HAND in
         its hands.
         """
         if self._fixed or self.value == self.window or released - self._changed_at < self.value:
@@ -46,7 +47,7 @@ class Target:
         self._set(min(self.window, 2 * self.value), released)
 
     def released(self, released: int, held: int) -> None:
-        """A batch was trained; `held` wait or are in the trainer's hands."""
+        """Note that a batch was trained; `held` wait or are in the trainer's hands."""
         if self._fixed:
             return
         if 2 * held < self.value:

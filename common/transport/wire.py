@@ -7,7 +7,7 @@ smallest first, so that the largest travels last. Nothing is ever unpickled: wha
 at worst be refused with a WireError.
 
 The map's keys: `v` (version of the protocol), `type`, `run` (32 hex digits), the message's fields,
-and `seal`, xxh3-64 of the map without it: a header that was damaged on its way is not believed.
+and `seal`, xxh3-64 of the map without it: a header damaged on its way is rejected.
 REFUSE has no seal, so that every version reads it.
 """
 
@@ -44,7 +44,7 @@ MAX_HEADER_BYTES = 64 * 1024  # checked before unpacking: 1 MB of `[]` would mak
 MAX_FRAME_BYTES = 1 << 30
 
 _RUN = re.compile(r"[0-9a-f]{32}")
-_TEXTS = ("reason", "why", "status")  # cut and cleaned when sent: errors of any kind go into them
+_TEXTS = ("reason", "why", "status")  # cut and cleaned when sent: they carry errors of any kind
 _ALL = {**FROM_PRODUCER, **FROM_TRAINER}
 
 
@@ -103,7 +103,7 @@ def decode(
 
     Arrays are read-only views of the frames (they keep them alive).
 
-    kinds: the messages that may come from there, by type. Raises WireError, and nothing else.
+    kinds: the messages that may come from that end, by type. Raises WireError, and nothing else.
     """
     if not frames:
         raise WireError("message without frames")
@@ -154,7 +154,7 @@ def _seal(header: dict) -> str:
 
 
 def _check_seal(run: str, kind: type[Message], fields: dict, seal: Any) -> None:
-    """Only after the fields were checked: what is nested without end cannot be packed."""
+    """Call it only after the fields were checked: endless nesting cannot be packed."""
     if seal != _seal({"v": VERSION, "type": kind.TYPE, "run": run, **fields}):
         raise WireError(f"{kind.TYPE}: the header was damaged on its way", run=run)
 

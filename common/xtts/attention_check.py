@@ -1,6 +1,4 @@
-"""Whether cuDNN's flash attention may be used on this process's device: tried against the plain
-attention.
-"""
+"""Try cuDNN's flash attention on this process's device against the plain attention."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tensorflow as tf
 
 from common.xtts.fused_attention import fused_attention
+from common.xtts.operations import PLAIN
 
 _TOLERANCE = 0.03  # of the gradients' norms, against the plain implementation in bfloat16
 
@@ -23,7 +22,7 @@ def why_not() -> str | None:
     if not tf.config.list_logical_devices("GPU"):
         return "no GPU"
     try:
-        with ThreadPoolExecutor(2) as pool:  # compiling is all the time that it takes
+        with ThreadPoolExecutor(2) as pool:  # nearly all of the time is compilation
             worst = max(pool.map(_error, (True, False)))
     except (tf.errors.OpError, NotImplementedError) as e:
         return f"cuDNN's fused attention does not run here: {str(e).splitlines()[0][:200]}"
@@ -32,10 +31,8 @@ def why_not() -> str | None:
 
 def _error(causal: bool) -> float:
     """Largest relative error of the output and the three gradients, on 2 x 67 positions and 2 heads
-    of width 64; infinite if any is not
-    finite, also where scores are a thousand times as large.
+    of width 64; infinite if anything is not finite, also with scores a thousand times as large.
     """
-    from common.xtts.attention import attention, causal_attention
 
     def gradients(attend, *qkv):
         with tf.GradientTape() as tape:
@@ -50,7 +47,7 @@ def _error(causal: bool) -> float:
             tf.cast(x, tf.bfloat16)
             for x in tf.unstack(tf.random.stateless_normal([3, 2, 67, 2, 64], [1, 2]))
         ]
-        plain = gradients(causal_attention if causal else attention, *qkv)
+        plain = gradients(PLAIN.causal_attention if causal else PLAIN.attention, *qkv)
         attend = functools.partial(fused_attention, causal=causal)
         fused = gradients(attend, *qkv)
         large = gradients(attend, qkv[0] * 32, qkv[1] * 32, qkv[2])

@@ -175,8 +175,8 @@ def _uniform(seed: int, counter: int, low: int, high: int) -> int:
 
 
 def lead_samples(row_seed: int, phases: int, audio: AudioDims, training: bool) -> int:
-    """Samples of silence before an utterance, so that the same sounds fall into other codes: a pure
-    function of its arguments.
+    """How many samples of silence precede an utterance, so that its sounds meet other code
+    boundaries: a pure function of its arguments.
 
     Training: 0 to `phases` - 1 mel frames, each as likely (hash counter 2); a code spans four.
     Evaluation: none.
@@ -192,9 +192,9 @@ def prompt_slice(
 
     Training: length uniform in [cond_min, cond_max] (hash counter 0), start uniform (hash counter
     1). Evaluation: cond_eval samples from 0. An utterance shorter than the drawn length gives half
-    of itself, or all of itself if `whole` (for another utterance's row, to which nothing in it is
-    given away). The clip is zero-padded to cond_max by the caller, as XTTSDataset does. Raises
-    ValueError below 2 samples.
+    of itself, or all of itself if `whole` (for the row of another utterance, where it gives nothing
+    away). The clip is zero-padded to cond_max by the caller, as XTTSDataset does. Raises ValueError
+    below 2 samples.
     """
     if num_samples < 2:
         raise ValueError(f"no conditioning clip can be cut from {num_samples} samples")

@@ -22,18 +22,18 @@ from common.audio.levels import louder_channel, measure, require_sound, shape
 from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
 from common.audio.treatment import Portion, Treatment
 
-MIN_SECONDS = 0.33  # less is no voice
-MAX_SECONDS = 600.0  # more is read of no recording as a whole clip
-MOST_S = 30.0  # of a reference; a model takes no more
+MIN_SECONDS = 0.33  # a shorter clip gives no voice
+MAX_SECONDS = 600.0  # of a recording that is read as a whole clip
+MOST_S = 30.0  # of a reference: models take no more
 SILENT_BELOW = 1e-3  # of full scale, the level of what is used: -60 dBFS
-_LOOKED_AT_S = 120.0  # up to here a file is looked at whole, above it at 60 places of half a second
+_LOOKED_AT_S = 120.0  # longer files are probed at 60 places of half a second
 _PROBES, _PROBE_S, _FRAME_S = 60, 0.5, 0.1
 _QUIET = 0.02  # of the loudest frame: -34 dB is a pause
 _MARGIN_S, _LONG_PAUSE_S = 0.2, 0.5
 
 
 class ReferenceClipError(ValueError):
-    """A reference clip that no voice can be made of; says which and why."""
+    """A reference clip that cannot give a voice; the message says which and why."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reference:
 
     Attributes:
         wav: float32[n], mono, at most 30 s.
-        sound_s: seconds of it that are no pause.
+        sound_s: seconds of sound, without pauses.
         notes: what a user should know, a line each.
     """
 
@@ -129,7 +129,7 @@ def _opened(path: str | os.PathLike) -> Iterator[soundfile.SoundFile]:
 
 
 def _read(file: soundfile.SoundFile, path, first: int, count: int) -> np.ndarray:
-    """float32[count, channels] in [-1, 1], louder recordings made as loud as that."""
+    """float32[count, channels] in [-1, 1]; louder recordings are scaled down."""
     samples = read(file, path, first, count)
     peak = float(np.abs(samples).max())
     if not math.isfinite(peak):
@@ -170,8 +170,8 @@ def _levels(wav: np.ndarray, size: int) -> np.ndarray:
 
 
 def _without_silence(wav: np.ndarray, rate: int) -> tuple[int, int, float]:
-    """Where the sound begins and ends, long silence left out, and how many seconds of it are no
-    pause.
+    """Where the sound begins and ends, without long silence, and how many seconds of sound there
+    are.
     """
     size = round(_FRAME_S * rate)
     levels = _levels(wav, size)

@@ -77,7 +77,7 @@ class ResBlock(Module):
 
 
 class CodebookUse(NamedTuple):
-    """What one batch tells the codebook: the sums behind its moving averages, and vectors to
+    """What the codebook learns from one batch: the sums behind its moving averages, and vectors to
     restart dead codes with.
     """
 
@@ -149,10 +149,10 @@ class Codebook(Module):
         """The next `cluster_size`, `embed_avg` and `embed`, and which codes restart (bool [K]);
         nothing is assigned.
 
-        Moving averages as in Coqui's Quantize (eps 1e-5). A code whose average use is under
-        `dead_below` times the mean use then starts again from its candidate, with a quarter of the
-        mean use to its name, which it must earn or die once more. A batch without a valid position
-        changes nothing. `keep_unused`: nor does any batch change a code that it does not use.
+        Moving averages as in Coqui's Quantize (eps 1e-5). A code whose average use is below
+        `dead_below` times the mean use then restarts from its candidate. It is credited with a
+        quarter of the mean use, which it must earn or restart once more. A batch without a valid
+        position changes nothing. `keep_unused`: a batch changes only the codes that it uses.
         """
         size = decay * self.cluster_size + (1 - decay) * use.counts
         total, num_codes = tf.reduce_sum(size), use.counts.shape[0]
@@ -199,8 +199,8 @@ class Dvae(Module):
             *(ResBlock(inner, name=f"decoder.{1 + i}", dtype=dtype) for i in range(num)),
             UpsampleConvReLU(inner, inner, name=f"decoder.{1 + num}", dtype=dtype),
             UpsampleConvReLU(inner, hidden, name=f"decoder.{2 + num}", dtype=dtype),
-            # Normalised log-mels average about -1, by the making of the mel stats: training starts
-            # from there.
+            # Normalised log-mels average about -1, by the definition of the mel stats: start from
+            # there.
             Conv1d(
                 hidden,
                 dims.num_mels,

@@ -19,9 +19,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from common.xtts import kernels
-from common.xtts.attention import attention, causal_attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
+from common.xtts.dropout_mask import kept
 from common.xtts.layers import (
     DropoutSeeds,
     Embedding,
@@ -29,19 +28,16 @@ from common.xtts.layers import (
     LayerNorm,
     Linear,
     Module,
-    dims_of,
-    dropout,
-    lookup,
-    statistics_dtype,
 )
+from common.xtts.operations import current
 from common.xtts.options import GptOptions
 from common.xtts.perceiver import ConditioningEncoder, PerceiverResampler
+from common.xtts.shaping import KindsOutside, dims_of, merge_heads
 
 # Keys and values of every block, each [B, S, H, D]. A tuple per block, so that a step rewrites no
 # other block's.
 Cache = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
-_TILE = 64  # classes: matrix products over 1026 or 6681 of them run on kernels for odd sizes
 _SITES_PER_BLOCK = 3  # attention probabilities, attention output, MLP output
 
 
@@ -59,7 +55,7 @@ class GptBlock(Module):
         super().__init__(name, dtype)
         width = dims.width
         self._convert_input_args = False  # the residual stream may be wider than the compute dtype
-        self.heads, self.dropout = dims.heads, dims.dropout
+        self.packing, self.dropout = KindsOutside(dims.heads), dims.dropout
         self.attention_dropout = dims.dropout if attention_dropout is None else attention_dropout
         # GPT-2 shrinks what is added to the residual stream by its number of additions.
         residual_std = 0.02 / math.sqrt(2 * dims.layers)
@@ -79,7 +75,7 @@ class GptBlock(Module):
     def with_keys(self, x, seeds=(None, None, None), key_mask=None):
         """Like `call`, and also this block's keys and values, [B, P, H, D] each."""
         q, k, v = self._qkv(x)
-        attended = causal_attention(
+        attended = current().causal_attention(
             q, k, v, dropout_rate=self.attention_dropout, seed=seeds[0], key_mask_BT=key_mask
         )
         return self._add(x, attended, seeds), (k, v)
@@ -95,41 +91,18 @@ class GptBlock(Module):
         written = (slot_BS == index[:, tf.newaxis])[:, :, tf.newaxis, tf.newaxis]
         keys, values = tf.where(written, k, cache[0]), tf.where(written, v, cache[1])
         seen = (slot_BS <= index[:, tf.newaxis])[:, tf.newaxis, tf.newaxis, :]
-        return self._add(x, attention(q, keys, values, mask=seen), (None, None, None)), (
-            keys,
-            values,
-        )
+        attended = current().attention(q, keys, values, mask=seen)
+        return self._add(x, attended, (None, None, None)), (keys, values)
 
     def _qkv(self, x):
-        if kernels.current().split_qkv:
-            weight, bias = (
-                tf.convert_to_tensor(self.c_attn.weight),
-                tf.convert_to_tensor(self.c_attn.bias),
-            )
-            parts = kernels.affine_parts(
-                self.ln_1(x),
-                weight,
-                bias,
-                lambda y: tf.split(y, 3, -1),
-                lambda parts: kernels.padded_sum(parts, 1),
-            )
-            return [split_heads(part, self.heads) for part in parts]
-        return [
-            split_heads(part, self.heads)
-            for part in tf.split(self.c_attn(self.ln_1(x)), 3, axis=-1)
-        ]
+        return current().qkv(self.ln_1(x), self.c_attn, self.packing)
 
     def _add(self, x, attended, seeds):
-        x = x + tf.cast(
-            dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1]), x.dtype
-        )
-        hidden = self.c_fc(self.ln_2(x))
-        hidden = (
-            kernels.gelu_tanh(hidden)
-            if kernels.current().lean
-            else tf.nn.gelu(hidden, approximate=True)
-        )
-        return x + tf.cast(dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
+        ops = current()
+        projected = ops.dropout(self.c_proj(merge_heads(attended)), self.dropout, seeds[1])
+        x = x + tf.cast(projected, x.dtype)
+        hidden = ops.gelu_tanh(self.c_fc(self.ln_2(x)))
+        return x + tf.cast(ops.dropout(self.mlp_proj(hidden), self.dropout, seeds[2]), x.dtype)
 
 
 class Gpt(Module):
@@ -140,9 +113,9 @@ class Gpt(Module):
     0.02): N(0, 1) is torch's default left standing by accident, and `options.parity_init` restores
     it). Without a seed the weights are zeros, to be loaded.
 
-    What a code hidden by `options.code_dropout` was, the model must take from the text and from the
-    codes before. With `options.recompute`, only each block's input is kept for the backward pass,
-    which computes the block again: a third more work, and activations of one block instead of all.
+    `options.code_dropout` hides codes, which the model must infer from the text and the codes
+    before. With `options.recompute`, only each block's input is kept for the backward pass, which
+    computes the block again: a third more work, and activations of one block instead of all.
     """
 
     # Left by inference runs, by v1 and by old transformers releases.
@@ -214,15 +187,16 @@ class Gpt(Module):
         return self.normed(x)
 
     def stem(self, latents, ids, positions, seed=None):
-        """What the first block is given, [B, L + T, C], and for each block the seeds of its dropout
+        """Input of the first block, [B, L + T, C], and for each block the seeds of its dropout
         sites: three int32[2], or None.
         """
         num_blocks = self.dims.layers
         last = 1 + _SITES_PER_BLOCK * num_blocks
         seeds = DropoutSeeds(seed, last + 1)
-        x = dropout(self._inputs(latents, ids, positions, seeds[last]), self.dims.dropout, seeds[0])
-        if kernels.current().wide_residual:
-            x = tf.cast(x, statistics_dtype(x))
+        ops = current()
+        x = self._inputs(latents, ids, positions, seeds[last])
+        x = ops.dropout(x, self.dims.dropout, seeds[0])
+        x = tf.cast(x, ops.residual_dtype(x))
         sites = [
             range(1 + _SITES_PER_BLOCK * i, 1 + _SITES_PER_BLOCK * (i + 1))
             for i in range(num_blocks)
@@ -235,12 +209,12 @@ class Gpt(Module):
         return run(x, seeds, key_mask)
 
     def normed(self, x):
-        """The last block's output after both final norms."""
+        """Apply both final norms to the last block's output."""
         return self.final_norm(self.ln_f(x))
 
     def text_logits(self, hidden):
-        """States [..., C] -> [..., V], V at least num_text_tokens: with lean kernels, classes of
-        padding follow up to a whole tile.
+        """States [..., C] -> [..., V], V at least num_text_tokens: classes of padding follow up
+        to a whole `class_tile`.
         """
         return self._logits(self.text_head, hidden)
 
@@ -251,7 +225,7 @@ class Gpt(Module):
         return self._logits(self.mel_head, hidden)
 
     def _logits(self, head, hidden):
-        return head(hidden, pad_to=_TILE if kernels.current().lean else 1)
+        return head(hidden, pad_to=current().class_tile)
 
     def prefill(self, latents, ids, positions, cache_len: int):
         """Run a prefix once -> (states [B, L + T, C], cache of `cache_len` >= L + T positions,
@@ -290,26 +264,20 @@ class Gpt(Module):
         )
 
     def _embed(self, ids, positions, seed=None):
-        """`seed`: of the dropout of codes; None: none of them is dropped."""
+        """`seed` decides which codes are dropped; None: none."""
         tokens = tf.concat([self.text_embedding.weight, self.mel_embedding.weight], 0)
         places = tf.concat([self.text_positions.weight, self.mel_positions.weight], 0)
-        if (
-            kernels.current().embedding_grad == "matmul"
-        ):  # over one-hot ids: in the compute dtype, or it costs as much as a block
-            tokens, places = (
-                tf.cast(tokens, self.compute_dtype),
-                tf.cast(places, self.compute_dtype),
-            )
-        embedded = lookup(tokens, ids)
+        ops, dtype = current(), self.compute_dtype
+        embedded = ops.lookup(tokens, ids, dtype)
         if self.code_dropout and seed is not None:
             code = ids - self.dims.num_text_tokens
             hidden = (
                 (code >= 0)
                 & (code < self.dims.start_audio)
-                & ~kernels.kept(tuple(ids.shape), self.code_dropout, seed)
+                & ~kept(tuple(ids.shape), self.code_dropout, seed)
             )
             embedded = tf.where(hidden[..., tf.newaxis], tf.zeros([], embedded.dtype), embedded)
-        return tf.cast(embedded + lookup(places, positions), self.compute_dtype)
+        return tf.cast(embedded + ops.lookup(places, positions, dtype), dtype)
 
 
 def recomputed(block: Callable) -> Callable:
@@ -320,9 +288,9 @@ def recomputed(block: Callable) -> Callable:
     def run(x, seeds, key_mask):
         def apply(x):
             def grad(d_out, variables):
-                # The second run must wait for the gradient: two equal computations would be merged,
-                # and the first one's values kept.
-                later = kernels.after(x, d_out)
+                # The second run must wait for the gradient: XLA would merge two equal computations
+                # and keep the values of the first.
+                later = current().after(x, d_out)
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch([later, *variables])
                     out = block(later, seeds, key_mask)

@@ -1,6 +1,6 @@
-"""HiFi-GAN on GPT latents:
+"""HiFi-GAN on GPT latents: XTTS's vocoder, 24 kHz, conditioned on a speaker embedding.
 
-XTTS's vocoder, 24 kHz, conditioned on a speaker embedding. Inference only.
+Inference only.
 
 Shapes: B clips, n codes, L steps after the two interpolations, N = 256 L samples; channels last.
 Weight norm is folded into plain weights when a checkpoint is read (`fold_weight_norm`) and unfolded
@@ -190,7 +190,7 @@ class Hifigan(Module):
         return tf.tanh(self.conv_post(tf.nn.leaky_relu(x, LAST_SLOPE)))[:, :, 0]
 
     def num_samples(self, num_codes: int) -> int:
-        """Samples of the sound of `num_codes` latents: about 1114.56 each."""
+        """How many samples of sound `num_codes` latents give: about 1114.56 each."""
         d = self.dims
         steps = math.floor(num_codes * (d.samples_per_code / d.hop))
         return d.hop * (

@@ -24,7 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.xtts import kernels
+from common.xtts.operations import current
+from common.xtts.shaping import dims_of
 
 _DRAWN_AT_ONCE = 8
 
@@ -85,7 +86,7 @@ class Module(keras.layers.Layer):
     and declared tensors.
     """
 
-    # Regular expressions of checkpoint keys that loading this model passes over (leftovers of other
+    # Regular expressions of checkpoint keys to skip when this model is loaded (leftovers of other
     # versions). Root modules set it.
     ignored_keys: tuple[str, ...] = ()
 
@@ -148,27 +149,12 @@ class Module(keras.layers.Layer):
                 np.random.default_rng([seed, zlib.crc32(t.key.encode())]), tuple(t.variable.shape)
             )
 
-        # Generators let go of the interpreter's lock. A few at a time: what is drawn waits in
-        # memory until it is assigned.
+        # NumPy's generators release the GIL. Only a few at a time: drawn values wait in memory
+        # until they are assigned.
         with ThreadPoolExecutor(_DRAWN_AT_ONCE) as pool:
             tensors = list(self.tensors())
             for t, values in zip(tensors, pool.map(drawn, tensors), strict=True):
                 t.variable.assign(values)
-
-
-def dims_of(x: tf.Tensor) -> list:
-    """The dims of `x`: ints where static, scalar tensors where not (lengths in synthesis); for
-    `tf.reshape`.
-    """
-    dynamic = tf.shape(x)
-    return [dynamic[axis] if size is None else size for axis, size in enumerate(x.shape)]
-
-
-def statistics_dtype(x: tf.Tensor) -> tf.DType:
-    """The dtype for means, variances, norms and softmax of `x`: float64 stays, all else
-    is float32.
-    """
-    return tf.float64 if x.dtype == tf.float64 else tf.float32
 
 
 class Linear(Module):
@@ -195,7 +181,7 @@ class Linear(Module):
     def call(self, x, pad_to: int = 1):
         """x W + b, as one matrix product over the flattened leading axes.
 
-        `pad_to`: surplus outputs of 0 up to a multiple of it.
+        `pad_to`: add outputs of 0 up to a multiple of it.
         """
         surplus = -self.weight.shape[1] % pad_to
         if surplus == 0:
@@ -221,6 +207,10 @@ class HFConv1D(Module):
         """x [..., in] -> [..., out]."""
         return _affine(x, self.weight, self.bias)
 
+    def matrix_and_bias(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Weight [in, out] and bias [out]."""
+        return tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias)
+
 
 def _affine(x, weight, bias):
     # One two-dimensional product: TensorFlow would broadcast the weight over the batch in a batched
@@ -228,11 +218,8 @@ def _affine(x, weight, bias):
     weight = tf.convert_to_tensor(weight)
     y = tf.matmul(tf.reshape(x, [-1, weight.shape[0]]), weight)
     if bias is not None:
-        bias = tf.convert_to_tensor(bias)
-        # What does not widen is followed by dropout in the GPT: XLA sums the gradient up where it
-        # applies the mask, but not by pieces.
-        by_pieces = kernels.current().long_sums and weight.shape[1] > weight.shape[0]
-        y = kernels.add_bias(y, bias) if by_pieces else tf.nn.bias_add(y, bias)
+        widened = weight.shape[1] > weight.shape[0]
+        y = current().add_bias(y, tf.convert_to_tensor(bias), widened)
     return tf.reshape(y, [*dims_of(x)[:-1], weight.shape[1]])
 
 
@@ -286,6 +273,10 @@ class Conv1d(Module):
         y = tf.nn.conv1d(x, weight, w.stride, "VALID", dilations=w.dilation)
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
+    def matrix_and_bias(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Weight [in, out] and bias [out] of a window of one position."""
+        return tf.convert_to_tensor(self.weight)[0], tf.convert_to_tensor(self.bias)
+
 
 class LayerNorm(Module):
     """Affine normalisation over the last axis, eps 1e-5 (Keras's default is 1e-3), statistics in
@@ -297,19 +288,14 @@ class LayerNorm(Module):
     ):
         super().__init__(name, dtype)
         self.eps = eps
-        self._convert_input_args = False  # x may be wider than what comes out
+        self._convert_input_args = False  # the input may be wider than the output
         self.weight = self.tensor("weight", (num_channels,), ones, autocast=False)
         self.bias = self.tensor("bias", (num_channels,), zeros, autocast=False)
 
     def call(self, x):
         """x [..., C] of any float dtype -> same shape, in the compute dtype."""
-        if kernels.current().lean:
-            weight, bias = tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias)
-            return kernels.layer_norm(x, weight, bias, self.eps, tf.as_dtype(self.compute_dtype))
-        wide = tf.cast(x, statistics_dtype(x))
-        centred = wide - tf.reduce_mean(wide, -1, keepdims=True)
-        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), -1, keepdims=True) + self.eps)
-        return tf.cast(centred * scale * self.weight + self.bias, self.compute_dtype)
+        weight, bias = tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias)
+        return current().layer_norm(x, weight, bias, self.eps, self.compute_dtype)
 
 
 class GroupNorm(Module):
@@ -338,26 +324,12 @@ class GroupNorm(Module):
 
     def call(self, x):
         """x [B, T, C] -> same shape and dtype."""
-        if kernels.current().lean:
-            return kernels.group_norm(
-                x,
-                tf.convert_to_tensor(self.weight),
-                tf.convert_to_tensor(self.bias),
-                self.groups,
-                self.eps,
-            )
-        shape = dims_of(x)
-        wide = tf.cast(x, statistics_dtype(x))
-        wide = tf.reshape(wide, [*shape[:-1], self.groups, shape[-1] // self.groups])
-        centred = wide - tf.reduce_mean(wide, [1, 3], keepdims=True)
-        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(centred), [1, 3], keepdims=True) + self.eps)
-        return tf.cast(tf.reshape(centred * scale, shape) * self.weight + self.bias, x.dtype)
+        weight, bias = tf.convert_to_tensor(self.weight), tf.convert_to_tensor(self.bias)
+        return current().group_norm(x, weight, bias, self.groups, self.eps)
 
 
 class Embedding(Module):
-    """A table [num_ids, width], read with `lookup` so that several tables can be joined into one id
-    space first.
-    """
+    """A table [num_ids, width]; several can be joined into one id space before the lookup."""
 
     def __init__(
         self, num_ids: int, width: int, *, name: str, std: float = 0.02, dtype: str | None = None
@@ -367,32 +339,8 @@ class Embedding(Module):
 
     def call(self, ids):
         """ids int[...] -> [..., width]."""
-        return tf.cast(lookup(tf.convert_to_tensor(self.weight), ids), self.compute_dtype)
-
-
-def lookup(table_VC: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Rows of `table_VC` at `ids` [...] -> [..., C]. Ids must be in [0, V).
-
-    The gradient is a product with the one-hot ids, not a scatter: a scatter-add's order, and so its
-    bits, vary on GPUs. It costs less than a head's weight gradient. `Kernels.embedding_grad` can
-    ask for the scatter.
-    """
-    return (
-        kernels.lookup_scatter(table_VC, ids)
-        if kernels.current().embedding_grad == "scatter"
-        else _lookup_matmul(table_VC, ids)
-    )
-
-
-@tf.custom_gradient
-def _lookup_matmul(table_VC: tf.Tensor, ids: tf.Tensor):
-
-    def grad(d_out):
-        num_ids, width = table_VC.shape
-        one_hot = tf.one_hot(tf.reshape(ids, [-1]), num_ids, dtype=d_out.dtype)
-        return tf.matmul(one_hot, tf.reshape(d_out, [-1, width]), transpose_a=True), None
-
-    return tf.gather(table_VC, ids), grad
+        rows = current().lookup(tf.convert_to_tensor(self.weight), ids, self.compute_dtype)
+        return tf.cast(rows, self.compute_dtype)
 
 
 class DropoutSeeds:
@@ -412,15 +360,3 @@ class DropoutSeeds:
 
     def __getitem__(self, site: int) -> tf.Tensor | None:
         return None if self._seeds is None else self._seeds[site]
-
-
-def dropout(x: tf.Tensor, rate: float, seed: tf.Tensor | None) -> tf.Tensor:
-    """Zero a fraction `rate` of `x` and scale the rest by 1/(1 - rate); the mask depends on `seed`
-    int32[2] and the shape alone.
-    """
-    if seed is None or rate == 0.0:
-        return x
-    if kernels.current().dropout == "hash":
-        return kernels.hash_dropout(x, rate, seed)
-    kept = tf.random.stateless_uniform(tf.shape(x), seed, dtype=tf.float32) >= rate
-    return tf.where(kept, x * tf.cast(1 / (1 - rate), x.dtype), tf.zeros([], x.dtype))

@@ -1,7 +1,4 @@
-"""How a GPT is born and trained, beside its sizes.
-
-Named as in the settings, and passed on whole.
-"""
+"""How a GPT is initialised and trained: all options but its sizes, named as in the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ class GptOptions:
     parity_init: bool = False  # token embeddings N(0, 1) instead of N(0, 0.02)
     dropout: float | None = None  # None: the model's
     attention_dropout: float | None = None  # of the attention probabilities; None: as dropout
-    code_dropout: float = 0.0  # share of the audio codes that are hidden from the model as inputs
+    code_dropout: float = 0.0  # share of the input audio codes hidden from the model
     recompute: bool = (
-        False  # blocks again in the backward pass instead of their activations in memory
+        False  # run blocks again in the backward pass instead of keeping their activations
     )

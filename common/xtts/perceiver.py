@@ -14,20 +14,18 @@ import math
 
 import tensorflow as tf
 
-from common.xtts import kernels
-from common.xtts.attention import attention, merge_heads, split_heads
 from common.xtts.dims import GptDims
 from common.xtts.layers import (
     Conv1d,
     GroupNorm,
     Linear,
     Module,
-    dims_of,
     normal,
     ones,
-    statistics_dtype,
     zeros,
 )
+from common.xtts.operations import current, statistics_dtype
+from common.xtts.shaping import HeadsOutside, dims_of, merge_heads, split_heads
 
 
 class ConditioningBlock(Module):
@@ -37,10 +35,10 @@ class ConditioningBlock(Module):
 
     def __init__(self, dims: GptDims, *, name: str, dtype: str | None = None):
         super().__init__(name, dtype)
-        self.heads = dims.heads
+        self.packing = HeadsOutside(dims.heads)
         self.norm = GroupNorm(dims.cond_groups, dims.width, name="norm", dtype=dtype)
         self.qkv = Conv1d(dims.width, 3 * dims.width, 1, name="qkv", dtype=dtype)
-        # Zero at birth: the block starts as its normalisation alone.
+        # Zero at first: the block starts as its normalisation alone.
         self.proj_out = Conv1d(
             dims.width, dims.width, 1, name="proj_out", dtype=dtype, init=zeros, bias_init=zeros
         )
@@ -48,32 +46,9 @@ class ConditioningBlock(Module):
     def call(self, x):
         """x [B, S, C] -> [B, S, C]."""
         normed = self.norm(x)
-        q, k, v = self._qkv(normed)
-        return normed + self.proj_out(merge_heads(attention(q, k, v, normalised=True)))
-
-    def _qkv(self, normed):
-        # Channels are (head, q|k|v, head_dim), unlike the GPT's (q|k|v, head, head_dim).
-        if not kernels.current().split_qkv:
-            return tf.split(split_heads(self.qkv(normed), self.heads), 3, axis=-1)
-
-        def split(y):
-            apart = tf.reshape(y, [*y.shape[:-1], self.heads, 3, -1])
-            return [tf.reshape(apart[..., i, :], [*y.shape[:-1], -1]) for i in range(3)]
-
-        def join(parts):
-            apart = [
-                tf.reshape(part, [*part.shape[:-1], self.heads, 1, part.shape[-1] // self.heads])
-                for part in parts
-            ]
-            return tf.reshape(
-                kernels.padded_sum(apart, 2), [*parts[0].shape[:-1], 3 * parts[0].shape[-1]]
-            )
-
-        weight, bias = tf.convert_to_tensor(self.qkv.weight)[0], tf.convert_to_tensor(self.qkv.bias)
-        return [
-            split_heads(part, self.heads)
-            for part in kernels.affine_parts(normed, weight, bias, split, join)
-        ]
+        ops = current()
+        q, k, v = ops.qkv(normed, self.qkv, self.packing)
+        return normed + self.proj_out(merge_heads(ops.attention(q, k, v, normalised=True)))
 
 
 class ConditioningEncoder(Module):
@@ -116,7 +91,7 @@ class PerceiverLayer(Module):
         """Latents z [B, L, C], context [B, S, C] -> [B, L, C]."""
         k, v = tf.split(self.to_kv(tf.concat([z, context], 1)), 2, axis=-1)
         q, k, v = (split_heads(x, self.heads) for x in (self.to_q(z), k, v))
-        z = z + self.to_out(merge_heads(attention(q, k, v)))
+        z = z + self.to_out(merge_heads(current().attention(q, k, v)))
         value, gate = tf.split(self.up(z), 2, axis=-1)
         return z + self.down(value * tf.nn.gelu(gate, approximate=False))
 
@@ -155,19 +130,7 @@ class PerceiverResampler(Module):
     def call(self, context):
         """Context [B, S, C] -> [B, L, C]."""
         latents = tf.convert_to_tensor(self.latents)
-        z = _for_each_row(latents, dims_of(context)[0])
+        z = current().for_each_row(latents, dims_of(context)[0])
         for layer in self.layers:
             z = layer(z, context)
         return self.norm(z)
-
-
-def _for_each_row(latents_LC, num_rows):
-    """[L, C] -> [B, L, C]."""
-    if not kernels.current().jit:
-        return tf.broadcast_to(latents_LC, [num_rows, *latents_LC.shape])
-    # A product with stacked identities, exact: from a broadcast XLA takes that the batch be
-    # innermost in memory, from here through the whole network, and every matrix product then needs
-    # a transpose.
-    num_latents, width = latents_LC.shape
-    copies = tf.tile(tf.eye(num_latents, dtype=latents_LC.dtype), [num_rows, 1])
-    return tf.reshape(tf.matmul(copies, latents_LC), [num_rows, num_latents, width])

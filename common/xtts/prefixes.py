@@ -1,4 +1,6 @@
-"""What a text is before its first code: ids and positions of several texts, padded to one shape."""
+"""The prefix of a row, up to its first code: ids and positions of several texts, padded to one
+shape.
+"""
 
 from __future__ import annotations
 

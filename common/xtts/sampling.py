@@ -54,9 +54,8 @@ class SamplingOptions:
         max_codes: most codes, STOP included; None, or more than the model's positions: as many as
             it has positions for.
         text_stop_input: the text's STOP is an input, as in the original's inference. Imported XTTS
-            weights want it. Rows trained here
-        end their text without it, so models trained from nothing here never saw it: leave it out
-            (the default).
+            weights need it. Rows trained here end their text without it, so models trained from
+            nothing here never saw it: leave it out (the default).
     """
 
     greedy: bool = False
@@ -92,7 +91,7 @@ class Generated:
 
     Attributes:
         codes: int32[n], without STOP; all below START.
-        stopped: STOP was reached; False: the limit was.
+        stopped: True if STOP was reached, False if the limit was.
         states: [n (+ 1 with STOP), C], the final states that predicted each code and STOP: the
             vocoder's latents (`latents_pass`).
     """
@@ -103,7 +102,7 @@ class Generated:
 
 
 class Controls(NamedTuple):
-    """What steers a loop without another compilation."""
+    """Inputs of a loop that can change without another compilation."""
 
     repetition_penalty: tf.Tensor  # float32 []
     temperature: tf.Tensor  # float32 []
@@ -114,7 +113,7 @@ class Controls(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where a loop stands, between two codes."""
+    """State of a loop between two codes."""
 
     step: tf.Tensor  # int32 [], codes drawn so far
     cache: Cache  # per block: keys, values [B, S, H, D]
@@ -237,9 +236,10 @@ class Sampler:
         options: SamplingOptions,
         seeds: Sequence[int | tuple[int, int]],
     ) -> Generated:
-        """Codes of one text, drawn once per seed, all at once: of the draws that ended by
-        themselves (of all, if none did) the one that
-        the model finds likeliest (`log_likelihood`). One seed: as `generate`.
+        """The likeliest of several draws of one text (`log_likelihood`), one per seed.
+
+        All are drawn at once. Draws that hit the limit count only if no other ended by itself. One
+        seed: as `generate`.
         """
         if len(seeds) == 1:
             return self.generate(latents, text_ids, options, seeds[0])
@@ -256,8 +256,8 @@ class Sampler:
         seed: int | tuple[int, int] = 0,
         every: int = 20,
     ) -> Iterator[Generated]:
-        """Like `generate`, but gives what there is after each `every` codes, and at the end the
-        whole.
+        """Like `generate`, but yields the codes so far after every `every` codes, and all of them
+        last.
         """
         if every < 1:
             raise ValueError(f"a stream needs at least 1 code per chunk, not {every}")
@@ -414,9 +414,7 @@ def log_likelihood(gpt: Gpt, generated: Generated) -> float:
 
 
 def likeliest(gpt: Gpt, drawn: Sequence[Generated]) -> Generated:
-    """Of several draws of one text the likeliest of those that ended by themselves; of all, if none
-    did.
-    """
+    """The likeliest of the draws that ended by themselves, or of all draws if none did."""
     return max(
         [g for g in drawn if g.stopped and len(g.codes)] or drawn,
         key=lambda g: log_likelihood(gpt, g),

@@ -1,6 +1,6 @@
-"""Speaker embedding of a reference clip:
+"""Speaker embedding of a reference clip: ResNet with squeeze-and-excitation ("H/ASP").
 
-ResNet with squeeze-and-excitation and attentive statistics ("H/ASP"). Inference only.
+The embedding comes from attentive statistics. Inference only.
 
 Shapes: B clips, N samples at 16 kHz, T = 1 + N // 160 frames, M = 64 mels; images are [B, M, T, C],
 channels last. Batch norm uses its stored statistics and comes after the ReLU of the first
@@ -51,7 +51,7 @@ class BatchNorm(Module):
         self.variance = self.tensor("running_var", (channels,), ones, trainable=False)
         self.tensor(
             "num_batches_tracked", (), zeros, trainable=False, dtype="int64"
-        )  # of no use here, but part of the checkpoint
+        )  # unused here, but part of the checkpoint
 
     def call(self, x):
         """[..., C] -> [..., C]."""

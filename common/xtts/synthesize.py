@@ -49,10 +49,10 @@ class ReferenceOptions:
     v2.
 
     Attributes:
-        clip_s: of each clip, the first so many seconds.
-        total_s: of all clips together.
+        clip_s: how many seconds are used of each clip, from its beginning.
+        total_s: how many seconds are used of all clips together.
         chunk_s: latents are computed for chunks of this length, and averaged.
-        min_chunk_s: a shorter chunk is passed over.
+        min_chunk_s: shorter chunks are skipped.
         padded: the last, shorter chunk is padded with silence to the full length, as conditioning
             clips are in training. The original's inference does not.
     """
@@ -181,12 +181,12 @@ class Synthesizer:
         if dvae is not None and dvae.dims.num_codes != dims.gpt.start_audio:
             raise ValueError(
                 f"the DVAE has {dvae.dims.num_codes} codes, the model speaks"
-                f" {dims.gpt.start_audio}: they belong to others"
+                f" {dims.gpt.start_audio}: they do not belong together"
             )
         if tokenizer.vocab_size != dims.gpt.num_text_tokens:
             raise ValueError(
                 f"the vocabulary has {tokenizer.vocab_size} ids, the model"
-                f" {dims.gpt.num_text_tokens}: they belong to others"
+                f" {dims.gpt.num_text_tokens}: they do not belong together"
             )
         if vocoder is not None and vocoder.hifigan.dims.in_channels != dims.gpt.width:
             raise ValueError(
@@ -209,7 +209,7 @@ class Synthesizer:
     def voice(self, clips: Sequence[np.ndarray]) -> Voice:
         """Conditioning latents (and speaker embedding) of one or several clips of a speaker.
 
-        ReferenceClipError: too short in all.
+        ReferenceClipError: the clips together are too short.
         """
         rate, r = self.dims.audio.sample_rate, self.reference
         clips = [np.asarray(clip, np.float32)[: round(r.clip_s * rate)] for clip in clips]
@@ -250,9 +250,9 @@ class Synthesizer:
         Args:
             seed: of the text, and the piece's number.
             speed: 2 is twice as fast, by interpolation in time.
-            candidates: drawn so often, and the likeliest is taken (`Sampler.generate_best`).
+            candidates: draw this many times and take the likeliest (`Sampler.generate_best`).
             pace: what is too short or too long for it is drawn again, up to three times in all;
-                then the draw that is nearest is taken. None: whatever comes.
+                then the nearest draw is taken. None: accept any length.
 
         NotFinite: the weights make no finite numbers. Errors of `SamplingOptions`.
         """
@@ -284,8 +284,8 @@ class Synthesizer:
         """`say` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s), each of
         the first draw: what was heard cannot be drawn again. A fault is logged.
 
-        Every part decodes all codes so far; its beginning is faded into the end of what the part
-        before had left back. NotFinite as in `say`.
+        Each part decodes all codes so far; its beginning is cross-faded with the end that the part
+        before held back. NotFinite as in `say`.
         """
         joiner, so_far = Joiner(), None
         _finite(voice.latents, "the voice's conditioning latents are")
@@ -413,7 +413,7 @@ class Joiner:
             self._held = self._faded(wav[self._emitted :])
 
     def finish(self) -> Iterator[np.ndarray]:
-        """What was left back, if anything."""
+        """What was held back, if anything."""
         if len(self._held):
             yield self._held
         self._held = np.zeros(0, np.float32)

@@ -72,7 +72,7 @@ def load_state_dict(model: Module, state: Mapping[str, np.ndarray]) -> None:
     """Set every tensor of `model` from `state`, strictly: nothing is assigned unless all names and
     shapes fit.
 
-    Keys that match one of the model's `ignored_keys` are passed over. WeightsError names what is
+    Keys that match one of the model's `ignored_keys` are skipped. WeightsError names what is
     missing, extra or misshapen.
     """
     own = tensors(model)

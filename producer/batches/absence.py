@@ -1,7 +1,7 @@
-"""Whether clips that cannot be read are bad, or the place where they lie is away for a while: a
-disk that is not mounted, a server that
-does not answer, a process out of file handles. A bad clip is set aside for the rest of the run;
-nothing of a place that is away may be.
+"""Tell bad clips from a place that is away for a while.
+
+Such a place is a disk that is not mounted, a server that does not answer, a process out of file
+handles. Bad clips are set aside for the rest of the run; clips in a place that is away must not be.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from collections.abc import Iterable, Sequence
 
 from common.audio.errors import CLOSED, NO_FFMPEG, DecodeError
 
-_NEIGHBOURS = (
-    64  # files of a folder that are tried before it counts as one in which nothing can be read
-)
+_NEIGHBOURS = 64  # how many files of a folder are tried before it counts as unreadable
 
 
 def why_away(
     errors: Sequence[DecodeError], roots: Iterable[str] = (), good: Iterable[str] = ()
 ) -> str | None:
-    """What to wait for, in words; None: the files themselves are at fault.
+    """What to wait for, in words; None if the files themselves are at fault.
 
-    A folder in which nothing reads any more is away, unless recordings in other folders of the same
-    root still read: then it was deleted.
+    A folder in which nothing can be read any more is away, unless recordings in other folders of
+    the same root can be: then it was deleted.
 
     Args:
-        errors: of the clips of one batch that did not decode.
+        errors: those of the clips of one batch that did not decode.
         roots: the corpus' folders.
-        good: recordings that were read not long ago, of several folders.
+        good: recordings from several folders that were read recently.
     """
     if not errors:
         return None
@@ -59,9 +57,7 @@ def why_away(
 
 def _why_closed(path: str) -> str | None:
     try:
-        if not stat.S_ISREG(
-            os.stat(path).st_mode
-        ):  # opening a named pipe waits for who writes into it
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe waits for a writer
             return None
         with open(path, "rb") as f:
             f.read(1)
@@ -71,7 +67,7 @@ def _why_closed(path: str) -> str | None:
 
 
 def _others_read(folder: str, roots: list[str], good: Iterable[str]) -> bool:
-    """Whether one of `good` can be read that lies elsewhere below the folder's root."""
+    """Whether one of `good` that lies elsewhere below the folder's root can be read."""
     root = max((r for r in roots if _below(folder, r)), key=len, default="")
     others = (path for path in good if os.path.dirname(path) != folder and _below(path, root))
     return any(_why_closed(path) is None for path in others)
@@ -82,7 +78,7 @@ def _below(path: str, root: str) -> bool:
 
 
 def _something_reads(folder: str, failed: set[str]) -> bool:
-    """Whether a file of a folder that is none of `failed` can be read."""
+    """Whether a file of the folder other than those in `failed` can be read."""
     tried = 0
     try:
         with os.scandir(folder) as entries:

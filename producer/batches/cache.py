@@ -39,9 +39,9 @@ class CodesCache:
     """Codes by utterance: by its id, or by one number for each set of codes that it has.
 
     Args:
-        folder: made if missing.
-        max_codes: of the longest utterance; it fixes the slots' size, so all who share a folder
-            name the same.
+        folder: created if missing.
+        max_codes: the longest utterance's; it fixes the size of a slot, so all who share a folder
+            must agree on it.
         key: what the codes depend on besides the clip (the feature hash); another key finds
             nothing.
 
@@ -134,7 +134,7 @@ class CodesCache:
             self._cannot_write(e)
 
     def close(self) -> None:
-        """Close the file; nothing is found any more."""
+        """Close the file; from now on nothing is found."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

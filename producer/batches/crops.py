@@ -26,8 +26,8 @@ def crop_frames(
 
 
 def crop_span(first: int, n: int, num_samples: int, audio: AudioDims) -> tuple[int, int]:
-    """Samples [start, end) of the clip that frames first .. first + n - 1 are computed from,
-    borders' reflections included.
+    """The samples [start, end) of the clip from which frames first .. first + n - 1 are computed,
+    including reflections at its borders.
     """
     half = audio.win_samples // 2
     start, end = first * audio.hop_samples - half, (first + n - 1) * audio.hop_samples + half

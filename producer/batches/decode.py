@@ -1,7 +1,7 @@
 """Audio files → float32 mono at 22 050 Hz, checked, in a bounded pool of threads.
 
-What is read, and which samples can be used, `common/audio/reading.py` and `levels.py` say: the same
-for the scan, for training and for reference clips.
+`common/audio/reading.py` and `levels.py` decide what can be read and which samples can be used, in
+the same way for the scan, for training and for reference clips.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def num_output_samples(frames: int, rate: int) -> int:
 
 
 def _silence(rate: int) -> int:
-    """Samples to read behind the last one: what is resampled must not end with it, as soxr alone
-    may give one less than ceil.
+    """Samples to read beyond the last one: soxr may give one less than ceil if its input ends
+    there.
     """
     return 0 if rate == SAMPLE_RATE else rate // 50
 
@@ -85,10 +85,10 @@ def _whole(f: soundfile.SoundFile, path: str | os.PathLike, used: Portion) -> np
         channel = level.channel
         if level.peak > 1:
             samples = samples / np.float32(level.peak)
-            if level.peak > 1.25:  # lossy codecs overshoot a little; that is no news
+            if level.peak > 1.25:  # lossy codecs overshoot a little; that is not worth a note
                 _say_once(logging.WARNING, str(path), f"peak {level.peak:.3g}, scaled to 1")
     if channel is not None:
-        # For the log: the scan has warned of it, where it looked at the samples.
+        # For the log: the scan has warned of it if it looked at the samples.
         _say_once(
             logging.INFO,
             str(path),
@@ -104,7 +104,7 @@ def _whole(f: soundfile.SoundFile, path: str | os.PathLike, used: Portion) -> np
 
 @functools.lru_cache(maxsize=1 << 16)
 def _channel_of(path: str, size: int, mtime_ns: int) -> int | None:
-    """The channel to take alone: a part cannot tell, so all of the file is read, once."""
+    """The channel to take alone. A part cannot tell, so the whole file is read, once."""
     with open_audio(path) as f:
         return louder_channel(read(f, path, 0, f.frames))
 
@@ -124,11 +124,12 @@ def decode(
     Args:
         path: WAV, FLAC, MP3, Ogg Vorbis or Opus, what else libsndfile reads, or what ffmpeg does.
         start: first sample wanted, counted at 22 050 Hz.
-        num_samples: how many; None: to the end. The whole has exactly ceil(frames · 22050 / rate).
-        source_rate: rate that the manifest recorded; another one is an error.
-        source_frames: length that the manifest recorded; another one is an error.
-        portion: what of the recording is used, and how loud: all that is said here of a recording
-            is of this, `source_frames` apart. None: all, as it is.
+        num_samples: how many; None: to the end. The whole file has exactly ceil(frames · 22050 /
+            rate).
+        source_rate: the rate in the manifest; another one is an error.
+        source_frames: the length in the manifest; another one is an error.
+        portion: what of the recording is used, and how loud; everything said here of a recording
+            but `source_frames` applies to this. None: all, as it is.
 
     Parts of PCM and FLAC files are read without the rest of the file. They equal that part of the
     whole to the bit at 22 050 Hz, and to the resampler's rounding at other rates.
@@ -201,11 +202,11 @@ class Decoding(Future):
 class DecodePool:
     """Threads that decode.
 
-    At most `capacity` files wait for a thread; how many results lie about is for their owner to
-    bound.
+    At most `capacity` files wait for a thread; the owner of the results bounds how many of these
+    exist.
 
     Threads are daemons: a read that hangs on a dead network disk cannot keep the process from
-    leaving.
+    ending.
     """
 
     def __init__(
@@ -278,10 +279,10 @@ class DecodePool:
                 error,
                 future,
                 item,
-            )  # else the last clip would stay in memory until the next one comes
+            )  # or the last clip would stay in memory until the next one arrives
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Cancel what waits and end the threads; one that hangs in a read is left behind."""
+        """Cancel what waits and end the threads; a thread that hangs in a read is left behind."""
         while True:
             try:
                 item = self._work.get_nowait()

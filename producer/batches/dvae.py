@@ -1,4 +1,6 @@
-"""Decoded clips to batches of stage 1: crops of the DVAE's mel. One compiled function per shape."""
+"""Turn decoded clips into batches of stage 1: crops of the DVAE's mel. One compiled function per
+shape.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ class DvaeMaker(StageMaker):
         clips: Sequence[Clip],
         decoded: Sequence[np.ndarray | Exception],
     ) -> Work:
-        """Towards the arrays of `common.data.batch.DVAE_FIELDS`."""
+        """Makes the arrays of `common.data.batch.DVAE_FIELDS`."""
         watch, made = Stopwatch(), Made(self._empty(planned))
         with watch.part("pack"):
             windows = self._windows(planned, clips, decoded, made)

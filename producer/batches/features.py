@@ -77,7 +77,7 @@ class StageMaker(ABC):
 
     @abstractmethod
     def _shape(self, planned: PlannedBatch) -> tuple[int, ...]:
-        """What the compiled function depends on."""
+        """The shapes that the compiled function depends on."""
 
     def compiles(self, planned: PlannedBatch) -> bool:
         """True if making this batch will first compile a function."""
@@ -103,7 +103,7 @@ class StageMaker(ABC):
         return self._functions[shape](tf.constant(values)).numpy()
 
     def _utterances(self, ids: np.ndarray) -> list[tuple[int, Utterance]]:
-        """(row, utterance) of the rows whose id int64[B] is none of padding."""
+        """(row, utterance) of the rows whose id int64[B] is not padding."""
         rows = np.flatnonzero(ids >= 0)
         try:
             return list(zip(rows.tolist(), self._manifest.utterances(ids[rows]), strict=True))
@@ -130,7 +130,7 @@ class StageMaker(ABC):
 def usable_clips(
     clips: Sequence[Clip], decoded: Sequence[np.ndarray | Exception], made: Made
 ) -> list[tuple[Clip, np.ndarray]]:
-    """Clips that have the samples they should have, of rows that lack none; the other rows are
+    """The clips of rows that lack nothing, each with the samples it should have; other rows are
     listed in `made.bad`.
     """
     usable, bad = [], {}

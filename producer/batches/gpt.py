@@ -54,8 +54,8 @@ def load_dvae(run: RunFolder) -> Dvae:
 
 
 def open_cache(run: RunFolder, feature_hash: str, max_codes: int) -> CodesCache | None:
-    """The run's store of codes; None where the settings want none, or where a clip's codes depend
-    on its batch.
+    """The run's store of codes; None if the settings want none, or if a clip's codes depend on its
+    batch.
     """
     if not run.config.producers.cache_codes or run.config.batching.padded_codes:
         return None
@@ -93,20 +93,20 @@ class GptMaker(StageMaker):
     def compiles(self, planned: PlannedBatch) -> bool:
         """True if making this batch will first compile a function.
 
-        A bucket whose codes were all known until now may surprise.
+        It may come as a surprise for a bucket whose codes were all known until now.
         """
         return self._shape(planned) not in self._made
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """Every row's whole utterance, or its conditioning clip alone where the codes are known;
-        the conditioning clip, too, where it is of
-        another utterance. BatchError: the manifest does not know one.
+        """Every row's whole utterance, or only its conditioning clip if the codes are known; and
+        the conditioning clip if it comes from another utterance. BatchError: the manifest does not
+        know one.
 
-        At another rate than the features' a part is not to the bit what the resampled whole has
-        there, so that the conditioning clip is always a part of its own: the batch must not depend
-        on whether the codes were known. Nor must it where recordings are changed: a conditioning
-        clip that is changed alone is a part of its own, and of a clip that is changed no codes are
-        looked for, nor kept.
+        At other rates than the features', a resampled part does not equal that part of the
+        resampled whole to the bit. So the conditioning clip is always read as a part of its own:
+        the batch must not depend on whether the codes were known. Nor must it where recordings are
+        changed: a conditioning clip that is changed alone is a part of its own, and codes of a
+        changed clip are neither looked up nor kept.
         """
         clips = []
         lenders = dict(
@@ -131,8 +131,8 @@ class GptMaker(StageMaker):
         return clips
 
     def _prompt(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
-        """Where the row's conditioning clip lies in the utterance that it is cut from, of
-        `num_samples`: (start, length) in samples.
+        """Where the row's conditioning clip lies in the utterance of `num_samples` that it is cut
+        from: (start, length) in samples.
         """
         audio, training, lent = (
             self.dims.audio,
@@ -144,7 +144,7 @@ class GptMaker(StageMaker):
         )
 
     def _lead(self, planned: PlannedBatch, row: int) -> int:
-        """Samples of silence before the row's utterance in its codes."""
+        """Samples of silence before the row's utterance when its codes are computed."""
         return lead_samples(
             int(planned.row_seeds[row]),
             self._batching.code_phases,
@@ -153,8 +153,8 @@ class GptMaker(StageMaker):
         )
 
     def _slot(self, planned: PlannedBatch, row: int, utterance: Utterance) -> tuple[int, int]:
-        """(where the cache keeps the row's codes, how many there are): an utterance has one set for
-        each phase.
+        """(where the cache keeps the row's codes, how many there are); an utterance has one set per
+        phase.
         """
         lead, audio = self._lead(planned, row), self.dims.audio
         slot = utterance.id * self._batching.code_phases + lead // audio.hop_samples
@@ -180,7 +180,7 @@ class GptMaker(StageMaker):
         clips: Sequence[Clip],
         decoded: Sequence[np.ndarray | Exception],
     ) -> Work:
-        """Towards the arrays of `common.data.batch.GPT_FIELDS`.
+        """Makes the arrays of `common.data.batch.GPT_FIELDS`.
 
         BatchError: a row does not fit its bucket.
         """

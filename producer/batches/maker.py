@@ -1,4 +1,4 @@
-"""What serving needs of the code that makes a stage's batches.
+"""What the server needs from the code that makes a stage's batches.
 
 `gpt.py` and `dvae.py` implement it.
 """
@@ -23,8 +23,8 @@ class Clip:
     `start` and `num_samples` count at 22 050 Hz; None: to the end.
 
     `codes`: int32[n], the DVAE codes of the row's utterance where they are known already.
-    `row_utterance`: the row's utterance where the recording is another one, of its speaker, that
-    only lends its voice.
+    `row_utterance`: the row's utterance, if the recording is another one of its speaker that only
+    lends the voice.
     `change`: what is done to the samples, once they are decoded (`producer/batches/augment.py`).
     """
 
@@ -51,10 +51,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Work:
-    """What is left of a batch whose clips are packed:
+    """The rest of the work on a batch whose clips are packed.
 
-    `compute` on the device, in a thread of its own, while the next batch is packed and
-    the one before is sent; then `finish`, of what `compute` returned.
+    First `compute` on the device, in a thread of its own, while the next batch is packed and the
+    previous one is sent; then `finish` with what `compute` returned.
     """
 
     compute: Callable[[], Any]
@@ -72,7 +72,7 @@ class BatchError(ValueError):
 class Maker(Protocol):
     """Makes the batches of one stage.
 
-    A pure function of the plan and the files: the same batch is the same bytes.
+    A pure function of the plan and the files: the same batch has the same bytes.
     """
 
     feature_hash: str
@@ -82,7 +82,7 @@ class Maker(Protocol):
         """Batch `g` of plan `name`. IndexError: there is none."""
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """What must be decoded, in order of rows.
+        """The clips to decode, in the order of rows.
 
         BatchError: the manifest does not know an utterance.
         """
@@ -93,7 +93,7 @@ class Maker(Protocol):
         clips: Sequence[Clip],
         decoded: Sequence[np.ndarray | Exception],
     ) -> Work:
-        """Work towards the arrays that `common.data.batch` specifies.
+        """The work that leads to the arrays that `common.data.batch` specifies.
 
         An exception in place of a clip's samples makes its row weight 0.
 
@@ -108,9 +108,9 @@ class Maker(Protocol):
 
 
 def without(planned: PlannedBatch, utterances: Collection[int]) -> PlannedBatch:
-    """The batch with some utterances' rows turned into padding; the other rows stay where they are,
-    with their seeds. A row whose
-    conditioning clip was to come from one of them takes it from its own utterance.
+    """The batch with the rows of some utterances turned into padding; other rows stay as they are.
+
+    A row whose conditioning clip was to come from one of them takes it from its own utterance.
     """
     set_aside = np.fromiter(utterances, np.int64, len(utterances))
     out = np.isin(planned.utterances, set_aside)

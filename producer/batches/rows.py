@@ -1,4 +1,5 @@
-"""Text tokens and audio codes to the rows of a stage-2 batch: ids, positions and targets, in NumPy.
+"""Turn text tokens and audio codes into rows of a stage-2 batch: ids, positions and targets, in
+NumPy.
 
 Shapes: B rows, T row positions, Lt text-head positions, n codes, l text tokens.
 A row: START t1..tl | START c1..cn STOP STOP STOP | padding, contiguous, so that a plain causal mask
@@ -32,8 +33,8 @@ def num_codes(num_samples: int, samples_per_code: int = 1024) -> int:
 
 
 def most_codes(num_samples: np.ndarray, phases: int, audio: AudioDims) -> np.ndarray:
-    """Codes of utterances of int[N] samples where they begin latest (`batching.code_phases`): what
-    a bucket must have room for.
+    """Codes of utterances of int[N] samples when they begin latest (`batching.code_phases`): a
+    bucket must have room for these.
     """
     return num_codes(
         num_samples.astype(np.int64) + (phases - 1) * audio.hop_samples, audio.samples_per_code
@@ -42,12 +43,11 @@ def most_codes(num_samples: np.ndarray, phases: int, audio: AudioDims) -> np.nda
 
 def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) -> tuple[int, int]:
     """Code indices [first, end) hidden from the loss because the conditioning clip `[start, start +
-    length)` shows them; samples count from
-    where the codes begin.
+    length)` shows them; samples count from where the codes begin.
 
     Both ends are floored. A clip that covers all n codes leaves the last one: a row without a code
-    target would teach STOP alone. GPT.forward means to do the same; what it does is
-    `prompt_targets_of_coqui`.
+    target would teach STOP alone. GPT.forward intends the same; `prompt_targets_of_coqui` is what
+    it does.
     """
     first, end = start // samples_per_code, min((start + length) // samples_per_code, n)
     if first == 0 and end >= n:
@@ -56,9 +56,8 @@ def prompt_codes(start: int, length: int, n: int, samples_per_code: int = 1024) 
 
 
 def hidden_share(num_samples: np.ndarray, audio: AudioDims) -> float:
-    """The part of all codes that is hidden in training, in expectation, where each of these
-    utterances (int[N] samples, N > 0) gives its
-    own conditioning clip (`common.xtts.audio.prompt_slice`).
+    """The expected share of all codes hidden in training if each of these utterances (int[N]
+    samples, N > 0) gives its own conditioning clip (`common.xtts.audio.prompt_slice`).
     """
     lengths = np.linspace(audio.cond_min_samples, audio.cond_max_samples, 33)
     shown = sum(
@@ -68,10 +67,10 @@ def hidden_share(num_samples: np.ndarray, audio: AudioDims) -> float:
 
 
 def prompt_targets_of_coqui(start: int, length: int) -> tuple[int, int]:
-    """The targets [first, end) that XTTS's trainer ignores in the last row of a batch, and in no
-    other: it counts mel frames of 256
-    samples where the targets are codes of 1024, so that STOPs may be among them, or all there are.
-    Source: GPT.forward.
+    """The targets [first, end) that XTTS's trainer ignores, in the last row of a batch only.
+
+    It counts mel frames of 256 samples where the targets are codes of 1024, so these may include
+    STOPs, even all of them. Source: GPT.forward.
     """
     return start // FRAME_SAMPLES, (start + length) // FRAME_SAMPLES
 
@@ -85,7 +84,7 @@ def pack_row(
     gpt: GptDims,
     layout: RowLayout = XTTS_ROW,
 ) -> None:
-    """Write one utterance into row `row` of a batch; a row that nobody writes stays padding.
+    """Write one utterance into row `row` of a batch; a row that is never written stays padding.
 
     Args:
         arrays: ids, positions, audio_targets int32[B,T] and text_targets int32[B,Lt], as

@@ -1,1 +1,1 @@
-"""How a run folder is created, or found to hold the same run."""
+"""Create a run folder, or find that it holds the same run."""

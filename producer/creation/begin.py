@@ -1,5 +1,5 @@
-"""A run's side of what it begins with (`model.weights`): whether it suits the settings, and the
-copy that the run keeps of it.
+"""What a run begins with (`model.weights`), seen from the run: does it suit the settings, and the
+run's own copy.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def languages_of(weights: str) -> tuple[str, ...]:
 
 
 def from_within(config: Config, existing: RunFolder | None) -> Config:
-    """Settings with the run's own copy of what it began with, where that is what they name: it may
-    be gone from its old place.
+    """The settings, with `model.weights` naming the run's own copy where it names the original,
+    which may be gone by now.
     """
     if (
         existing is None
@@ -41,7 +41,7 @@ def from_within(config: Config, existing: RunFolder | None) -> Config:
 
 
 def check(config: Config, start: Beginning) -> None:
-    """What a run needs of what it begins with."""
+    """The parts that a run needs of what it begins with."""
     m = config.model
     if m.size != "xtts" or m.layers is not None:
         raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
@@ -58,9 +58,9 @@ def check(config: Config, start: Beginning) -> None:
 
 
 def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginning) -> Path:
-    """The folder of weights of what the run begins with, made aside unless the run has it.
+    """The folder of the weights that the run begins with, made aside unless the run has it.
 
-    BadInput: parts that are no pair.
+    BadInput: its parts do not belong together.
     """
     whole = existing is not None and beginning.LIST not in existing.damaged
     if whole and existing.pretrained == start.pieces:
@@ -73,8 +73,8 @@ def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginni
 
 
 def _check_pairs(config: Config, folder: Path) -> None:
-    """BadInput where model.dvae or model.mel_stats are not those that the GPT in `folder` was
-    trained with, and that is not meant.
+    """BadInput if model.dvae or model.mel_stats are not those that the GPT in `folder` was trained
+    with, unless the settings say that this is intended.
     """
     if config.model.other_dvae:
         return
@@ -97,9 +97,8 @@ def _check_pairs(config: Config, folder: Path) -> None:
 
 
 def check_rows(config: Config, tokenizer: Tokenizer, start: Beginning) -> str:
-    """A line on how the vocabulary and the imported model's rows go together.
-
-    BadInput where they do not: an old id means another token.
+    """A line on how the vocabulary matches the rows of the imported model. BadInput if it does not:
+    an old id means another token.
     """
     rows, folder = start.dims.gpt.num_text_tokens, config.model.weights
     if tokenizer.vocab_size < rows:
@@ -120,7 +119,7 @@ def check_rows(config: Config, tokenizer: Tokenizer, start: Beginning) -> str:
 
 
 def notes(config: Config, start: Beginning) -> list[str]:
-    """What a user should know of a run that goes on with another one's weights."""
+    """Notes for the user of a run that goes on with another run's weights."""
     keys = ("coqui_cleaning", "strip_arabic_diacritics")
     now = {key: getattr(config.text, key) for key in keys}
     changed = [

@@ -1,5 +1,5 @@
-"""A run's record of its files, and what is done at a start about files that are not as it says:
-made anew from what they were made from.
+"""A run's record of its files. At a start, files that differ from the record are made anew from
+their sources.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GIVEN = ("dvae/first.safetensors", "dvae/model.safetensors")
 
 
 def first_record(folder: Path, identity: dict, config: Config) -> Proof:
-    """The record of a run whose files are all in place."""
+    """Make the record of a run whose files are all in place."""
     proof = Proof(folder, identity, {}, config.model_dump(mode="json"))
     for name in (*_SINGLE, *_GIVEN, SETTINGS, LIST, *_plans(folder)):
         if (folder / name).is_file():
@@ -37,18 +37,19 @@ def _plans(folder: Path) -> list[str]:
 def damaged(
     run: RunFolder, aside: Path, lost: Iterable, own_plans: Callable[[Path], None]
 ) -> dict[str, str]:
-    """Files of a run that are to be replaced by those in `aside`, and what is wrong with them.
+    """The files of a run to replace by those in `aside`, and what is wrong with each.
 
     Args:
-        aside: everything made anew for the same run; the plans are another corpus's where clips are
-        lost. own_plans: makes the run's own plans below a folder.
+        aside: everything made anew for the same run; where clips are lost, its plans are those of
+            another corpus.
+        own_plans: makes the run's own plans below a folder.
 
     Raises:
         BadInput: one cannot be made anew.
     """
     if published.mend(run):
         run.damaged.pop(published.NAME, None)
-    if run.proof.files is None:  # nothing says what is damaged: what was just made is right
+    if run.proof.files is None:  # nothing says which is damaged: the file just made is right
         names = () if lost else (*_SINGLE[1:], *_plans(aside))
         return {n: "" for n in names if file_digest(aside / n) != _digest(run.path / n)}
     found = dict(run.damaged)
@@ -75,8 +76,8 @@ def _digest(path: Path) -> str | None:
 
 
 def move_in(run: RunFolder, config: Config, aside: Path, names: Iterable[str]) -> None:
-    """Replace files of the run by those in `aside`, and the settings. The record comes first, and
-    allows both, so that a power cut may come anywhere between.
+    """Replace files of the run by those in `aside`, and the settings. The record comes first and
+    allows both, so a power cut may come at any point.
     """
     folder, proof = run.path, run.proof
     if proof.files is None:

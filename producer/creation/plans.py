@@ -1,5 +1,5 @@
-"""A run's plans: written for each stage from the manifest and the settings, held against the memory
-budget, and told.
+"""A run's plans: written for each stage from the manifest and the settings, checked against the
+memory budget, and described to the user.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def write(
     ):
         ids, pool = np.flatnonzero(columns["split"] == split), None
         if not stage.crops and config.batching.prompt == "speaker":
-            # Training never hears the evaluation set. An evaluation may take its voices from both:
-            # nothing is learnt from it.
+            # Training never hears the evaluation set. An evaluation may take its voices from both
+            # sets: nothing is learnt from them.
             lenders = ids if name == "train" else np.arange(n)
             pool = lenders, columns["speaker"][lenders]
         rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
@@ -64,8 +64,8 @@ def write(
 
 
 def check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
-    """BadInput where the window times the largest batch is more than the budget, or than a
-    container's memory leaves beside the processes themselves.
+    """BadInput if the window times the largest batch exceeds the budget, or what a container's
+    memory leaves beside the processes themselves.
     """
     buckets = [
         (s.kind, b)
@@ -88,7 +88,7 @@ def check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
 
 
 def lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
-    """What a user should know of the plans in `aside`."""
+    """Lines for the user about the plans in `aside`."""
     plan = Plan.open(aside / "plan" / "gpt", "train")
     evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
     shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)

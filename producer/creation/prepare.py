@@ -1,6 +1,6 @@
-"""Creating a run folder, or finding that the one there is the same run.
+"""Create a run folder, or find that the existing one is the same run.
 
-Order of birth: read the metadata → vocabulary → scan → mel statistics → plans → identity.
+Order of creation: read the metadata → vocabulary → scan → mel statistics → plans → identity.
 Everything is made aside and moved in at the end, so a folder either is a run or is not. No
 TensorFlow, no GPU: whatever is wrong with the input is found here.
 """
@@ -49,7 +49,7 @@ from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
 
-# Enough clips for the mean of 80 channels to settle, few enough to take seconds.
+# Enough clips for the means of 80 channels to settle, few enough to take only seconds.
 _MEL_STATS_CLIPS = 64
 
 
@@ -105,7 +105,7 @@ def prepare_run(
 
 
 def _aside(folder: Path) -> Path:
-    """An empty folder within the run's. BadInput: it cannot be made."""
+    """An empty folder inside the run's. BadInput: it cannot be created."""
     aside = folder / ".new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _resume(
         *moved_schedule(existing.config, config),
     ):
         out(f"changed: {line}")
-    # Of the same corpus, wherever it lies now.
+    # The same corpus, wherever it lies now.
     scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
     with room.needed(folder):
         mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
@@ -149,7 +149,7 @@ def _resume(
 
 
 def _check_no_history(folder: Path) -> None:
-    """BadInput: training took place in a folder that is no run any more."""
+    """BadInput: the folder has been trained in, but is not a run any more."""
     for stage in {s.folder for s in NETWORKS}:
         for name in ("checkpoints", "ledger.jsonl"):
             if (folder / stage / name).exists():
@@ -160,7 +160,7 @@ def _check_no_history(folder: Path) -> None:
 
 
 def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Config:
-    """The settings that a run goes on with where `config` is asked for."""
+    """The settings that a run goes on with when `config` is asked for."""
     config = config_module.resolve(_keep_arithmetic(config, existing.config), on_cpu, cores)
     return _keep_machine_settings(config, existing.config)
 
@@ -192,7 +192,7 @@ def _check(config: Config, start: Beginning | None) -> None:
 
 
 def _keep_arithmetic(config: Config, old: Config) -> Config:
-    """The precision that was chosen when the run was created stays, unless another is asked for."""
+    """Keep the precision chosen when the run was created, unless another is asked for."""
     kept = {
         k: getattr(old.train, k)
         for k in ("precision", "attention_dropout")
@@ -202,8 +202,8 @@ def _keep_arithmetic(config: Config, old: Config) -> Config:
 
 
 def _keep_machine_settings(config: Config, old: Config) -> Config:
-    """Threads, determinism and compile mode decide the bits: they stay what they were when the run
-    was created.
+    """Threads, determinism and compile mode decide the bits: keep those with which the run was
+    created.
     """
     for name in ("deterministic", "jit"):
         if getattr(config, name) != getattr(old, name):
@@ -301,7 +301,7 @@ def _asked_for(config: Config) -> dict:
 
 
 def _copy_dvae(config: Config, aside: Path, begun: Path | None) -> Path | None:
-    """Copy the given DVAE, if there is one; where it came from."""
+    """Copy the given DVAE, if there is one; returns where it came from."""
     if config.model.dvae:
         dvae = Path(config.model.dvae)
     elif begun is not None:
@@ -323,7 +323,7 @@ def make_vocabulary(
 ) -> Tokenizer:
     """The run's vocabulary: the given file, the existing run's, or a BPE learnt from the corpus.
 
-    BadInput: it cannot be had.
+    BadInput: there is none to be had.
     """
     vocab = config.text.vocab or (None if start is None else start.vocab)
     options = {
@@ -352,9 +352,9 @@ def make_vocabulary(
 def _extended(
     tokenizer: Tokenizer, config: Config, rows: CorpusRows, out: Callable[[str], None]
 ) -> Tokenizer:
-    """The vocabulary with `text.extend`'s languages, learnt from their texts.
+    """The vocabulary extended by the languages of `text.extend`, learnt from their texts.
 
-    VocabularyError as of `Tokenizer.extend`.
+    VocabularyError as in `Tokenizer.extend`.
     """
     extend = config.text.extend
     if extend is None:
@@ -424,7 +424,7 @@ def _mel_stats(
 
 
 def _is_whole(existing: RunFolder | None, name: str) -> bool:
-    """There is a run, and this file of it is as it was written."""
+    """Whether there is a run and this file of it is as it was written."""
     return existing is not None and name not in existing.damaged
 
 
@@ -440,7 +440,7 @@ def _decodable(
 
 
 def _own_plans(run: RunFolder, to: Path) -> None:
-    """The plans of a run once more, from its own manifest and settings."""
+    """Make the plans of a run again, from its own manifest and settings."""
     for s in stages_of(run.config.model.size):
         plans.write(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
 

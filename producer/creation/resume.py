@@ -1,5 +1,5 @@
-"""Whether a folder holds the run that is asked for, and what its corpus has lost since the run was
-created.
+"""Find out whether a folder holds the run that is asked for, and what its corpus has lost since the
+run was created.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _NAMED = 3
 
 @dataclass
 class Difference:
-    """Utterances by what training sees of them.
+    """Utterances, keyed by what training sees of them.
 
-    `moved`: the folders are others, so that nothing can be compared by its path.
+    `moved`: the folders are different ones, so nothing can be compared by path.
     """
 
     gone: list[Utterance] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Difference:
 
     @property
     def only_losses(self) -> bool:
-        """Whether clips are gone and that is all: nothing else was added, or changed, or moved."""
+        """Whether the only change is that clips are gone: nothing was added, changed or moved."""
         return bool(self.gone) and not self.new and not self.moved
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def names(of: Iterable[Utterance]) -> str:
 
 
 def _seen(u: Utterance) -> tuple:
-    """All but its number and its split, which depend on the others."""
+    """All of it except its number and its split, which depend on the other utterances."""
     return (
         u.path,
         u.text,
@@ -93,13 +93,13 @@ def _seen(u: Utterance) -> tuple:
 
 
 def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) -> list[Utterance]:
-    """The clips that the run's corpus has lost since and that are few enough to do without.
+    """The clips that the run's corpus has lost since, if they are few enough to do without.
 
     Args:
-        scanned: the manifest of now.
+        scanned: the present manifest.
 
     Raises:
-        BadInput: it is another run than the folder's; names what differs.
+        BadInput: the folder holds another run; names what differs.
     """
     # Of runs made before their identity said so.
     unsaid = {"code_phases": existing.config.batching.code_phases, "augment": None}
@@ -129,16 +129,14 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
 
 
 def changes(old: Config, new: Config) -> list[str]:
-    """Settings that are not what they were, "train.epochs: 3 → 4" each; the folder's name is
-    none.
-    """
+    """Changed settings, each as "train.epochs: 3 → 4"; the folder's name does not count."""
     before, now = (flat(c.model_dump(exclude={"run"})) for c in (old, new))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     return [f"{k}: {before.get(k, 'unset')} → {now.get(k, 'unset')}" for k in keys]
 
 
 def moved_schedule(old: Config, new: Config) -> list[str]:
-    """What changed settings do to the learning rate, where they do more to it than they say."""
+    """Warnings about settings whose change affects the learning rate unexpectedly."""
     said = []
     for before, now, name in (
         (old.train, new.train, "train"),
@@ -155,7 +153,7 @@ def moved_schedule(old: Config, new: Config) -> list[str]:
 
 
 def without_effect(run: RunFolder, config: Config) -> list[str]:
-    """Settings that differ from the run's and change nothing any more, each with why."""
+    """Settings that differ from the run's but no longer have an effect, each with the reason."""
     found = []
     if config.text.vocab_size != run.config.text.vocab_size and not config.text.vocab:
         found.append(
@@ -190,14 +188,14 @@ def newest(run: RunFolder) -> str:
 
 
 def _set_aside(run: RunFolder) -> set[int]:
-    """Ids of the clips that turned out bad while it trained."""
+    """Ids of the clips that turned out bad during training."""
     files = [run.stage_folder(stage) / "quarantine.jsonl" for stage in run.stages]
     return {number for file in files for number in _ids(file)}
 
 
 def _ids(file: Path) -> Iterator[int]:
-    """The ids in a list of clips set aside; a damaged line counts for none: checkpoints have the
-    list that is trained by.
+    """The ids in a list of clips set aside. Damaged lines are skipped: training goes by the list in
+    the checkpoints.
     """
     for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
@@ -209,7 +207,7 @@ def _ids(file: Path) -> Iterator[int]:
 
 
 def _deciding(config: Config) -> dict[str, str]:
-    """The settings that decide what is trained, by their dotted names."""
+    """The settings that decide what is trained, by dotted name."""
     return {
         k: v
         for k, v in flat(config.model_dump()).items()

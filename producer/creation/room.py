@@ -1,6 +1,4 @@
-"""A disk that is full, or cannot be written, while a run is created or resumed: one line, not a
-traceback.
-"""
+"""Report a full or unwritable disk in one line while a run is created or resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, er
 
 @contextlib.contextmanager
 def needed(folder: Path) -> Iterator[None]:
-    """What is written to `folder` inside fits, or BadInput says that it did not."""
+    """Turn a failed write to `folder` inside the block into a BadInput that says so."""
     try:
         yield
     except OSError as e:

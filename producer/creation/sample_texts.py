@@ -1,5 +1,5 @@
-"""What the samples will say, tried before a run is created: every text tokenised, every reference
-clip read. No TensorFlow.
+"""Check what the samples will say before a run is created: tokenise every text, read every
+reference clip. No TensorFlow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 
 
 def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> None:
-    """BadInput names the setting: a text that the vocabulary cannot say, a clip that cannot be read
-    or is too short for a voice.
+    """BadInput, naming the setting: the vocabulary cannot say a text, or a clip cannot be read or
+    is too short for a voice.
 
     Args:
-        most_tokens: of one text, in the model; longer ones are spoken in pieces.
+        most_tokens: the model's limit for one text; longer texts are spoken in pieces.
     """
     samples = config.samples
     for i, text in enumerate(samples.texts):

@@ -99,10 +99,7 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
     )
     real = ["--data", args.data, "--size", size, "--batch-size", few(16, 4), *two]
     plain = "torch|bf16 fused|bf16 plain|tf32 plain|fp32 plain"
-    variants = (
-        "ours|ours, cublaslt outside graphs|ours, cublaslt outside graphs, weight copies|ours,"
-        " cublaslt|ours, narrow residual"
-    )
+    variants = "ours|ours, cublaslt outside graphs|ours, cublaslt|ours, narrow residual"
     levers = (
         "ours|ours, joint qkv|ours, not lean|ours, stateless dropout|ours, attention dropout|ours,"
         " embedding by matmul|ours, no dropout|ours, 408 positions|ours, 416 positions|ours, 448"

@@ -1,15 +1,15 @@
-"""Which gradients were not finite, and with which kernels they are: for a run that `N steps in a
-row were not finite` has ended.
+"""Which gradients were not finite, and by which operations: for a run that ended after `N steps in
+a row were not finite`.
 
-    python tests/bench/nonfinite.py --run RUN [--steps 3]
-        [--kernels "as trained|plain attention|…"] [--json FILE]
+    python -m tests.bench.nonfinite --run RUN [--steps 3]
+        [--ways "as trained|plain attention|…"] [--json FILE]
 
 Takes the weights of the newest checkpoint (which those steps did not change), makes the batches of
-the last skipped steps again, and computes their gradients on this device with the kernels that the
-run trains with and with each fast kernel replaced by its plain form, up to plain float32. Per way:
+the last skipped steps again, and computes their gradients on this device: with the operations that
+the run trains with, with each fast one replaced by its plain form, and in plain float32. Per way:
 the loss, the gradients' norm, and the tensors whose gradients are not finite. What is not finite
-everywhere lies in the data or the weights; what is finite with one kernel replaced lies in that
-kernel. Without skipped steps: the last ones.
+everywhere lies in the data or the weights; what is finite with one operation replaced lies in that
+operation. Without skipped steps: the last ones.
 """
 
 from __future__ import annotations
@@ -26,34 +26,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from tests.bench.step_rows import ATTENTION, LEAN, LONG_SUMS
 
-# Changes to the run's own kernels (and precision), each alone.
+ALL = (*ATTENTION, *LEAN, *LONG_SUMS, "dropout", "lookup", "qkv", "residual_dtype")
+# Which of the run's own operations are plain (and the precision), each alone.
 WAYS: dict[str, dict] = {
     "as trained": {},
-    "plain attention": {"attention": "plain"},
-    "not lean": {"lean": False},
-    "stateless dropout": {"dropout": "stateless"},
-    "embedding by matmul": {"embedding_grad": "matmul"},
-    "joint qkv": {"split_qkv": False},
-    "all plain": {
-        "attention": "plain",
-        "lean": False,
-        "dropout": "stateless",
-        "embedding_grad": "matmul",
-        "split_qkv": False,
-    },
-    "all plain, fp32": {
-        **{
-            "attention": "plain",
-            "lean": False,
-            "dropout": "stateless",
-            "embedding_grad": "matmul",
-            "split_qkv": False,
-        },
-        "compute_dtype": "float32",
-    },
+    "plain attention": {"plain": ATTENTION},
+    "not lean": {"plain": LEAN},
+    "stateless dropout": {"plain": ("dropout",)},
+    "embedding by matmul": {"plain": ("lookup",)},
+    "joint qkv": {"plain": ("qkv",)},
+    "all plain": {"plain": ALL},
+    "all plain, fp32": {"plain": ALL, "compute_dtype": "float32"},
 }
 
 
@@ -95,14 +80,13 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
     """
     import tensorflow as tf
 
-    from common.xtts import kernels
+    from common.xtts.operations import Operations, mixed, use
     from trainer.step.gpt import GptStep
 
     options = stage.step.options
-    changed = {k: v for k, v in way.items() if k != "compute_dtype"}
     options = replace(
         options,
-        kernels=replace(options.kernels, **changed),
+        operations=mixed(type(options.operations), Operations, *way.get("plain", ()))(),
         compute_dtype=way.get("compute_dtype", options.compute_dtype),
         init_seed=None,
     )
@@ -111,7 +95,7 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
     names = [t.key for t in step.optimizer.tensors]
 
     def traced(batch, seed):
-        with kernels.use(step.kernels):
+        with use(step.operations):
             _, losses, gradients = step._gradients(batch, seed)
         wide = [tf.cast(g, tf.float32) for g in gradients]
         return (
@@ -149,10 +133,10 @@ def main() -> int:
     )
     p.add_argument("--run", type=Path, required=True)
     p.add_argument("--steps", type=int, default=3)
-    p.add_argument("--kernels", default="|".join(WAYS), help="names separated by '|'")
+    p.add_argument("--ways", default="|".join(WAYS), help="names separated by '|'")
     p.add_argument("--json", type=Path)
     args = p.parse_args()
-    names = [n.strip() for n in args.kernels.split("|")]
+    names = [n.strip() for n in args.ways.split("|")]
     if unknown := [n for n in names if n not in WAYS]:
         p.error(f"no way {', '.join(map(repr, unknown))}; there are: {' | '.join(WAYS)}")
     from common.gpu.device import prove_device
@@ -176,7 +160,9 @@ def main() -> int:
     allow_tf32(run.config)
     out, results = Console(width=None if sys.stdout.isatty() else 160, markup=False), {}
     out.print(f"weights of {restored.path.name}; the largest: {largest_weights(restored.tensors)}")
-    table = Table("kernels", "batch", "loss", "norm of the finite gradients", "tensors not finite")
+    table = Table(
+        "operations", "batch", "loss", "norm of the finite gradients", "tensors not finite"
+    )
     for name in names:
         try:
             found = gradients_of(

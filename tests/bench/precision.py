@@ -1,5 +1,5 @@
-"""Whether the fast kernels learn as well as plain float32: the same steps on the same batches from
-the same weights, and their losses.
+"""Whether the fast operations learn as well as plain float32: the losses of the same steps on the
+same batches from the same weights.
 
     python -m tests.bench.precision --data DIR [--size xtts] [--layers N] [--steps 300]
         [--batch-size 8] [--ways bf16,fp32] [--json FILE]
@@ -7,7 +7,7 @@ the same weights, and their losses.
 The clips of DIR (a corpus in any format that `launch.py scan` reads, 32 clips are enough) are made
 to batches once, with the codes of a random encoder and a codebook drawn from what it makes of these
 clips; each way then trains on them over and over in a process of its own. Dropout masks are the
-same everywhere, there is none in attention, so that what differs is rounding and kernels alone.
+same everywhere, there is none in attention, so that what differs is rounding and operations alone.
 Printed: the mean loss of the first and the last 20 steps, how far the last is from float32's, the
 largest difference of the smoothed curves (means of 20 steps), both as a share of float32's loss or,
 where that is smaller, of a twentieth of its first one, skipped steps, ms/step. Exits 1 if a last
@@ -29,28 +29,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.step_rows import ATTENTION, operations
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SMOOTH = 20
 LIMIT = 0.01
 LEARNT = 0.05  # of the first loss; below it the clips are known by heart, and what is left is noise
 WAYS = {
-    "fp32": ("fp32", {"dropout": "hash"}),
-    "tf32": ("tf32", {"dropout": "hash"}),
-    "bf16": (
-        "bf16",
-        {
-            "attention": "cudnn",
-            "dropout": "hash",
-            "lean": True,
-            "embedding_grad": "scatter",
-            "split_qkv": True,
-        },
-    ),
-    "bf16 plain attention": (
-        "bf16",
-        {"dropout": "hash", "lean": True, "embedding_grad": "scatter", "split_qkv": True},
-    ),
+    "fp32": ("fp32", ("plain", ("dropout",))),
+    "tf32": ("tf32", ("plain", ("dropout",))),
+    "bf16": ("bf16", ("fast", ())),
+    "bf16 plain attention": ("bf16", ("fast", ATTENTION)),
 }
 
 
@@ -124,13 +114,12 @@ def trained(args: argparse.Namespace) -> dict:
     import tensorflow as tf
 
     from common.run.folder import RunFolder
-    from common.xtts.kernels import Kernels
     from trainer.step.gpt import GptStep, StepOptions
 
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    kind, kernels = WAYS[args.way]
+    kind, chosen = WAYS[args.way]
     tf.config.experimental.enable_tensor_float_32_execution(kind != "fp32")
     run = RunFolder(args.folder / "run")
     dims = run.dims if args.layers is None else run.dims.with_layers(args.layers)
@@ -140,7 +129,7 @@ def trained(args: argparse.Namespace) -> dict:
         warmup_steps=20,
         clip_norm=1.0,
         compute_dtype="mixed_bfloat16" if kind == "bf16" else "float32",
-        kernels=Kernels(**kernels),
+        operations=operations(chosen),
         attention_dropout=0.0,
         mel_dtype="float16",
         jit=bool(gpus),

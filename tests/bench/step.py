@@ -7,7 +7,7 @@
     python -m tests.bench.step --layers 6 --rows all
         the levers' effects with short compilations
     python -m tests.bench.step --check
-        gradients of the fast kernels against plain float32
+        gradients of the fast operations against plain float32
     python -m tests.bench.step --rows ours --profile OUT
         where a step's time goes, kernel by kernel
 
@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 from common.gpu.choose import Device
 from common.gpu.xla_env import xla_env
 from tests.bench.owned import dies_with_me
-from tests.bench.step_rows import ROWS
+from tests.bench.step_rows import ROWS, operations, with_plain_attention
 
 DEFAULT_ROWS = (
     "gemm ceiling|ours|torch|bf16 plain|tf32 plain|fp32 plain|bf16 fused|ours, attention"
@@ -330,7 +330,6 @@ def build(job: dict, options: dict):
     """
     import tensorflow as tf
 
-    from common.xtts.kernels import Kernels
     from trainer.step.gpt import GptStep, StepOptions
 
     tf.config.experimental.enable_tensor_float_32_execution(options["precision"] != "fp32")
@@ -339,10 +338,10 @@ def build(job: dict, options: dict):
     gpu = bool(tf.config.list_physical_devices("GPU"))
     jit = gpu or job.get("jit", False)
     if not gpu:  # a rehearsal
-        options = {**options, "kernels": {**options["kernels"], "attention": "plain"}}
+        options = with_plain_attention(options)
     made = StepOptions(
         compute_dtype="mixed_bfloat16" if options["precision"] == "bf16" else "float32",
-        kernels=Kernels(**options["kernels"]),
+        operations=operations(options["operations"]),
         attention_dropout=options.get("attention_dropout"),
         recompute=options.get("recompute", False),
         mel_dtype="float16",

@@ -1,8 +1,8 @@
-"""`tests.bench.step --check`: what the fast kernels compute, against plain float32, on this device.
+"""`tests.bench.step --check`: the fast operations against plain float32, on this device.
 
 First the fused kernel's own check; then the gradient of every tensor: ‖fast − plain‖ / ‖plain‖, the
-worst ten, for bfloat16 with the fast kernels. With `--check both`, for bfloat16 with the plain ones
-as well, so that rounding and mistakes can be told apart. Without dropout, at batch 4.
+worst ten, for bfloat16 with the fast operations. With `--check both`, for bfloat16 with the plain
+ones as well, so that rounding and mistakes can be told apart. Without dropout, at batch 4.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ def check(layers: int, size: str, both: bool) -> int:
 
     from common.xtts.attention_check import why_not
     from tests.bench.step import ROWS, build
+    from tests.bench.step_rows import PLAIN, with_plain_attention
 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
@@ -26,13 +27,13 @@ def check(layers: int, size: str, both: bool) -> int:
     job = {"size": size, "layers": layers, "batch": 4, "jit": True}
     fast = {**ROWS["ours"], "dropout": 0.0}
     if reason is not None:
-        fast = {**fast, "kernels": {**fast["kernels"], "attention": "plain"}}
-    plain = {"precision": "fp32", "kernels": {}, "dropout": 0.0}
+        fast = with_plain_attention(fast)
+    plain = {"precision": "fp32", "operations": PLAIN, "dropout": 0.0}
     want, want_loss = _gradients(build(job, plain))
     worst = 0.0
     for name, options in (
-        ("fast kernels, bf16", fast),
-        ("plain kernels, bf16", {**plain, "precision": "bf16"}),
+        ("fast operations, bf16", fast),
+        ("plain operations, bf16", {**plain, "precision": "bf16"}),
     )[: 1 + both]:
         got, loss = _gradients(build(job, options))
         errors = sorted(((_error(got[key], want[key]), key) for key in want), reverse=True)
@@ -54,13 +55,13 @@ def check(layers: int, size: str, both: bool) -> int:
 def _gradients(built) -> tuple[dict[str, np.ndarray], float]:
     import tensorflow as tf
 
-    from common.xtts import kernels
+    from common.xtts.operations import use
 
     step, batch = built
 
     @tf.function(jit_compile=True, autograph=False)
     def run():
-        with kernels.use(step.kernels):
+        with use(step.operations):
             _, losses, gradients = step._gradients(batch, None)
         return losses[0], gradients
 

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-# Options of a row: precision, `kernels` fields, other StepOptions fields, xla (flags), positions
-# (of a row), torch, coqui (other programs).
-_BF16 = {"precision": "bf16", "kernels": {}}
+ATTENTION = ("attention", "causal_attention")
+LEAN = ("layer_norm", "group_norm", "gelu_tanh", "cross_entropy_sum", "class_tile")
+LONG_SUMS = ("column_sum", "add_bias")
+
+# Options of a row: precision, operations (which set, and the names of those that are of the other
+# set), other StepOptions fields, xla (flags), positions (of a row), torch, coqui (other programs).
+PLAIN = ("plain", ())
+_BF16 = {"precision": "bf16", "operations": PLAIN}
 
 
-def _fast(**changed) -> dict:
-    kernels = {
-        "attention": "cudnn",
-        "dropout": "hash",
-        "lean": True,
-        "embedding_grad": "scatter",
-        "split_qkv": True,
-    }
-    kernels |= {"long_sums": True, "wide_residual": True}
-    return {"precision": "bf16", "kernels": {**kernels, **changed}, "attention_dropout": 0.0}
+def _fast(*plain: str) -> dict:
+    return {"precision": "bf16", "operations": ("fast", plain), "attention_dropout": 0.0}
+
+
+def operations(chosen: tuple[str, tuple[str, ...]]):
+    """The operations of a row, for `StepOptions`."""
+    from common.xtts.fast_operations import FastOperations
+    from common.xtts.operations import Operations, mixed
+
+    base, swapped = chosen
+    sets = (FastOperations, Operations) if base == "fast" else (Operations, FastOperations)
+    return mixed(*sets, *swapped)()
+
+
+def with_plain_attention(options: dict) -> dict:
+    """The row, without the fused kernel."""
+    base, swapped = options["operations"]
+    without = {*swapped, *ATTENTION} if base == "fast" else {*swapped} - {*ATTENTION}
+    return {**options, "operations": (base, tuple(sorted(without)))}
 
 
 _TRITON_FUSIONS = "--xla_gpu_experimental_enable_fusion_block_level_rewriter=true"
@@ -25,22 +39,21 @@ _LT_LAUNCHED = f"{_LT} --xla_gpu_enable_command_buffer=-CUBLASLT"
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
-    "ours, short sums": _fast(long_sums=False),
-    "ours, weight copies": _fast(weight_copies=True),
-    "ours, narrow residual": _fast(wide_residual=False),
-    "ours, joint qkv": _fast(split_qkv=False),
-    "fp32 plain": {"precision": "fp32", "kernels": {}},
-    "tf32 plain": {"precision": "tf32", "kernels": {}},
+    "ours, short sums": _fast(*LONG_SUMS),
+    "ours, narrow residual": _fast("residual_dtype"),
+    "ours, joint qkv": _fast("qkv"),
+    "fp32 plain": {"precision": "fp32", "operations": PLAIN},
+    "tf32 plain": {"precision": "tf32", "operations": PLAIN},
     "bf16 plain": _BF16,
     "bf16 plain, no attention dropout": {**_BF16, "attention_dropout": 0.0},
-    "bf16 plain, hash dropout": {**_BF16, "kernels": {"dropout": "hash"}},
-    "bf16 fused": {**_BF16, "kernels": {"attention": "cudnn"}, "attention_dropout": 0.0},
-    "ours, stateless dropout": _fast(dropout="stateless"),
+    "bf16 plain, hash dropout": {**_BF16, "operations": ("plain", ("dropout",))},
+    "bf16 fused": {**_BF16, "operations": ("plain", ATTENTION), "attention_dropout": 0.0},
+    "ours, stateless dropout": _fast("dropout"),
     "ours, no dropout": {**_fast(), "dropout": 0.0},
-    "ours, plain attention": _fast(attention="plain"),
+    "ours, plain attention": _fast(*ATTENTION),
     "ours, attention dropout": {**_fast(), "attention_dropout": None},
-    "ours, not lean": _fast(lean=False),
-    "ours, embedding by matmul": _fast(embedding_grad="matmul"),
+    "ours, not lean": _fast(*LEAN),
+    "ours, embedding by matmul": _fast("lookup"),
     "ours, micro and apply": {**_fast(), "grouped": True},
     "ours, recompute": {**_fast(), "recompute": True},
     "ours, triton gemm": {**_fast(), "xla": "--xla_gpu_enable_triton_gemm=true"},
@@ -51,21 +64,16 @@ ROWS: dict[str, dict] = {
     "ours, no command buffers": {**_fast(), "xla": "--xla_gpu_enable_command_buffer="},
     "ours, latency hiding": {**_fast(), "xla": "--xla_gpu_enable_latency_hiding_scheduler=true"},
     "ours, cublaslt": {**_fast(), "xla": _LT},
-    "ours, cublaslt, weight copies": {**_fast(weight_copies=True), "xla": _LT},
     "ours, cublaslt outside graphs": {**_fast(), "xla": _LT_LAUNCHED},
-    "ours, cublaslt outside graphs, weight copies": {
-        **_fast(weight_copies=True),
-        "xla": _LT_LAUNCHED,
-    },
-    "fp32 plain, cublaslt": {"precision": "fp32", "kernels": {}, "xla": _LT},
+    "fp32 plain, cublaslt": {"precision": "fp32", "operations": PLAIN, "xla": _LT},
     "fp32 plain, cublaslt outside graphs": {
         "precision": "fp32",
-        "kernels": {},
+        "operations": PLAIN,
         "xla": _LT_LAUNCHED,
     },
     "tf32 plain, cublaslt outside graphs": {
         "precision": "tf32",
-        "kernels": {},
+        "operations": PLAIN,
         "xla": _LT_LAUNCHED,
     },
     "ours, wide loads": {**_fast(), "xla": "--xla_gpu_experimental_allow_unroll_factor_eight=true"},

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.xtts import attention as attention_module
+from common.xtts import fast_operations
 from common.xtts import fused_attention as fused
-from common.xtts import kernels
-from common.xtts.attention import attention, causal_attention
 from common.xtts.attention_check import why_not
-from common.xtts.kernels import Kernels
+from common.xtts.operations import PLAIN, current, use
 
-CUDNN = Kernels(attention="cudnn", jit=True)
 B, T, S, H, D = 2, 6, 9, 3, 16
+
+
+def attention(*operands, **options):
+    return current().attention(*operands, **options)
+
+
+def causal_attention(*operands, **options):
+    return current().causal_attention(*operands, **options)
 
 
 free = functools.partial(attention, normalised=True)
@@ -37,7 +42,7 @@ def program(function, *args) -> str:
 
     @tf.function(jit_compile=True, autograph=False)
     def run(*args):
-        with kernels.use(CUDNN), tf.GradientTape() as tape:
+        with use(fast_operations.FAST), tf.GradientTape() as tape:
             tape.watch(args)
             out = function(*args)
             return out, tape.gradient(out, args)
@@ -114,9 +119,9 @@ def test_plain_where_the_fused_kernel_cannot_be_right(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the fused kernel was chosen")
 
-    monkeypatch.setattr(attention_module, "fused_attention", refuse)
+    monkeypatch.setattr(fast_operations, "fused_attention", refuse)
     seed = tf.constant([1, 2])
-    with kernels.use(CUDNN):
+    with use(fast_operations.FAST):
         causal_attention(*operands(tf.float32))
         causal_attention(*operands(width=12))  # no multiple of 8
         causal_attention(*operands(), dropout_rate=0.1, seed=seed)
@@ -147,7 +152,7 @@ def test_on_a_gpu_it_agrees_with_plain_attention(causal, keys):
 
     @tf.function(jit_compile=True)
     def both():
-        plain = (causal_attention if causal else attention)(q, k, v)
+        plain = (PLAIN.causal_attention if causal else PLAIN.attention)(q, k, v)
         return plain, fused.fused_attention(q, k, v, causal)
 
     plain, got = (tf.cast(x, tf.float32).numpy() for x in both())

@@ -1,110 +1,45 @@
-"""Coqui's files in and out: what a folder of weights holds, what is refused, and that nothing
-changes by a bit on the way.
+"""Coqui's files in: what a folder of weights holds, what is refused, and that nothing changes by a
+bit on the way; how its rows grow; the commands.
 """
 
 import dataclasses
 import json
-import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import launch as launcher
 from common.xtts import weights
 from common.xtts.checkpoints import pretrained, pth, shapes
 from common.xtts.checkpoints.coqui import import_model
-from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model
 from common.xtts.checkpoints.coqui_tensors import GPT, HIFIGAN
 from common.xtts.checkpoints.pretrained import CoquiError
-from common.xtts.dims import SIZES, GptDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
-from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, unfold_weight_norm
+from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm
 from common.xtts.speaker_encoder import SpeakerEncoder
 from tests.support.coqui_files import (
     CONFIG,
     DVAE_DIMS,
     GPT_DIMS,
+    NUM_TOKENS,
     VOCODER_DIMS,
     arrays,
-    assert_same_tensors,
     contents,
     dvae_arrays,
     mel_stats,
     model_arrays,
-    with_tokens,
+    write_files,
     write_model,
     write_vocabulary,
 )
 
 ROOT = Path(__file__).parents[2]
-NUM_TOKENS = 27
-
-
-def shapes_of(make) -> dict:
-    with keras.StatelessScope(initialize_variables=False):
-        return {key: t.torch_shape for key, t in weights.tensors(make()).items()}
-
-
-# -- the tables of names and shapes ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_tables_are_those_of_the_networks(size):
-    dims = SIZES[size]
-    assert shapes.gpt_shapes(dims.gpt) == shapes_of(lambda: Gpt(dims.gpt))
-    assert shapes.dvae_shapes(dims.dvae) == shapes_of(lambda: Dvae(dims.dvae))
-
-
-def test_tables_of_vocoder_and_speaker_encoder():
-    assert shapes.speaker_encoder_shapes() == shapes_of(SpeakerEncoder)
-    for v in (shapes.VocoderDims(), VOCODER_DIMS):
-        own = shapes_of(lambda v=v: Hifigan(HifiganDims(v.in_channels, v.speaker_dim, v.channels)))
-        unfolded = unfold_weight_norm(
-            {k: np.broadcast_to(np.float32(1), s) for k, s in own.items()}
-        )
-        assert shapes.hifigan_shapes(v) == {k: a.shape for k, a in unfolded.items()}
-
-
-def test_full_size_has_the_published_numbers():
-    tables = (
-        shapes.gpt_shapes(GptDims()),
-        shapes.hifigan_shapes(shapes.VocoderDims()),
-        shapes.speaker_encoder_shapes(),
-    )
-    assert [len(t) for t in tables] == [426, 241, 295]  # and mel_stats: 963
-    numbers = [sum(math.prod(s) for s in t.values()) for t in tables]
-    assert numbers == [441_018_563, 17_827_808, 8_028_492 + 25_655]
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_sizes_from_shapes(size):
-    gpt, dvae = SIZES[size].gpt, SIZES[size].dvae
-    said = {
-        "gpt_n_heads": gpt.heads,
-        "perceiver_head_dim": gpt.perceiver_head_dim,
-        "cond_groups": gpt.cond_groups,
-    }
-    found = shapes.gpt_dims(
-        shapes.gpt_shapes(gpt), {**said, "gpt_start_text_token": gpt.start_text}
-    )
-    assert found == gpt
-    assert shapes.dvae_dims(shapes.dvae_shapes(dvae)) == dvae
-    assert shapes.vocoder_dims(shapes.hifigan_shapes(VOCODER_DIMS)) == VOCODER_DIMS
-    if size == "xtts":
-        assert shapes.gpt_dims(shapes.gpt_shapes(gpt)) == gpt  # nothing said: XTTS v2
-
-
-def test_a_missing_last_block_does_not_pass_for_a_smaller_model():
-    table = {k: s for k, s in shapes.gpt_shapes(GptDims()).items() if not k.startswith("gpt.h.29.")}
-    assert shapes.gpt_dims(table).layers == 30
-    assert shapes.gpt_dims(table, {"gpt_layers": 29}).layers == 29
 
 
 # -- import ----------------------------------------------------------------------------------------
@@ -112,21 +47,7 @@ def test_a_missing_last_block_does_not_pass_for_a_smaller_model():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """model.pth, dvae.pth, vocab.json; and the folder `plain` imported from them."""
-    folder = tmp_path_factory.mktemp("files")
-    tokenizer = write_vocabulary(
-        folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"]
-    )
-    assert tokenizer.vocab_size == NUM_TOKENS
-    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
-    pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(
-        folder / "model.pth",
-        folder / "plain",
-        dvae=folder / "dvae.pth",
-        vocab=folder / "vocab.json",
-    )
-    return folder
+    return write_files(tmp_path_factory.mktemp("files"))
 
 
 def test_what_the_folder_holds(files):
@@ -366,50 +287,6 @@ def test_memory_stays_far_below_the_file(tmp_path):
     )
     peak = int(done.stdout.split()[1]) * 1024
     assert peak < 1.0 * size, f"{peak / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"
-
-
-# -- export ----------------------------------------------------------------------------------------
-
-
-def test_a_model_alone_comes_back_to_the_bit(files, tmp_path):
-    """One file, and nothing beside it."""
-    assert export_model(Parts.of_weights(files / "plain"), tmp_path / "a/model.pth") == len(
-        model_arrays()
-    )
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["model.pth"]
-    assert_same_tensors(files / "model.pth", tmp_path / "a/model.pth")
-    import_model(
-        tmp_path / "a/model.pth",
-        tmp_path / "b",
-        dvae=files / "dvae.pth",
-        vocab=files / "vocab.json",
-    )
-    assert contents(tmp_path / "b") == contents(files / "plain")
-    export_model(Parts.of_weights(tmp_path / "b"), tmp_path / "c/model.pth")
-    assert contents(tmp_path / "c") == contents(tmp_path / "a")
-
-
-def test_export_refuses_what_does_not_fit(files, tmp_path):
-    with pytest.raises(CoquiError, match="is not a folder of imported weights"):
-        Parts.of_weights(tmp_path)
-    shutil.copytree(files / "plain", tmp_path / "plain")
-    parts, out = Parts.of_weights(tmp_path / "plain"), tmp_path / "out/model.pth"
-    state = load_file(tmp_path / "plain/model.safetensors")
-    del state["gpt.h.0.ln_1.bias"]
-    save_file(state, tmp_path / "trained.safetensors")
-    with pytest.raises(CoquiError, match=r"gpt\.h\.0\.ln_1\.bias is missing"):
-        export_model(dataclasses.replace(parts, gpt=tmp_path / "trained.safetensors"), out)
-    (tmp_path / "plain/hifigan.safetensors").write_bytes(
-        (tmp_path / "plain/dvae.safetensors").read_bytes()
-    )
-    with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
-        export_model(parts, out)
-    with pytest.raises(CoquiError, match=r"hifigan\.safetensors is not the file that was imported"):
-        export_folder(parts, tmp_path / "voice", None)
-    (tmp_path / "plain/hifigan.safetensors").unlink()
-    with pytest.raises(CoquiError, match="has no vocoder, and Coqui cannot speak without"):
-        export_model(parts, out)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "trained.safetensors"]
 
 
 # -- growing ---------------------------------------------------------------------------------------

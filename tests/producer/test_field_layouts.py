@@ -1,168 +1,19 @@
-"""Metadata as people have it, each with what is right: cases D3 to D7, D12 and D14, and for each
-two more of its kind.
+"""Metadata as people have it, each with what is right: cases D6 and D14, and for each two more of
+its kind.
 """
 
 import json
 import os
-import stat
 
 import pytest
 
-from common.audio.errors import DecodeError
 from common.system.errors import BadInput
-from common.xtts.clips import ReferenceClipError, load_clip
-from producer.batches.decode import decode
 from producer.corpus.readers import detect, parquet
 from tests.support import scan_cases
-from tests.support.corpora import make_corpus, sentence, sine, write_metadata, write_wav
+from tests.support.corpora import make_corpus, sentence, write_metadata
+from tests.support.scan_cases import RATE, clip, clips, speaker_of
 
 tokenizer, scanned = scan_cases.tokenizer, scan_cases.scanned
-RATE = 22050
-
-
-def clip(path, seconds=1.0, freq=440.0, rate=RATE, **options):
-    return write_wav(path, sine(round(seconds * rate), freq, rate), rate, **options)
-
-
-def clips(root, n, folder="wavs", suffix=".wav", seconds=0.6):
-    """`n` recordings 000, 001, …; their names without suffix."""
-    names = [f"{i:03d}" for i in range(n)]
-    for i, name in enumerate(names):
-        clip(root / folder / f"{name}{suffix}", seconds, 300 + i)
-    return names
-
-
-# -- D3, D4, D5: columns ---------------------------------------------------------------------------
-
-
-def _speakers(i):
-    return "anna" if i % 2 else "bert"
-
-
-COLUMNS = {
-    # first line, then a row of i; what is read: (text, speaker)
-    "id text gender": ("id|text|gender", lambda i: f"{i:03d}|{sentence(i)}|female", None),
-    "id text speaker": (None, lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}", _speakers),
-    "id speaker text": (None, lambda i: f"{i:03d}|{_speakers(i)}|{sentence(i)}", _speakers),
-    "one unknown name before": (
-        "id|age|sentence",
-        lambda i: f"{i:03d}|{20 + i % 3}|{sentence(i)}",
-        None,
-    ),
-    "id text speaker seconds": (
-        None,
-        lambda i: f"{i:03d}|{sentence(i)}|{_speakers(i)}|{1 + i / 7:.2f}",
-        _speakers,
-    ),
-    "whole seconds behind": (None, lambda i: f"{i:03d}|{sentence(i)}|{1 + i % 3}", None),
-    "numbers of speakers": (
-        None,
-        lambda i: f"{i:03d}|{1 + i % 3}|{sentence(i)}",
-        lambda i: str(1 + i % 3),
-    ),
-    "text first": (None, lambda i: f"{sentence(i)}\t{i:03d}.wav\t{_speakers(i)}", _speakers),
-    "file speaker text": (
-        None,
-        lambda i: f"wavs/{i:03d}.wav|{_speakers(i)}|{sentence(i)}",
-        _speakers,
-    ),
-    "windows header": (
-        "\ufeffAudio_File;Text;Speaker_Name",
-        lambda i: f"{i:03d}.wav;{sentence(i)};{_speakers(i)}",
-        _speakers,
-    ),
-    "every field quoted": (
-        '"file_name","text"',
-        lambda i: f'"{i:03d}.wav","{sentence(i)}, he said"',
-        None,
-    ),
-    "quoted, no header": (
-        None,
-        lambda i: f'"wavs/{i:03d}.wav","{_speakers(i)}","so, {sentence(i)}"',
-        _speakers,
-    ),
-    "semicolons": (
-        "id;sentence;client_id",
-        lambda i: f'{i:03d};"{sentence(i)}; so";{_speakers(i)}',
-        _speakers,
-    ),
-    "pipes, quoted": (None, lambda i: f'"{i:03d}"|"{sentence(i)}"|"{_speakers(i)}"', _speakers),
-}
-
-
-@pytest.mark.parametrize("case", COLUMNS)
-def test_d3_to_d5_columns_are_found(tmp_path, scanned, case):
-    header, row, speaker = COLUMNS[case]
-    clips(tmp_path / "c", 30)
-    write_metadata(tmp_path / "c", ([header] if header else []) + [row(i) for i in range(30)])
-    s = scanned(tmp_path / "c")
-    assert s.counts == (30, 0), s.report.lines()
-    for i, u in enumerate(s.utterances):
-        assert sentence(i) in u.text
-        assert not {"female", "anna", "bert", '"', "|"} & set(u.text.split())
-        assert u.speaker == (speaker(i) if speaker else "c")
-    assert any("audio = column" in note and "text = column" in note for note in s.report.notes)
-
-
-def test_d4_folders_of_recordings_and_two_speakers(tmp_path, scanned):
-    for folder in ("wav", "wavs", "audio", "clips"):
-        root = tmp_path / folder
-        clips(root, 6, folder)
-        write_metadata(root, [f"{i:03d}|{_speakers(i)}|{sentence(i)}" for i in range(6)])
-        s = scanned(root)
-        assert s.counts == (6, 0)
-        assert {u.speaker for u in s.utterances} == {"anna", "bert"}
-    assert detect(tmp_path / "wav") == "piper"
-
-
-def test_d5_quotes_of_csv(tmp_path, scanned):
-    root = tmp_path / "c"
-    clips(root, 5)
-    rows = [
-        '"file","text"',
-        '"000","say ""yes"", then"',
-        '"001","two\nlines"',
-        '"002","open',
-        '"003","plain"',
-        '"004","x"y',
-    ]
-    write_metadata(root, rows)
-    s = scanned(root)
-    assert [(u.name, u.text) for u in s.utterances] == [
-        ("000", 'say "yes", then'),
-        ("001", "two\nlines"),
-        ("003", "plain"),
-    ]
-    assert [(r.line, r.kind) for r in s.rejects] == [(5, "broken quoting"), (7, "broken quoting")]
-    assert any("1 rows go on over several lines (first at line 3)" in w for w in s.report.warnings)
-
-
-def test_d3_the_user_says_which_column_is_what(tmp_path, scanned):
-    root = tmp_path / "c"
-    clips(root, 6)
-    write_metadata(
-        root, [f"{i:03d}|{sentence(i)}|{sentence(i + 50)}|{_speakers(i)}" for i in range(6)]
-    )
-    s = scanned(root, columns={"text": 2, "speaker": 4})
-    assert [(u.text, u.speaker) for u in s.utterances] == [
-        (sentence(i), _speakers(i)) for i in range(6)
-    ]
-    assert {
-        u.speaker
-        for u in scanned({"path": str(root), "columns": {"text": 2, "speaker": None}}).utterances
-    } == {"c"}
-    write_metadata(
-        root, ["id|eins|zwei"] + [f"{i:03d}|{sentence(i)}|{_speakers(i)}" for i in range(6)]
-    )
-    assert [u.text for u in scanned(root, columns={"text": "eins"}).utterances] == [
-        sentence(i) for i in range(6)
-    ]
-    for columns, words in (
-        ({"text": 9}, "count from 1 to 3"),
-        ({"text": "drei"}, "there is no column 'drei'; there are id, eins, zwei"),
-    ):
-        with pytest.raises(BadInput, match=words):
-            scanned(root, columns=columns)
 
 
 # -- D6: layouts -----------------------------------------------------------------------------------
@@ -181,7 +32,7 @@ def _cut(i):
         "start": 0,
         "duration": 0.6,
         "text": sentence(i),
-        "speaker": _speakers(i),
+        "speaker": speaker_of(i),
         "language": "en",
     }
     return {
@@ -265,16 +116,16 @@ def _mailabs(root):
 
 def _sidecar(root):
     for i in range(4):
-        clip(root / f"{_speakers(i)}/{i:03d}.wav", 0.6)
-        (root / f"{_speakers(i)}/{i:03d}{'.txt' if i % 2 else '.lab'}").write_text(sentence(i))
+        clip(root / f"{speaker_of(i)}/{i:03d}.wav", 0.6)
+        (root / f"{speaker_of(i)}/{i:03d}{'.txt' if i % 2 else '.lab'}").write_text(sentence(i))
     (root / "README.txt").write_text("About this.")
 
 
 def _texts_apart(root):
     for i in range(4):
-        clip(root / f"wav/{_speakers(i)}/{i:03d}.wav", 0.6)
-        (root / f"txt/{_speakers(i)}").mkdir(parents=True, exist_ok=True)
-        (root / f"txt/{_speakers(i)}/{i:03d}.txt").write_text(sentence(i))
+        clip(root / f"wav/{speaker_of(i)}/{i:03d}.wav", 0.6)
+        (root / f"txt/{speaker_of(i)}").mkdir(parents=True, exist_ok=True)
+        (root / f"txt/{speaker_of(i)}/{i:03d}.txt").write_text(sentence(i))
 
 
 def _parquet(root):
@@ -380,136 +231,6 @@ def test_d6_folders_with_metadata_are_named(tmp_path, scanned):
         match="no corpus found there; .*; one, two in it have metadata: name those folders",
     ):
         scanned(tmp_path / "all")
-
-
-# -- D7: paths -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("written", "there"),
-    [
-        ("C:\\Users\\x\\wavs\\{}.wav", "wavs/{}.wav"),
-        ("D:/data/corpus/{}.wav", "wav/{}.wav"),
-        ("\\\\server\\share\\wavs\\{}.wav", "clips/{}.wav"),
-        ("/home-of-another/corpus/wavs/{}.wav", "wavs/{}.wav"),
-        ("file:///mnt/disk/{}.wav", "deep/er/{}.wav"),
-        ("wavs/{}.wav", "wavs/{}.WAV"),
-        ("{}", "wavs/{}.Flac"),
-        ("caf\u00e9 {}", "wavs/cafe\u0301 {}.wav"),
-        ("cafe\u0301 {}.wav", "wavs/caf\u00e9 {}.wav"),
-        ("my%20clip%20{}.wav", "wavs/my clip {}.wav"),
-        ("caf%C3%A9{}", "wavs/caf\u00e9{}.wav"),
-        ("100%{}", "wavs/100%{}.wav"),
-    ],
-)
-def test_d7_paths_as_people_write_them(tmp_path, scanned, written, there):
-    root = tmp_path / "c"
-    for name in ("a", "b", "c"):
-        path = root / there.format(name)
-        clip(path.with_suffix(path.suffix.lower()), 0.6).rename(path)
-    write_metadata(root, [f"{written.format(n)}|some words here" for n in "abc"])
-    s = scanned(root)
-    assert s.counts == (3, 0), s.report.lines()
-    assert [str(u.path) for u in s.utterances] == [str(root / there.format(n)) for n in "abc"]
-    moved = [w for w in s.report.warnings if "not where the metadata says" in w]
-    assert len(moved) <= 1
-    if "/" in written or "\\" in written:
-        assert moved == [] or moved[0].startswith("3 recordings are not where the metadata says")
-
-
-def test_d7_of_several_files_the_nearest_or_none(tmp_path, scanned):
-    root = tmp_path / "c"
-    for speaker in ("ann", "bob"):
-        clip(root / f"data/{speaker}/1.wav", 0.6)
-        clip(root / f"data/{speaker}/only-{speaker}.wav", 0.6)
-    write_metadata(
-        root, ["/gone/ann/1.wav|one", "1.wav|two", "E:\\only-bob.wav|three", "nowhere|four"]
-    )
-    s = scanned(root)
-    assert [os.path.relpath(u.path, root) for u in s.utterances] == [
-        "data/ann/1.wav",
-        "data/bob/only-bob.wav",
-    ]
-    assert (
-        s.reasons["1.wav"]
-        == f"2 files have that name ({root}/data/ann/1.wav, {root}/data/bob/1.wav); write the path,"
-        " as seen from the metadata file"
-    )
-    assert s.reasons["nowhere"].endswith(f"; nothing below {root} has that name")
-
-
-def test_d7_a_search_ends_where_there_is_too_much(tmp_path, scanned, monkeypatch):
-    root = make_corpus(tmp_path / "c", 3, 0.6)
-    for folder in ("p", "q"):
-        clip(root / f"deep/{folder}/{folder}.wav", 0.6)
-    write_metadata(root, ["c0001|one", "c0002|two", "c0003|three", "nowhere|four"])
-    monkeypatch.setattr("producer.corpus.readers.paths.MOST_FILES", 1)
-    assert "; not among the recordings below " in scanned(root).reasons["nowhere"]
-
-
-def test_what_is_no_file_is_refused_unopened(tmp_path, scanned):
-    root = make_corpus(tmp_path / "c", 2, 0.6)
-    os.mkfifo(root / "wavs/pipe.wav")
-    (root / "wavs/folder.wav").mkdir()
-    os.mknod(root / "wavs/socket.wav", stat.S_IFSOCK | 0o600)
-    os.symlink("/dev/zero", root / "wavs/zero.wav")
-    write_metadata(
-        root,
-        [
-            "c0001|one",
-            "c0002|two",
-            "c0001.wav|more",
-            "pipe|three",
-            "folder|four",
-            "zero|five",
-            "socket|six",
-        ],
-    )
-    s = scanned(root)
-    assert s.counts == (3, 4)
-    for name, what in (
-        ("pipe", "a named pipe"),
-        ("folder", "a folder"),
-        ("zero", "a device"),
-        ("socket", "a socket"),
-    ):
-        assert s.reasons[name] == f"not a file: {what} lies there ({root}/wavs/{name}.wav)"
-        with pytest.raises(DecodeError, match=f"not a file: {what}"):
-            decode(root / f"wavs/{name}.wav")
-        with pytest.raises(ReferenceClipError, match=f"not a file: {what}"):
-            load_clip(root / f"wavs/{name}.wav")
-
-
-# -- D12: encodings --------------------------------------------------------------------------------
-
-TEXT = "c0001|one two\nc0002|three four\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (
-            TEXT.encode("utf-16")[:-1],
-            (
-                r"not UTF-16, which its first bytes say it is \(byte 62 of 63: truncated data\);"
-                r" save it as UTF-8"
-            ),
-        ),
-        (TEXT.encode("utf-16-le"), "null bytes where text should be"),
-        (
-            b"\xff\xfe" + "c|a\n".encode("utf-16-le") + b"\x00\xd8x\x00",
-            "not UTF-16, .*byte 10 of 14: illegal UTF-16 surrogate",
-        ),
-        (TEXT.encode("utf-32")[:-2], "not UTF-32, .*truncated data"),
-    ],
-)
-def test_d12_damaged_encodings_are_bad_input(tmp_path, scanned, data, words):
-    root = make_corpus(tmp_path / "c", 2)
-    (root / "metadata.csv").write_bytes(data)
-    with pytest.raises(BadInput, match=rf"metadata.csv: {words}"):
-        scanned(root)
-    (root / "metadata.csv").write_bytes(TEXT.encode("utf-32"))
-    assert scanned(root).counts == (2, 0)
 
 
 # -- D14: an evaluation set beside the training set ------------------------------------------------

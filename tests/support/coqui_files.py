@@ -20,6 +20,21 @@ from common.xtts.text.tokenizer import Tokenizer
 from producer.creation.prepare import prepare_run
 from tests.support.corpora import make_corpus, sentence
 
+SETTINGS = {
+    "model": "xtts",
+    "output_path": "/somewhere/else",
+    "languages": ["en", "de"],
+    "temperature": 0.65,
+    "gpt_cond_len": 12,
+    "model_args": {
+        "gpt_layers": 2,
+        "gpt_n_heads": 4,
+        "gpt_start_text_token": None,
+        "tokenizer_file": "",
+        "num_chars": 255,
+    },
+}
+NUM_TOKENS = 27  # of the vocabulary of `write_files`
 GPT_DIMS = GptDims(
     layers=2,
     width=32,
@@ -173,3 +188,28 @@ def voices(*names: str, latents=(1, 8, 32), embedding=(1, 512, 1)) -> dict:
         pair = (rng.standard_normal(s).astype(np.float32) for s in (latents, embedding))
         made[name] = dict(zip(("gpt_cond_latent", "speaker_embedding"), pair, strict=True))
     return made
+
+
+def write_files(folder: Path) -> Path:
+    """model.pth, dvae.pth, vocab.json; and the folder `plain` imported from them."""
+    tokenizer = write_vocabulary(
+        folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"]
+    )
+    assert tokenizer.vocab_size == NUM_TOKENS
+    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
+    pth.save(folder / "dvae.pth", dvae_arrays())
+    import_model(
+        folder / "model.pth",
+        folder / "plain",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
+    return folder
+
+
+def check_readme_code(text: str) -> None:
+    """The code in an export's README.md is Python that loads the folder it lies in."""
+    code = text.split("```python")[1].split("```")[0]
+    compile(code, "README.md", "exec")
+    assert 'load_checkpoint(config, checkpoint_dir=".")' in code
+    assert "temperature=0.65" in code

@@ -13,7 +13,9 @@ from common.data.manifest import Manifest
 from common.run import settings as config
 from common.xtts.text.tokenizer import Tokenizer
 from producer.corpus.scan import scan
+from tests.support.corpora import sine, write_wav
 
+RATE = 22050
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ALPHABET = [
     (LETTERS, "en"),
@@ -57,3 +59,19 @@ class Scanned:
 @pytest.fixture
 def scanned(tmp_path, tokenizer):
     return lambda *train, **kw: Scanned(tmp_path, tokenizer, *train, **kw)
+
+
+def clip(path, seconds=1.0, freq=440.0, rate=RATE, **options):
+    return write_wav(path, sine(round(seconds * rate), freq, rate), rate, **options)
+
+
+def clips(root, n, folder="wavs", suffix=".wav", seconds=0.6):
+    """`n` recordings 000, 001, …; their names without suffix."""
+    names = [f"{i:03d}" for i in range(n)]
+    for i, name in enumerate(names):
+        clip(root / folder / f"{name}{suffix}", seconds, 300 + i)
+    return names
+
+
+def speaker_of(i):
+    return "anna" if i % 2 else "bert"

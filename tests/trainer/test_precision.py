@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
 
 from common.run import settings as config_module
-from common.xtts import kernels
-from common.xtts.kernels import FAST, PLAIN, Kernels
+from common.xtts.fast_operations import FAST, FastOperations, fast_but
+from common.xtts.operations import PLAIN, Operations, mixed, use
 from tests.support.gpt_cases import (
     SMALL,
     SMALL_BUCKETS,
@@ -53,7 +53,7 @@ def bits(state):
 def gradients_of(step, batch, seed=None, jit=False):
     @tf.function(jit_compile=jit, autograph=False)
     def run():
-        with kernels.use(step.kernels):
+        with use(step.operations):
             _, losses, gradients = step._gradients(
                 {k: tf.constant(v) for k, v in batch.items()}, seed
             )
@@ -102,7 +102,7 @@ def test_xlas_programs_compute_what_one_graph_does(monkeypatch):
         learning_rate=1e-2,
         clip_norm=0.5,
         code_dropout=0.2,
-        kernels=Kernels(dropout="hash", lean=True, wide_residual=True),
+        operations=FastOperations(),
     )
     one, chain = (
         GptStep(dims, dataclasses.replace(options, jit=jit), SMALL_BUCKETS[:1])
@@ -166,10 +166,10 @@ def test_a_dry_run_compiles_what_training_uses_and_changes_nothing():
 
 
 def test_recomputed_blocks_have_the_same_gradients():
-    seed, chosen = tf.constant([3, 4]), Kernels(dropout="hash")
-    plain = gradients_of(small_step([], kernels=chosen), make_batch(SMALL_BUCKETS[0]), seed)
+    seed, chosen = tf.constant([3, 4]), mixed(Operations, FastOperations, "dropout")()
+    plain = gradients_of(small_step([], operations=chosen), make_batch(SMALL_BUCKETS[0]), seed)
     again = gradients_of(
-        small_step([], kernels=chosen, recompute=True, jit=True),
+        small_step([], operations=chosen, recompute=True, jit=True),
         make_batch(SMALL_BUCKETS[0]),
         seed,
         jit=True,
@@ -201,14 +201,14 @@ def test_a_snapshot_is_of_its_moment_whatever_follows():
 
 
 def test_bfloat16_gradients_are_those_of_float32_but_for_rounding():
-    """At most 2 % of a tensor's norm, with the kernels used on GPUs but for the fused attention."""
+    """At most 2 % of a tensor's norm, with the operations used on GPUs but fused attention."""
     dims, batch = model_dims(without_dropout(SMALL)), make_batch(SMALL_BUCKETS[0])
-    fast = dataclasses.replace(FAST, attention="plain")
+    fast = fast_but("attention", "causal_attention")
     steps = [
         GptStep(dims, o, [])
         for o in (
             StepOptions(),
-            StepOptions(compute_dtype="mixed_bfloat16", kernels=fast, jit=True),
+            StepOptions(compute_dtype="mixed_bfloat16", operations=fast, jit=True),
         )
     ]
     (loss, want), (rounded, got) = (gradients_of(s, batch, jit=s.options.jit) for s in steps)
@@ -270,7 +270,7 @@ def a_gpu(monkeypatch):
     return put
 
 
-def test_a_gpu_gets_the_fast_kernels_after_a_check(a_gpu, caplog):
+def test_a_gpu_gets_the_fast_operations_after_a_check(a_gpu, caplog):
     caplog.set_level("INFO")
     a_gpu((9, 0), None)
     assert precision.choose(resolved(False, precision="bf16")) == precision.Precision(
@@ -280,10 +280,10 @@ def test_a_gpu_gets_the_fast_kernels_after_a_check(a_gpu, caplog):
     deterministic = precision.choose(
         resolved(False, precision="bf16").model_copy(update={"deterministic": True})
     )
-    assert deterministic.kernels.embedding_grad == "matmul"
+    assert deterministic.operations == fast_but("lookup")
     a_gpu((9, 0), "cuDNN is too old")
-    assert precision.choose(resolved(False, precision="bf16")).kernels == dataclasses.replace(
-        FAST, attention="plain"
+    assert precision.choose(resolved(False, precision="bf16")).operations == fast_but(
+        "attention", "causal_attention"
     )
     assert "precision bf16, plain attention: cuDNN is too old" in caplog.text
 

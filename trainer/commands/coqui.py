@@ -32,8 +32,8 @@ IMPORT_FLAGS: dict[str, dict] = {
         "metavar": "PATH",
         "required": True,
         "help": (
-            "a folder with model.pth, config.json, vocab.json, dvae.pth, …, of which all is taken;"
-            " or the model's file alone"
+            "a folder with model.pth, config.json, vocab.json, dvae.pth, … (all are used), or the"
+            " model's file alone"
         ),
     },
     "--out": {"metavar": "FOLDER", "required": True, "help": "the folder to make"},
@@ -70,13 +70,12 @@ EXPORT_FLAGS: dict[str, dict] = {
         "metavar": "N",
         "type": int,
         "default": 50,
-        "help": "at most so many of --run's speakers as named voices (50); 0: none",
+        "help": "include at most N of --run's speakers as named voices (50); 0: none",
     },
     "--device": {
         "metavar": "X",
         "help": (
-            "where voices are made: a GPU's index or UUID, or cpu; default: a GPU where there"
-            " is one"
+            "where voices are made: a GPU's index or UUID, or cpu; default: a GPU if there is one"
         ),
     },
 }

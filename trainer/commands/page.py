@@ -13,7 +13,7 @@ FLAGS = {
     "--compare": {
         "metavar": "RUN",
         "nargs": "+",
-        "help": "several run folders on one page, instead of --run",
+        "help": "put several run folders on one page, instead of --run",
     },
     "--out": {
         "metavar": "FILE",
@@ -30,7 +30,7 @@ SERVE_FLAGS = {
     "--host": {
         "metavar": "ADDRESS",
         "default": "127.0.0.1",
-        "help": "where to listen (127.0.0.1: this machine alone; elsewhere a token is asked for)",
+        "help": "where to listen (127.0.0.1: this machine only; others require a token)",
     },
     "--port": {"metavar": "N", "type": int, "default": 8600, "help": "its port (8600); 0: any"},
 }

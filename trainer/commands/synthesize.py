@@ -38,7 +38,7 @@ FLAGS: dict[str, dict] = {
         "metavar": "NAME",
         "help": "a voice by its name: a speaker of --run, or one that came with the weights",
     },
-    "--list-voices": {"action": "store_true", "help": "list their names and do nothing else"},
+    "--list-voices": {"action": "store_true", "help": "list their names and exit"},
     "--reference": {
         "metavar": "CLIP",
         "nargs": "+",

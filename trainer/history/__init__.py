@@ -1,1 +1,1 @@
-"""What a run has behind it: ledger, checkpoints, and the schedule that they are positions of."""
+"""The history of a run: ledger, checkpoints, and the schedule in which they mark positions."""

@@ -1,5 +1,5 @@
-"""Checkpoints: written aside, fsynced, renamed; verified on load; a damaged one is set aside, never
-deleted, never ignored in silence.
+"""Checkpoints: written aside, fsynced, renamed; verified on load; damaged ones are set aside, never
+deleted, never ignored silently.
 
 `CHECKPOINTS/step-00000060/` holds `model.safetensors` (Coqui's key names), `optimizer.safetensors`
 and `state.json`, which carries the position, seeds, sizes, identity, quarantine, and the digests of
@@ -63,8 +63,8 @@ class Checkpoints:
     """The checkpoints of one stage.
 
     Args:
-        folder: made if missing. BadInput: it cannot be written to.
-        keep: how many of the newest stay; the best one stays besides.
+        folder: created if missing. BadInput: it cannot be written to.
+        keep: how many of the newest stay; the best one stays too.
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int):
@@ -90,9 +90,7 @@ class Checkpoints:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints there are, ascending; whether they are whole is seen
-        on loading.
-        """
+        """Steps of all checkpoints, ascending; only loading shows whether they are whole."""
         return sorted(step for p in self.folder.iterdir() if (step := step_of(p)) is not None)
 
     def path(self, step: int) -> Path:
@@ -111,11 +109,11 @@ class Checkpoints:
         """Write checkpoint `step`, then drop surplus ones (the newest `keep` and the best stay).
 
         Args:
-            tensors: "model" and "optimizer", each name → array, or what becomes one (see
+            tensors: "model" and "optimizer", each name → array or something that becomes one (see
                 `tensor_file.save_file`); emptied on the way.
             state: JSON-able; `state["best_step"]` names the checkpoint with the lowest evaluation
                 loss, or is None.
-            go_on: asked before the renaming; where it says no, nothing has happened.
+            go_on: asked before the rename; if it says no, nothing has happened.
 
         Raises:
             SaveFailed: not enough room, or the file system refused; says how much is needed and
@@ -196,8 +194,7 @@ class Checkpoints:
             existed: the newest checkpoint that the ledger speaks of.
 
         Raises:
-            BadInput: there were checkpoints, and none is whole. A run is never silently begun
-                afresh.
+            BadInput: there were checkpoints, and none is whole. A run never silently starts over.
         """
         newest_damaged = None
         for step in reversed(self.steps()):
@@ -227,7 +224,7 @@ class Checkpoints:
         return None
 
     def _aside(self, step: int) -> Path:
-        """A name that is free: the same step may be damaged twice."""
+        """A free name: the same step may be damaged twice."""
         path, again = self.folder / f"damaged-step-{step:08d}", 2
         while path.exists():
             path, again = self.folder / f"damaged-step-{step:08d}-{again}", again + 1

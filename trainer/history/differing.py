@@ -1,7 +1,8 @@
 """Batches that were made twice, with different bytes: by two producers, or around a restart.
 
-A batch is a function of its number, so this must not be. Where bits must be equal (`deterministic`)
-the run ends, since nobody knows which bytes are the right ones; elsewhere such batches are counted.
+A batch is a function of its number, so this must not happen. Where bits must be equal
+(`deterministic`), the run ends, since nobody knows which bytes are right; elsewhere such batches
+are counted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class BytesDiffer(Hopeless):
 
 
 class Differing:
-    """Keeps a stage's list of such batches, each batch once.
+    """Keeps a stage's list of such batches, each once.
 
     Args:
-        folder: the stage's.
+        folder: the folder of the stage.
         deterministic: whether the run ends with the first one.
     """
 
@@ -34,15 +35,17 @@ class Differing:
         self._known = {(entry["plan"], entry["g"]) for entry in read(folder)}
 
     def look(self, server) -> None:
-        """Take what the channel has found. BytesDiffer: something, in a deterministic run."""
+        """Record what the channel has found. BytesDiffer: there was something, and the run is
+        deterministic.
+        """
         for d in server.differing():
             entry = {"plan": d.plan, "g": d.g, "makers": d.makers, "digests": d.digests}
             self._found(f"batch {d.plan} {d.g}", entry)
 
     def trained_again(self, line: dict, before: dict) -> None:
-        """A step that a crash had lost was trained again, on other bytes: its two ledger lines.
+        """Record a step that was lost in a crash and trained again on other bytes.
 
-        BytesDiffer as `look`.
+        Takes its two ledger lines. BytesDiffer as in `look`.
         """
         first, last = line["g"], line["g"] + line["count"] - 1
         batches = f"one of the batches train {first} to {last}"
@@ -79,7 +82,7 @@ class Differing:
         try:
             with open(self._path, "a") as f:
                 f.write(json.dumps(entry) + "\n")
-        except OSError as e:  # it was told; training does not end for its list
+        except OSError as e:  # it was logged; training does not end over its list
             log.error("%s: %s", self._path, e.strerror or e)
 
 

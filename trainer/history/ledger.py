@@ -5,8 +5,8 @@ A line may lag behind the device, but lines up to step N are on disk before chec
 `{"resumed_from": N}` says that the steps after N were lost with a crash and are trained again;
 folding drops the earlier lines of those steps. A torn last line is what a SIGKILL leaves, and is
 dropped. `{"checkpoint": N}` is written after checkpoint N exists.
-`{"settings": {"a.b": "value"}}` are those that hold from there on: all of them first, then what a
-resume changed.
+`{"settings": {"a.b": "value"}}` holds the settings from there on: first all of them, then those
+that a resume changed.
 """
 
 from __future__ import annotations
@@ -135,16 +135,16 @@ class Ledger:
             os.truncate(self.path, keep)
 
     def resume(self, step: int, lines: list[dict] = ()) -> None:
-        """Say that training goes on after `step`; what later ones of `lines` (the ledger so far)
-        say is void, but compared with.
+        """Note that training goes on after `step`. Later lines of `lines` (the ledger so far) are
+        void, but what is trained again is compared with them.
         """
         self._lost = lost_steps(lines, step)
         self._append({"resumed_from": step})
         self.flush()
 
     def settings(self, now: dict[str, str], lines: list[dict]) -> list[str]:
-        """Note the settings that hold from here on; returns what of them is not as `lines`, the
-        ledger so far, say: "a.b: 3 → 4".
+        """Note the settings that hold from here on; returns how they differ from `lines`, the
+        ledger so far: "a.b: 3 → 4".
         """
         known: dict[str, str] = {}
         for line in lines:
@@ -155,14 +155,14 @@ class Ledger:
         return [f"{k}: {known.get(k, 'unset')} → {v}" for k, v in changed.items()] if known else []
 
     def append(self, line: dict) -> None:
-        """One step's line. Durable after the next `flush`."""
+        """Append one step's line. Durable after the next `flush`."""
         self._append(line)
         before = self._lost.pop(line.get("step"), None)
         if before is not None and before.get("digest") != line.get("digest"):
             self.on_difference(line, before)
 
     def checkpoint(self, step: int) -> None:
-        """Say that checkpoint `step` is on disk."""
+        """Note that checkpoint `step` is on disk."""
         self._append({"checkpoint": step})
         self.flush()
 
@@ -187,16 +187,15 @@ class Ledger:
         self._unwritten.clear()
 
     def flush(self) -> None:
-        """Everything appended is on disk when this returns.
-
-        OSError: it is not; it is kept for the next try.
+        """Write to disk everything appended so far. OSError: it is not on disk; it is kept for the
+        next try.
         """
         self._write_out()
         os.fsync(self._fd)
 
     @property
     def extent(self) -> dict:
-        """How far the file goes, and its digest, as the function of this name tells."""
+        """Length and digest of the file, as from the function `extent`."""
         return {"bytes": self._length, "digest": self._hash.hexdigest()}
 
     def close(self) -> None:

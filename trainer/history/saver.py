@@ -1,5 +1,5 @@
-"""Checkpoints written while training goes on: the state is held as it was, a thread brings it to
-disk, the loop hears how it ended.
+"""Checkpoints written while training goes on: a snapshot is held, a thread writes it to disk, and
+the loop learns how that ended.
 
 At most one save is in flight. Nothing here knows what a state is made of.
 """
@@ -21,8 +21,8 @@ _ABANDONED_S = 1.0
 class Outcome:
     """How a save ended.
 
-    `pause_s`: what it cost the loop; `seconds`: until the checkpoint was on disk; `error`: None if
-    it is.
+    `pause_s`: how long the loop waited; `seconds`: until the checkpoint was on disk; `error`: None
+    if it is there.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Saver:
     """Writes checkpoints of one stage in the background.
 
     Args:
-        saving: entered in the thread around each save, so that a stop waits for it.
+        saving: a context that the thread enters around each save, so that a stop waits for it.
     """
 
     def __init__(self, checkpoints: Checkpoints, saving: Callable[[], AbstractContextManager]):
@@ -46,7 +46,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """A save was begun and its outcome has not been taken."""
+        """Whether a save was begun whose outcome has not been taken."""
         return self._thread is not None
 
     def begin(self, step: int, snapshot: Callable[[], dict], state: dict) -> None:
@@ -84,7 +84,7 @@ class Saver:
         return ended
 
     def abandon(self) -> None:
-        """Leave without it: what has not been renamed yet will not be."""
+        """Abandon the save: what has not been renamed yet never will be."""
         self._abandoned.set()
         if self._thread is not None:
             self._thread.join(_ABANDONED_S)

@@ -1,5 +1,5 @@
-"""In which order the trainer consumes batches: training batches with evaluations between them, as
-one sequence.
+"""The order in which the trainer consumes batches: training batches with evaluations between them,
+as one sequence.
 
 The channel leases along this sequence, so evaluation needs no window, no credit and no order of its
 own.
@@ -29,7 +29,7 @@ class Position:
     )  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
 
     def stands_as(self, other: Position | None) -> bool:
-        """Whether a checkpoint of `other` says all that one of this position would."""
+        """Whether a checkpoint at `other` would hold all that one at this position holds."""
         facts = ("step", "evaluated", "best_step", "best_score")
         return other is not None and all(getattr(self, f) == getattr(other, f) for f in facts)
 
@@ -40,9 +40,9 @@ class Schedule:
 
     Args:
         total_steps: the last step.
-        eval_every: an evaluation after each multiple; 0: not by steps.
-        eval_at_epoch_end: an evaluation after each epoch's last step. One follows the last step of
-            all in any case.
+        eval_every: an evaluation after each multiple; 0: none by steps.
+        eval_at_epoch_end: an evaluation after each epoch's last step. The last step of all always
+            has one.
         save_every: a checkpoint after each multiple.
     """
 
@@ -63,11 +63,11 @@ class Schedule:
         return n if self.eval_batches is None else min(n, self.eval_batches)
 
     def scales(self, planned: PlannedStep) -> list[float]:
-        """What the gradient of each batch of a step counts.
+        """The weight of each batch's gradient in a step.
 
-        Every utterance of the step counts alike: a short batch weighs as much as it
-        has rows. With `mean_of_means`, as in Coqui's trainer, a batch counts 1 / accumulate, in an
-        epoch's short last step too.
+        Every utterance of the step counts alike: a short batch weighs as much as it has rows. With
+        `mean_of_means`, as in Coqui's trainer, a batch counts 1 / accumulate, in an epoch's short
+        last step too.
         """
         if self.mean_of_means:
             return [1 / self.accumulate] * planned.count

@@ -1,6 +1,4 @@
-"""A stage's history on disk: which files, and opening them where its newest whole checkpoint
-stands.
-"""
+"""A stage's history on disk: its files, opened at its newest whole checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class StageFiles:
 class StageHistory:
     """A stage's history, open.
 
-    `facts` say whose it is, in every checkpoint: "identity" and "dims".
+    `facts`, in every checkpoint, say whose history it is: "identity" and "dims".
     """
 
     files: StageFiles
@@ -49,13 +47,12 @@ def restore(
     load: Callable[[dict[str, dict[str, np.ndarray]]], None],
     settings: dict[str, str] | None = None,
 ) -> tuple[StageHistory, Position]:
-    """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
-    at step 0.
+    """Open a stage's history and load its newest whole checkpoint; a run without one is at step 0.
 
     Args:
         keep: how many checkpoints stay.
         load: takes the checkpoint's tensors (`Step.load_state_dict`).
-        settings: those that hold from now on, by their dotted names; for the ledger.
+        settings: the settings from now on, by dotted name, for the ledger.
 
     Raises:
         BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
@@ -82,9 +79,7 @@ def restore(
 
 
 def check_ended(files: StageFiles) -> None:
-    """BadInput: the ledger of a stage that has ended is not what its newest whole checkpoint says
-    it was.
-    """
+    """BadInput: the ledger of a finished stage differs from what its newest checkpoint recorded."""
     if not files.checkpoints.is_dir():
         return
     checkpoints = Checkpoints(files.checkpoints, keep=1)

@@ -1,8 +1,8 @@
-"""Tensors on disk in the safetensors format, one at a time: what is written is let go at once, and
-digested on the way.
+"""Tensors on disk in the safetensors format, written one at a time: each is released once written,
+and digested on the way.
 
-The package's own writer holds everything in memory twice, and the interpreter's lock while it
-writes: seconds, at full size, in which no step could be started.
+The package's own writer holds everything in memory twice, and the GIL while it writes: at full
+size, no step could start for seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _NAMES |= {
 def save_file(tensors: MutableMapping[str, Any], path: str | os.PathLike) -> str:
     """Write `tensors` and return the xxh3-128 of the file's bytes. OSError as of the file system.
 
-    tensors: name → array, or anything with `shape`, `dtype` and NumPy's `__array__`; emptied on the
-    way.
+    tensors: name → array, or anything with `shape`, `dtype` and `__array__`; emptied on the way.
     """
     # By alignment, then by name, as the package orders them.
     names = sorted(tensors, key=lambda name: (-np.dtype(tensors[name].dtype).itemsize, name))

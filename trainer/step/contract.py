@@ -1,4 +1,4 @@
-"""What the trainer asks of a stage's step, and what a step is told about the update. Loads no
+"""What the trainer asks of a stage's step, and the options that a step is built with. Loads no
 TensorFlow.
 """
 
@@ -16,7 +16,7 @@ from common.xtts.options import GptOptions
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from common.xtts.kernels import Kernels
+    from common.xtts.operations import Operations
 
 Scalars = dict[str, "tf.Tensor"]
 State = dict[str, dict[str, np.ndarray]]
@@ -32,7 +32,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class StepOptions(GptOptions):
-    """Everything about the update, and the network but its sizes, named as in the settings.
+    """Everything about the update and the network except its sizes, named as in the settings.
 
     Defaults are XTTS's recipe (coqui-tts, recipes/ljspeech/xtts_v2).
     """
@@ -49,7 +49,7 @@ class StepOptions(GptOptions):
     text_loss_weight: float = 0.01
     decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
-    kernels: Kernels | None = None  # None: PLAIN
+    operations: Operations | None = None  # None: PLAIN
     mel_dtype: str = "float32"  # of cond_mel on arrival
     jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
@@ -60,10 +60,11 @@ class Step(Protocol):
     one `update`.
     """
 
-    # there is something to compile and to try before step 1: `dry_run`, `dry_evaluate`, `programs`
+    # whether there is something to compile and try before step 1: `dry_run`, `dry_evaluate`,
+    # `programs`
     compiles: bool
     dims: ModelDims
-    model: Any  # the network; None: the step is none
+    model: Any  # the network; None: the step has none
     options: StepOptions
     trace_counts: Mapping[
         str, int
@@ -78,8 +79,8 @@ class Step(Protocol):
 
     def apply(self) -> Scalars:
         """Update from the group and begin the next one. Returns at least `loss` (the scaled sum),
-        `grad_norm`, `learning_rate`, and `finite`: where it is false, weights and optimizer state
-        kept every bit, and only the group was dropped.
+        `grad_norm`, `learning_rate`, and `finite`: where it is false, every bit of weights and
+        optimizer state is unchanged; only the group was dropped.
         """
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
@@ -100,19 +101,19 @@ class Step(Protocol):
         """`dry_run` of `evaluate`."""
 
     def programs(self, bucket: int, grouped: bool, training: bool) -> Sequence[Program]:
-        """What training or evaluation on a bucket will call and XLA compiles, the slowest to
-        compile first; [] where nothing is.
+        """The programs that training or evaluation on a bucket will call and XLA compiles, slowest
+        first; [] if there are none.
         """
 
     def state_dict(self) -> State:
         """{"model": …, "optimizer": …}, NumPy copies."""
 
     def snapshot(self) -> Snapshot:
-        """Like `state_dict`, but the values become arrays when NumPy asks for them, and are those
-        of now all the same.
+        """Like `state_dict`, but the values become arrays only when NumPy asks for them; they still
+        are those of this moment.
         """
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of `state_dict`; drops a group begun. WeightsError, and nothing changes in that
-        part, where it does not fit.
+        """Inverse of `state_dict`; drops an unfinished group. WeightsError if a part does not fit;
+        that part then stays as it was.
         """

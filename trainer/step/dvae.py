@@ -3,9 +3,9 @@
 Encoder and decoder learn by gradient (reconstruction + commitment, straight-through past the
 quantiser), the codebook by moving averages of the encoder outputs that chose each code. Codes that
 fall out of use restart from encoder outputs of the group, drawn by the micro-batch's seed; the
-first update does this to all of them, which is how the codebook is born from data. `micro` only
-adds to accumulators: every weight, moment and average changes in `apply`, so a skipped group leaves
-all their bits.
+first update restarts all of them, so the codebook begins from data. `micro` only adds to
+accumulators: every weight, moment and average changes in `apply`, so a skipped group changes no
+bit of them.
 
 The reconstruction is judged against predicting the batch's mean mel; the codebook by its
 perplexity, exp of the entropy of code use. Network, decay 0.99 and eps 1e-5 are coqui-tts's
@@ -53,10 +53,10 @@ class DvaeStep:
     def __init__(
         self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket], tunes: bool = False
     ):
-        """tunes: the weights are of a trained DVAE.
+        """tunes: the weights are those of a trained DVAE.
 
         Its codes keep their meaning: averages are long from the first update on, and a
-        code that a corpus of few voices does not use stays where it is, instead of starting again
+        code that a corpus of few voices does not use stays where it is instead of restarting
         elsewhere.
         """
         self.dims, self.options, self.tunes = dims, options, tunes
@@ -287,8 +287,8 @@ class DvaeStep:
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
         use = CodebookUse(*(tf.convert_to_tensor(v) for v in self._use))
         codebook = self.model.codebook
-        # A young encoder moves fast: an average over 100 updates would hold where it was, so the
-        # memory grows with the run.
+        # A young encoder moves fast: an average over 100 updates would lag behind it, so the window
+        # grows with the run.
         t = tf.cast(self.optimizer.t, tf.float32)
         decay = EMA_DECAY if self.tunes else tf.minimum(EMA_DECAY, t / (t + 9.0))
         new, dead = codebook.updated(use, decay, DEAD_BELOW, keep_unused=self.tunes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from common.data.batch import batch_spec, empty_batch
 from common.data.buckets import Bucket
-from common.xtts import kernels, weights
+from common.xtts import weights
 from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
-from common.xtts.kernels import PLAIN
+from common.xtts.operations import PLAIN, Operations, mixed, use
 from trainer.step.contract import Scalars, State, StepOptions
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
@@ -42,7 +42,7 @@ class Chain:
     function: Any
 
     def compile(self) -> None:
-        """Trace it; nothing of it is XLA's."""
+        """Trace it; XLA compiles nothing of it."""
         self.function.get_concrete_function()
 
 
@@ -53,11 +53,7 @@ class GptStep:
 
     def __init__(self, dims: ModelDims, options: StepOptions, buckets: Sequence[Bucket]):
         self.dims, self.options, self.buckets = dims, options, tuple(buckets)
-        # What a recomputed block keeps is its input: in float32 it would take twice the memory that
-        # recomputation is there to save.
-        chosen = options.kernels or PLAIN
-        wide = chosen.wide_residual and not options.recompute
-        self.kernels = replace(chosen, jit=options.jit, wide_residual=wide)
+        self.operations = _operations(options)
         self.model = Gpt(dims.gpt, options, dtype=options.compute_dtype, seed=options.init_seed)
         self.optimizer = AdamW(
             list(weights.tensors(self.model).values()),
@@ -73,8 +69,8 @@ class GptStep:
             weight_decay=options.weight_decay,
             decay_latents=options.decay_latents,
         )
-        # Made when a group is begun: groups of one batch need none, and they are as large as the
-        # weights.
+        # Allocated when a group begins: they are as large as the weights, and groups of one batch
+        # need none.
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
@@ -94,7 +90,7 @@ class GptStep:
             ]
             seed = word_spec(seed)
             self._parts, self._shared = Parts(self.model, self.optimizer), Shared()
-            made = (self.model, self.kernels, self._parts)
+            made = (self.model, self.operations, self._parts)
             self._programs = [
                 BucketPrograms(*made, s, self._head_losses, self._shared) for s in self._signatures
             ]
@@ -171,7 +167,7 @@ class GptStep:
             self._clear()
         else:
             out = self._update[bucket](batch, seed, self._resident(False, tf.bool))
-            self.read(out)  # its first time takes memory, too
+            self.read(out)  # the first read takes memory, too
         out["loss"].numpy()  # wait for it
 
     def dry_evaluate(self, bucket: int) -> None:
@@ -213,10 +209,11 @@ class GptStep:
         self._clear()
 
     def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program | Chain]:
-        """For XLA: what training (`micro` and `apply` if `grouped`, else `update`) or evaluation on
-        a bucket will call, traced now, the
-        slowest to compile first, and the function that calls them last; whoever compiles it ahead
-        saves the first call the time. [] otherwise.
+        """The XLA programs that training or evaluation on a bucket will call, traced now.
+
+        Training calls `micro` and `apply` if `grouped`, else `update`. The slowest to compile come
+        first, the function that calls them last. Compiling them ahead saves the first call that
+        time. [] without XLA.
         """
         if not self.options.jit:
             return []
@@ -260,7 +257,7 @@ class GptStep:
     def _trace(self, name: str, function, signature: list):
         def traced(*args):
             self.trace_counts[name] += 1
-            with kernels.use(self.kernels):
+            with use(self.operations):
                 return function(*args)
 
         once = tf.function(traced, input_signature=signature, autograph=False)
@@ -281,7 +278,7 @@ class GptStep:
     # -- one graph ---------------------------------------------------------------------------------
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
-        """`losses`, the three of them that a group sums up, and the gradient of scale × loss."""
+        """`losses`, the three of them that a group adds up, and the gradient of scale × loss."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.optimizer.parameters)
             out = self.losses(batch, seed)
@@ -357,14 +354,14 @@ class GptStep:
         return self._reported(report)
 
     def _updates(self, grouped: bool, bucket: int = 0) -> UpdatePrograms:
-        """`bucket`: one whose gradients are given; all have the same dtypes."""
+        """`bucket`: any one; the gradients of all have the same dtypes."""
 
         def make() -> UpdatePrograms:
             given = self._sums(grouped) or self._programs[bucket].gradient_dtypes()
             return UpdatePrograms(
                 self._parts,
                 self.optimizer,
-                self.kernels,
+                self.operations,
                 self._decide,
                 self.options.clip_norm > 0,
                 given,
@@ -432,8 +429,16 @@ class GptStep:
         return inputs
 
 
+def _operations(options: StepOptions) -> Operations:
+    chosen = type(options.operations or PLAIN)
+    # What a recomputed block keeps is its input: in float32 it would take twice the memory that
+    # recomputation is there to save.
+    kept = mixed(chosen, Operations, "residual_dtype") if options.recompute else chosen
+    return kept(jit=options.jit)
+
+
 def _summed(out: Scalars) -> tf.Tensor:
-    """What a group sums up."""
+    """The losses that a group adds up."""
     return tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from common.xtts import kernels
+from common.xtts.operations import current, statistics_dtype
 
-IGNORED = -1  # a target that asks for nothing
+IGNORED = -1  # a target without a loss
 
 
 def cross_entropy(
@@ -23,20 +23,12 @@ def cross_entropy(
     target adds exactly 0 to both, and its gradient is exactly 0, as long as the logits there are
     finite.
     """
-    if kernels.current().lean:
-        weights = tf.cast(targets != IGNORED, tf.float32) * row_weights[:, tf.newaxis]
-        ce_sum = kernels.cross_entropy_sum(
-            logits, tf.maximum(targets, 0), weights, num_classes or logits.shape[-1]
-        )
-        return ce_sum, tf.reduce_sum(weights)
-    logits = logits[..., :num_classes]
-    logits = tf.cast(logits, tf.float64 if logits.dtype == tf.float64 else tf.float32)
-    weights = (
-        tf.cast(targets != IGNORED, logits.dtype)
-        * tf.cast(row_weights, logits.dtype)[:, tf.newaxis]
+    dtype = statistics_dtype(logits)
+    weights = tf.cast(targets != IGNORED, dtype) * tf.cast(row_weights, dtype)[:, tf.newaxis]
+    ce_sum = current().cross_entropy_sum(
+        logits, tf.maximum(targets, 0), weights, num_classes or logits.shape[-1]
     )
-    ce = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(targets, 0), logits)
-    return tf.reduce_sum(ce * weights), tf.reduce_sum(weights)
+    return ce_sum, tf.reduce_sum(weights)
 
 
 def gpt_losses(

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from common.xtts.kernels import again
 from common.xtts.layers import Tensor
+from common.xtts.operations import current
 from common.xtts.weights import check, from_torch, to_torch
 
 # The learning rate (float64 scalar) of update t = 1, 2, … (int64 scalar).
@@ -31,9 +31,8 @@ def schedule(
     final_ratio: float = 0.1,
 ) -> Schedule:
     """Linear warm-up to `learning_rate` over `warmup_steps` updates, then constant, or a half
-    cosine that reaches
-    final_ratio · learning_rate at `total_steps` and stays there. ValueError on an unknown kind, or
-    a cosine without room to fall.
+    cosine that reaches final_ratio · learning_rate at `total_steps` and stays there. ValueError on
+    an unknown kind, or a cosine without room to fall.
     """
     if kind not in ("constant", "cosine"):
         raise ValueError(f"schedule: unknown kind {kind!r}; choose constant or cosine")
@@ -91,8 +90,8 @@ class AdamW:
     def update(self, gradients: Sequence[tf.Tensor], enabled: tf.Tensor) -> tf.Tensor:
         """One update in place; returns the learning rate used (float32).
 
-        Where `enabled` (bool scalar) is false, the weights, the
-        moments and t keep every bit, whatever the gradients hold.
+        Where `enabled` (bool scalar) is false, the weights, the moments and t keep every bit,
+        whatever the gradients hold.
         """
         lr, scalars = self.begin(enabled)
         for dtype in {p.dtype for p in self.parameters}:
@@ -135,9 +134,7 @@ class AdamW:
         scalars: tf.Tensor,
         enabled: tf.Tensor,
     ) -> None:
-        """Update some tensors of one dtype by the scalars of `begin`; the lists belong together by
-        position.
-        """
+        """Update some tensors of one dtype by the scalars of `begin`; the lists are parallel."""
         one_minus_beta1, beta2, one_minus_beta2, root_correction, step_size, kept, eps = tf.unstack(
             scalars
         )
@@ -180,7 +177,7 @@ class AdamW:
         self.t.assign(int(state["step"]))
 
     def _scalars(self, t: tf.Tensor, lr: tf.Tensor, dtype: tf.DType) -> list[tf.Tensor]:
-        """What all tensors of one dtype share, computed in float64 and rounded once."""
+        """The scalars that all tensors of one dtype share, computed in float64 and rounded once."""
         beta1, beta2 = (tf.constant(beta, tf.float64) for beta in self.betas)
         t = tf.cast(t, tf.float64)
         step_size, root_correction = lr / (1 - tf.pow(beta1, t)), tf.sqrt(1 - tf.pow(beta2, t))
@@ -201,9 +198,8 @@ def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The sum of squares over all gradients in few kernels, where XLA would launch two for each of
-    hundreds: one per large tensor and
-    one for all the rest.
+    """The sum of squares over all gradients in few kernels: one per large tensor and one for all
+    the rest. XLA would launch two for each of hundreds.
     """
     sums, small = [], []
     for g in gradients:
@@ -213,12 +209,12 @@ def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         else:
             small.append(tf.square(flat))
     # Behind a barrier: XLA turns a sum over a concatenation back into sums over its parts.
-    return tf.reduce_sum(again(tf.concat([*sums, *small], 0)))
+    return tf.reduce_sum(current().again(tf.concat([*sums, *small], 0)))
 
 
 def _columns(size: int) -> int:
-    """How long the rows are into which a tensor of `size` numbers is cut for its sum; 1: it is
-    small.
+    """Length of the rows into which a tensor of `size` numbers is cut for its sum; 1 for small
+    ones.
     """
     columns = 1
     while columns < 1024 and size >= 2**15 and size % (2 * columns) == 0:
@@ -227,8 +223,8 @@ def _columns(size: int) -> int:
 
 
 def clip_coefficient(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    """What torch's clip_grad_norm_ multiplies gradients of this global norm with: min(1, clip_norm
-    / (norm + 1e-6)).
+    """The factor of torch's clip_grad_norm_ for gradients of this global norm: min(1, clip_norm /
+    (norm + 1e-6)).
     """
     return tf.minimum(clip_norm / (norm + 1e-6), 1.0)
 

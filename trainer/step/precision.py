@@ -1,19 +1,20 @@
-"""How the networks compute on this process's device: what the settings ask for, and what a check
-finds that the device can do.
+"""How the networks compute on this process's device: what the settings ask for, as far as a check
+finds the device able.
 
-What was found is said in the log once; nothing falls back in silence.
+The choice is logged once; nothing falls back silently.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from common.run.settings import Config
 from common.xtts.attention_check import why_not
-from common.xtts.kernels import FAST, PLAIN, Kernels
+from common.xtts.fast_operations import fast_but
+from common.xtts.operations import PLAIN, Operations
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,14 @@ _BF16_FROM = (8, 0)  # compute capability: Ampere
 
 @dataclass(frozen=True)
 class Precision:
-    """What a step is built with: a Keras dtype policy and the kernels."""
+    """What a step is built with: a Keras dtype policy and the operations."""
 
     compute_dtype: str
-    kernels: Kernels
+    operations: Operations
 
 
 def allow_tf32(config: Config) -> None:
-    """Let float32 products run in TF32 on the GPU, unless the run is to be in float32.
+    """Let float32 products run in TF32 on the GPU, unless the settings ask for float32.
 
     Before anything is traced.
     """
@@ -37,11 +38,11 @@ def allow_tf32(config: Config) -> None:
 
 
 def choose(config: Config) -> Precision:
-    """Decide for the GPT, before anything is traced. `config` is a run's resolved one."""
+    """Decide for the GPT, before anything is traced. `config` holds the run's resolved settings."""
     wanted, gpu = config.train.precision, bool(tf.config.list_logical_devices("GPU"))
     precision = wanted
     if wanted == "bf16" and not (gpu and config.jit):
-        # Without XLA, TensorFlow adds the gradients of biases up in bfloat16: they come out a third
+        # Without XLA, TensorFlow adds up the gradients of biases in bfloat16: they come out a third
         # wrong.
         precision = "fp32"
         log.warning("train.precision bf16 needs a GPU and jit: fp32")
@@ -57,12 +58,13 @@ def choose(config: Config) -> Precision:
     return Precision("mixed_bfloat16", _fast(config))
 
 
-def _fast(config: Config) -> Kernels:
-    kernels = replace(FAST, embedding_grad="matmul") if config.deterministic else FAST
+def _fast(config: Config) -> Operations:
+    # The fast lookup's gradient adds up in no fixed order.
+    plain = ("lookup",) if config.deterministic else ()
     reason = why_not()
     if reason is not None:
         log.warning("precision bf16, plain attention: %s", reason)
-        return replace(kernels, attention="plain")
+        return fast_but(*plain, "attention", "causal_attention")
     rate = config.train.attention_dropout
     if rate:
         log.info(
@@ -72,7 +74,7 @@ def _fast(config: Config) -> Kernels:
         )
     else:
         log.info("precision bf16, fused attention (cuDNN), no attention dropout")
-    return kernels
+    return fast_but(*plain)
 
 
 def _capability() -> tuple[int, int]:

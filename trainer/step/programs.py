@@ -18,14 +18,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from common.xtts import kernels
 from common.xtts.gpt import Gpt
-from common.xtts.kernels import Kernels
 from common.xtts.layers import Tensor
+from common.xtts.operations import Operations, use
 from trainer.step.optimizer import AdamW, packed_squares
 from trainer.step.regions import Program, Region, as_ints, as_words
 
-# A call costs what does not fuse across it, a larger program time to compile.
+# Each call costs the fusions that it cuts; larger programs take longer to compile.
 BLOCKS_PER_PROGRAM = 3
 _FIELDS = ("text_targets", "audio_targets", "weights")
 _SITES = 3
@@ -63,7 +62,7 @@ def _of(*blocks) -> list[Tensor]:
 
 
 def variables_of(tensors: Sequence[Tensor]) -> list[tf.Variable]:
-    """What programs are given for them."""
+    """The variables behind `tensors`, as programs take them."""
     return [t.variable.value for t in tensors]
 
 
@@ -75,7 +74,7 @@ class Shared:
 
     def __init__(self):
         self._made: dict[Any, Any] = {}
-        self._lock = threading.RLock()  # training may ask for what is being traced beside it
+        self._lock = threading.RLock()  # training may ask for what another thread is tracing
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
         """What `make` made for this key."""
@@ -104,13 +103,13 @@ class BucketPrograms:
     def __init__(
         self,
         model: Gpt,
-        chosen: Kernels,
+        chosen: Operations,
         parts: Parts,
         batch: Mapping[str, tf.TensorSpec],
         losses: Losses,
         shared: Shared,
     ):
-        self.model, self._kernels, self._parts, self._batch, self._losses = (
+        self.model, self._operations, self._parts, self._batch, self._losses = (
             model,
             chosen,
             parts,
@@ -123,7 +122,7 @@ class BucketPrograms:
         self._latents = tf.TensorSpec(
             [rows, dims.num_latents, dims.width], tf.as_dtype(model.compute_dtype)
         )
-        x = tf.float32 if chosen.wide_residual else self._latents.dtype
+        x = chosen.residual_dtype(self._latents)
         self._x = tf.TensorSpec([rows, dims.num_latents + num_codes, dims.width], x)
 
     # -- calls -------------------------------------------------------------------------------------
@@ -135,8 +134,9 @@ class BucketPrograms:
         scale: tf.Tensor,
         sums: Sequence[tf.Variable] | None = None,
     ) -> tuple[dict[str, tf.Tensor], list[list[tf.Tensor]]]:
-        """(losses, gradients of scale × loss by part); with `sums`, one variable per tensor of the
-        optimizer, they are added there.
+        """(losses, gradients of scale × loss by part).
+
+        With `sums`, one variable per tensor of the optimizer, gradients are added to these instead.
         """
         parts, regions = self._parts, self._training(sums)
         into = (
@@ -178,7 +178,7 @@ class BucketPrograms:
         return dict(zip(self._loss_names, values, strict=True))
 
     def gradient_dtypes(self) -> list[list[tf.DType]]:
-        """Of the gradients that `gradients` returns, by part."""
+        """The dtypes of the gradients that `gradients` returns, by part."""
         regions = self._training(None)
         parts = [regions.conditioning, regions.stem, *regions.blocks]
         return [
@@ -187,7 +187,7 @@ class BucketPrograms:
         ]
 
     def programs(self, sums: Sequence[tf.Variable] | None, training: bool) -> list[Program]:
-        """What `gradients` or `evaluate` calls, the slowest to compile first."""
+        """The programs that `gradients` or `evaluate` calls, the slowest to compile first."""
         regions = self._training(sums) if training else self._evaluation()
         of_blocks = list(dict.fromkeys(regions.blocks))
         if not training:
@@ -291,11 +291,11 @@ class BucketPrograms:
         return _Regions(conditioning, stem, programs, head)
 
     def _conditioning(self, cond_mel, *weights):
-        with kernels.use(self._kernels), _in_place(self._parts.conditioning, weights):
+        with use(self._operations), _in_place(self._parts.conditioning, weights):
             return [tf.cast(self.model.style_latents(cond_mel), self._latents.dtype)]
 
     def _stem(self, latents, ids, positions, seed, *weights):
-        with kernels.use(self._kernels), _in_place(self._parts.stem, weights):
+        with use(self._operations), _in_place(self._parts.stem, weights):
             seed = None if seed is None else as_ints(seed)
             x, seeds = self.model.stem(latents, as_ints(ids), as_ints(positions), seed)
             return [x] if seed is None else [x, *(as_words(tf.stack(s)) for s in seeds)]
@@ -305,7 +305,7 @@ class BucketPrograms:
 
         def run(x, *args):
             seeds, weights = args[: len(group)], args[len(group) :]
-            with kernels.use(self._kernels), _in_place(self._parts.blocks[i], weights):
+            with use(self._operations), _in_place(self._parts.blocks[i], weights):
                 for block, words in zip(group, seeds, strict=True):
                     x = block(
                         x, (None,) * _SITES if words is None else tuple(tf.unstack(as_ints(words)))
@@ -315,7 +315,7 @@ class BucketPrograms:
         return run
 
     def _head(self, x, text_targets, audio_targets, row_weights, *weights):
-        with kernels.use(self._kernels), _in_place(self._parts.head, weights):
+        with use(self._operations), _in_place(self._parts.head, weights):
             out = self._losses(
                 self.model.normed(x), as_ints(text_targets), as_ints(audio_targets), row_weights
             )
@@ -327,7 +327,7 @@ class BucketPrograms:
             given = variables[: len(variables) // 2] if adds else variables
             weights = [v.read_value() for v in given]
             watched = [x, *weights]
-            with kernels.use(self._kernels):
+            with use(self._operations):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(watched)
                     out = self._head(x, text_targets, audio_targets, row_weights, *weights)
@@ -354,15 +354,15 @@ class UpdatePrograms:
         decide: (sum of squares, losses [3], enabled) → whether to update, the scalars of
             `AdamW.change` with the factor of clipping after them, and what is reported.
         clips: whether that factor may be other than 1.
-        given: where gradients were added up, one variable per tensor of the optimizer, to be
-            cleared; or the dtypes of the gradients that calls give, by part.
+        given: the variables in which gradients were added up, one per tensor of the optimizer, to
+            be cleared; or the dtypes of the gradients that calls give, by part.
     """
 
     def __init__(
         self,
         parts: Parts,
         optimizer: AdamW,
-        chosen: Kernels,
+        chosen: Operations,
         decide: Callable,
         clips: bool,
         given: Sequence[tf.Variable] | Sequence[Sequence[tf.DType]],
@@ -426,9 +426,9 @@ class UpdatePrograms:
         places, o = self._parts.places[i], self._optimizer
         return [v[k] for v in (o.parameters, o.exp_avg, o.exp_avg_sq) for k in places]
 
-    def _square_program(self, i: int, chosen: Kernels) -> Program:
+    def _square_program(self, i: int, chosen: Operations) -> Program:
         def run(*gradients):
-            with kernels.use(chosen):
+            with use(chosen):
                 return [
                     packed_squares(
                         [g if isinstance(g, tf.Tensor) else g.read_value() for g in gradients]
@@ -486,7 +486,7 @@ class _Regions:
 
 
 def _in_place(tensors: Sequence[Tensor], weights: Sequence[tf.Tensor]):
-    """Layers read `weights` for their own variables meanwhile."""
+    """Inside the block, layers read `weights` in place of their own variables."""
     return keras.StatelessScope([(t.variable, w) for t, w in zip(tensors, weights, strict=True)])
 
 

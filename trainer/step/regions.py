@@ -1,5 +1,5 @@
-"""Regions: parts of a step that XLA compiles by themselves, once for all the places where they
-stand.
+"""Regions: parts of a step that XLA compiles separately, each once for all the places it is used
+in.
 
 A step of 30 equal blocks as one XLA program takes over a minute to trace and compile, for each
 bucket anew. As regions it is a few small programs: a block's forward and backward pass are compiled
@@ -49,8 +49,8 @@ class Program:
 
     Args:
         name: what it is, for messages.
-        specs: of the tensors; none of them int32.
-        variables: some to trace with; calls may give others of the same shapes.
+        specs: signatures of the tensors; none is int32.
+        variables: those to trace with; calls may pass others of the same shapes.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Program:
         """Run it on zeros and wait; programs that write variables must not change them where all
         tensors are 0 (see `Region`).
 
-        TensorFlow keeps what XLA compiled by name and shapes, for all callers of the process; so
-        several may be compiled side by side, each in a thread of its own.
+        TensorFlow keeps compiled programs by name and shapes for the whole process, so several may
+        be compiled side by side, each in its own thread.
         """
 
         def alone():
@@ -87,7 +87,7 @@ class Program:
 
     @property
     def dtypes(self) -> list[tf.DType]:
-        """Of its results."""
+        """The dtypes of its results."""
         return [x.dtype for x in tf.nest.flatten(self._call.structured_outputs)]
 
 
@@ -97,7 +97,7 @@ class Region:
     Args:
         function: traceable; a sequence of tensors, of which the first `num_differentiable` have
             gradients.
-        inputs: signature of what it is given.
+        inputs: signatures of its inputs.
         variables: the weights of one of its places.
         wrt: indices of the inputs whose gradients are wanted.
         sums: the backward program adds the weights' gradients to variables that it is given,
@@ -126,9 +126,8 @@ class Region:
     def __call__(
         self, *inputs: tf.Tensor, variables: Sequence[tf.Variable]
     ) -> tuple[list[tf.Tensor], Callable]:
-        """(outputs, back); `back(*d_outputs, sums=…)` gives the gradients of the `wrt` inputs, then
-        those of the weights, or adds
-        these to `sums`.
+        """(outputs, back); `back(*d_outputs, sums=…)` returns the gradients of the `wrt` inputs,
+        then those of the weights, unless it adds these to `sums`.
         """
         args = [*inputs, *variables]
         results = self.forward(*args)
@@ -146,8 +145,8 @@ class Region:
 
     @property
     def gradient_dtypes(self) -> list[tf.DType]:
-        """Of the weights' gradients that the backward program returns: as they were computed, not
-        the weights'.
+        """The dtypes of the weights' gradients as the backward program returns them: as computed,
+        not those of the weights.
         """
         return self.backward.dtypes[self._num_wrt :]
 
@@ -191,6 +190,8 @@ def _traced(
         boundary = len(graph.get_operations())
         differentiable = outputs[:num_differentiable]
         d_outputs = [tf.compat.v1.placeholder(y.dtype, y.shape) for y in differentiable]
+        # Outside of the function's `use`: barriers and column sums of the gradients are the plain
+        # ones here. Inside, the bits of runs on GPUs would change.
         gradients = tape.gradient(differentiable, watched, d_outputs)
         without = [x.shape for x, g in zip(watched, gradients, strict=True) if g is None]
         if without:
@@ -199,8 +200,8 @@ def _traced(
 
 
 class _Cut:
-    """Where the graph of both passes is parted: `used` arguments and `residuals` are what the
-    backward program is given.
+    """The cut through the graph of both passes: the backward program takes the `used` arguments and
+    the `residuals`.
     """
 
     def __init__(self, traced: _Traced, recompute: bool):
@@ -215,7 +216,7 @@ class _Cut:
         self.residuals = [x for name, x in given.items() if name not in self._args]
 
     def _walk(self) -> dict[str, tf.Tensor]:
-        """From the gradients back to what is given or handed over."""
+        """Walk from the gradients back to what is given or handed over."""
         fed, seen, stack = {}, set(), [g.op for g in self.traced.gradients]
         while stack:
             op = stack.pop()

@@ -1,6 +1,7 @@
-"""Scalars between the host and the step's device: a copy in either direction waits for the steps
-that were issued before it
-(`trainer.step.upload`), so that one at each call would let no step be issued under another.
+"""Scalars between the host and the step's device.
+
+A copy in either direction waits for the steps issued before it (`trainer.step.upload`): with one
+copy per call, no step could be issued while another runs.
 """
 
 from __future__ import annotations
@@ -13,16 +14,14 @@ _PACKED = "packed"
 
 
 class Resident:
-    """Scalars that steps take again and again, each copied to the device when it is first asked
-    for.
-    """
+    """Scalars that steps take repeatedly, each copied to the device at its first use."""
 
     def __init__(self, device: str):
         self._device = device
         self._known: dict[tuple[float, tf.DType], tf.Tensor] = {}
 
     def __call__(self, value: float, dtype: tf.DType) -> tf.Tensor:
-        """`value` as a scalar that lives on the device."""
+        """`value` as a scalar on the device."""
         if (value, dtype) not in self._known:
             with tf.device(self._device):
                 self._known[value, dtype] = tf.identity(tf.constant(value, dtype))

@@ -1,5 +1,4 @@
-"""The state of a step as it is at one moment, held while training goes on, for a checkpoint that is
-written meanwhile.
+"""The state of a step at one moment, held while training goes on and a checkpoint of it is written.
 
 A variable's value is a reference to its buffer. While somebody holds it, TensorFlow writes an
 update into new memory instead of in place: holding costs nothing at first, and one copy of the
@@ -39,7 +38,7 @@ class HeldTensor:
 
 
 def hold(tensors: Iterable[tuple[str, Tensor, tf.Variable]]) -> dict[str, HeldTensor]:
-    """Name → value of now, for (name, what it is of, variable)."""
+    """Name → present value, for triples (name, tensor, variable)."""
     values = [(name, tensor, tf.convert_to_tensor(v)) for name, tensor, v in tensors]
     num_bytes = sum(_size(v) for _, _, v in values)
     left, held = ROOM.take(num_bytes), {}
@@ -66,9 +65,8 @@ def _size(value: tf.Tensor) -> int:
 
 
 class Room:
-    """How much of a state this process's GPU can hold beside what the steps need.
-
-    All of it on the CPU.
+    """How much of a state this process's GPU can hold beside what the steps need; on the CPU, all
+    of it.
     """
 
     def __init__(self):
@@ -78,9 +76,10 @@ class Room:
         )
 
     def measure(self, largest_step: Callable[[], object]) -> int:
-        """Run a stage's largest step, compiled before, to see what it needs, in bytes: another one
-        may not come for many saves. What was needed so far is forgotten: while it compiles, XLA
-        tries kernels with all memory there is. 0 without a GPU.
+        """Run a stage's largest step, already compiled; the bytes that it needs, 0 without a GPU.
+
+        The next one may come only after many saves. Earlier peaks are forgotten: while it compiles,
+        XLA tries kernels with all the memory there is.
         """
         if tf.config.list_logical_devices("GPU"):
             self._forget_peak()
@@ -110,8 +109,8 @@ class Room:
         return Account(card.memory_mb, card.free_mb, _limit_mb(), self._needed >> 20, state >> 20)
 
     def take(self, num_bytes: int) -> int:
-        """How many of so many bytes can be held now, by what the largest step needs, or those since
-        the last asking needed at most.
+        """How many of `num_bytes` can be held now, by the larger of what the largest step needs and
+        what steps needed since the last call.
         """
         if not tf.config.list_logical_devices("GPU"):
             return num_bytes

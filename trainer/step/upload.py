@@ -1,4 +1,4 @@
-"""Batches onto the device, under the step that computes.
+"""Copy batches to the device while a step computes there.
 
 TensorFlow lets each copy to a GPU begin only when everything issued to that GPU before has ended
 (its allocator may still hand the memory to that work), and blocks the thread that copies. Field by
@@ -7,8 +7,8 @@ thread, and is cut up on the device; and the feed lets a step be issued only onc
 batch after it has been (`trainer.feed`): that copy then waits for the step before and runs under
 this one.
 
-The buffer is one that TensorFlow allocated: such it stages through page-locked memory
-(GPUUtil::CopyCPUTensorToGPU). What a NumPy array became it hands to the driver as it is, and the
+The buffer is one that TensorFlow allocated: those it stages through page-locked memory
+(GPUUtil::CopyCPUTensorToGPU). A tensor made from a NumPy array goes to the driver as it is, and the
 driver may wait inside the call until the copy can begin.
 """
 
@@ -32,8 +32,8 @@ class Upload:
     `to_host` copies once out of the frames, `to_device` puts that where the step wants it.
 
     Args:
-        device: of the step, "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` is all there
-            is to do.
+        device: the step's, as "/device:GPU:0"; None: TensorFlow's CPU, where `to_host` does
+            everything.
     """
 
     def __init__(self, device: str | None):
@@ -61,7 +61,7 @@ class Upload:
     def to_device(
         self, on_host: Any, issuing: Callable[[], None]
     ) -> tuple[dict[str, tf.Tensor], Any]:
-        """({field: tensor}, seed) on the device; `issuing` is called at the moment the copy is."""
+        """({field: tensor}, seed) on the device; calls `issuing` when it issues the copy."""
         if self.device is None:
             issuing()
             return on_host

@@ -30,7 +30,10 @@ from producer.corpus.report import write_rejects
 VERSION = 1  # of the way in which clips are cut: those of another number are cut again
 COLUMNS = ("file_name", "text", "speaker_name", "source", "start_s", "end_s")
 FLAGS: dict[str, dict] = {
-    "folder": {"metavar": "FOLDER", "help": "recordings, each with x.srt, x.vtt or x.json beside"},
+    "folder": {
+        "metavar": "FOLDER",
+        "help": "recordings, each with x.srt, x.vtt or x.json beside it",
+    },
     "--out": {"metavar": "DIR", "help": "the corpus to make (default: FOLDER-clips)"},
     "--max-seconds": {
         "metavar": "S",

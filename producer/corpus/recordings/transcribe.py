@@ -34,7 +34,7 @@ FLAGS: dict[str, dict] = {
         "required": True,
         "help": "a folder with a Whisper model for CTranslate2 (model.bin, config.json)",
     },
-    "--language": {"metavar": "L", "help": "what is spoken, e.g. fa (default: recognised)"},
+    "--language": {"metavar": "L", "help": "language spoken, e.g. fa (default: detected)"},
     "--device": {
         "choices": ["auto", "cpu", "cuda"],
         "default": "auto",
@@ -44,7 +44,7 @@ FLAGS: dict[str, dict] = {
         "metavar": "S",
         "type": float,
         "default": 11.6,
-        "help": "longest recording that is a clip as it is (11.6); longer ones: launch.py split",
+        "help": "longest recording to use as one clip (11.6); cut longer ones with launch.py split",
     },
 }
 

@@ -1,5 +1,5 @@
-"""The kernels made for GPUs compute what the plain ones do, values and gradients; their dropout is
-a pure function of its seed.
+"""The fast operations compute what the plain ones do, values and gradients; their dropout is a pure
+function of its seed.
 """
 
 import dataclasses
@@ -9,14 +9,17 @@ import pytest
 import tensorflow as tf
 
 from common.data.buckets import Bucket
-from common.xtts import kernels, layers
-from common.xtts.kernels import PLAIN, Kernels
+from common.xtts import fast_operations, layers
+from common.xtts.dropout_mask import kept
+from common.xtts.fast_operations import FastOperations, fast_but
+from common.xtts.operations import PLAIN, Operations, current, mixed, use
+from common.xtts.shaping import HeadsOutside, KindsOutside
 from tests.support.gpt_cases import MICRO, make_batch, model_dims
 from trainer.step.gpt import GptStep, StepOptions
 from trainer.step.losses import cross_entropy
 from trainer.step.optimizer import global_norm, packed_squares
 
-LEAN = Kernels(lean=True)
+FAST_WITHOUT_XLA = FastOperations()
 BUCKET = Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8)
 
 
@@ -25,7 +28,7 @@ def with_gradients(function, inputs, chosen, jit=False):
 
     @tf.function(jit_compile=jit, autograph=False)
     def run(inputs):
-        with kernels.use(chosen), tf.GradientTape() as tape:
+        with use(chosen), tf.GradientTape() as tape:
             tape.watch(inputs)
             out = function(*inputs)
             return [out, *tape.gradient(tf.reduce_sum(out * noise_of(out.shape)), inputs)]
@@ -63,14 +66,14 @@ def norm_case(make, shape):
     ],
     ids=["layer", "group"],
 )
-def test_lean_norms(make, shape):
+def test_fast_norms(make, shape):
     apply, x, layer = norm_case(make, shape)
 
     def run(chosen):
         with tf.GradientTape() as tape:
             given = tf.constant(x)
             tape.watch(given)
-            with kernels.use(chosen):
+            with use(chosen):
                 out = apply(given)
             loss = tf.reduce_sum(out * noise_of(shape))
         return [
@@ -78,23 +81,24 @@ def test_lean_norms(make, shape):
             for y in (out, *tape.gradient(loss, [given, layer.weight.value, layer.bias.value]))
         ]
 
-    close(run(LEAN), run(PLAIN))
+    close(run(FAST_WITHOUT_XLA), run(PLAIN))
 
 
-def test_lean_gelu():
+def test_fast_gelu():
     x = np.linspace(-6, 6, 600, dtype=np.float32).reshape(3, 10, 20)
     want = with_gradients(lambda x: tf.nn.gelu(x, approximate=True), [x], PLAIN)
-    close(with_gradients(kernels.gelu_tanh, [x], LEAN), want)
-    close(with_gradients(kernels.gelu_tanh, [x], Kernels(lean=True, jit=True), jit=True), want)
+    for chosen in (PLAIN, FAST_WITHOUT_XLA, fast_but()):
+        got = with_gradients(lambda x: current().gelu_tanh(x), [x], chosen, jit=chosen.jit)
+        close(got, want)
 
 
-def test_lean_cross_entropy_with_classes_of_padding():
+def test_fast_cross_entropy_with_classes_of_padding():
     rng = np.random.default_rng(1)
     logits, weights = rng.normal(0, 3, (2, 5, 11)).astype(np.float32), tf.constant([1.0, 0.5])
     targets = tf.constant([[3, -1, 0, 10, 2], [1, 1, -1, -1, 9]])
     padded = np.concatenate([logits, rng.normal(0, 9, (2, 5, 5)).astype(np.float32)], -1)
     want = with_gradients(lambda x: tf.stack(cross_entropy(x, targets, weights)), [logits], PLAIN)
-    for chosen in (LEAN, PLAIN):
+    for chosen in (FAST_WITHOUT_XLA, PLAIN):
         out, gradient = with_gradients(
             lambda x: tf.stack(cross_entropy(x, targets, weights, num_classes=11)), [padded], chosen
         )
@@ -106,34 +110,61 @@ def test_lean_cross_entropy_with_classes_of_padding():
 
 def test_scattered_embedding_gradient_counts_repeated_ids():
     table, ids = np.arange(12, dtype=np.float32).reshape(4, 3), tf.constant([[1, 1, 3]])
-    scatter = Kernels(embedding_grad="scatter")
     plain, scattered = (
-        with_gradients(lambda t: layers.lookup(t, ids), [table], k) for k in (PLAIN, scatter)
+        with_gradients(lambda t: current().lookup(t, ids, tf.float32), [table], chosen)
+        for chosen in (PLAIN, FAST_WITHOUT_XLA)
     )
     close(scattered, plain, 1e-6)
     assert not scattered[1][0].any()
     assert not scattered[1][2].any()
 
 
-def test_products_apart_and_together():
+@pytest.mark.parametrize("packing", [KindsOutside(2), HeadsOutside(2)])
+def test_queries_keys_and_values_by_one_product_and_by_three(packing):
     rng = np.random.default_rng(2)
     x, weight, bias = (
         rng.standard_normal(shape).astype(np.float32) for shape in ((2, 5, 8), (8, 12), (12,))
     )
 
-    def together(x, w, b):
-        return tf.matmul(tf.reshape(x, [-1, 8]), w) + b
+    class Projection:
+        def __init__(self, weight, bias):
+            self.matrix_and_bias = lambda: (weight, bias)
 
-    def apart(x, w, b):
-        parts = kernels.affine_parts(
-            x, w, b, lambda y: tf.split(y, 3, -1), lambda parts: kernels.padded_sum(parts, 1)
-        )
-        return tf.reshape(tf.concat(parts, -1), [-1, 12])
+        def __call__(self, x):
+            weight, bias = self.matrix_and_bias()
+            return tf.reshape(tf.matmul(tf.reshape(x, [-1, 8]), weight) + bias, [2, 5, 12])
 
-    close(
-        with_gradients(apart, [x, weight, bias], LEAN),
-        with_gradients(together, [x, weight, bias], PLAIN),
-    )
+    def heads(x, w, b):
+        return tf.stack(current().qkv(x, Projection(w, b), packing))
+
+    given = [x, weight, bias]
+    close(with_gradients(heads, given, FAST_WITHOUT_XLA), with_gradients(heads, given, PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("packing", "channels"),
+    [
+        (KindsOutside(2), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
+        (HeadsOutside(2), [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]),
+    ],
+)
+def test_where_queries_keys_and_values_lie(packing, channels):
+    """Two heads of width 2: the twelve channels, told apart and put together again."""
+    y = tf.range(12.0)[tf.newaxis]
+    split = packing.split(y)
+    np.testing.assert_array_equal(tf.concat(split, 0), channels)
+    np.testing.assert_array_equal(packing.join(split), y)
+    for part, want in zip(packing.apart(y[tf.newaxis]), channels, strict=True):
+        np.testing.assert_array_equal(tf.reshape(part, [-1]), want)
+
+
+def test_a_mixed_set_has_the_named_operations_of_the_other():
+    chosen = fast_but("lookup")
+    assert type(chosen).lookup is Operations.lookup
+    assert type(chosen).layer_norm is FastOperations.layer_norm
+    assert chosen == fast_but("lookup") != fast_but()
+    with pytest.raises(AttributeError, match="look_up"):
+        fast_but("look_up")
 
 
 @pytest.mark.parametrize(
@@ -143,8 +174,9 @@ def test_products_apart_and_together():
 def test_sums_over_rows_by_pieces(rows, columns, jit):
     """Of small integers: exact in any order, also in pieces of one row (4099 is prime)."""
     x = np.random.default_rng(4).integers(-8, 9, (rows, columns)).astype(np.float32)
-    with kernels.use(Kernels(long_sums=True, jit=jit)):
-        got = tf.function(kernels.column_sum, jit_compile=jit, autograph=False)(tf.constant(x))
+    operations = FastOperations(jit=jit)
+    with use(operations):
+        got = tf.function(operations.column_sum, jit_compile=jit, autograph=False)(tf.constant(x))
     np.testing.assert_array_equal(got, x.sum(0))
 
 
@@ -153,39 +185,37 @@ def test_sums_over_rows_by_pieces(rows, columns, jit):
     [(12960, 1024, 32), (12960, 3072, 10), (12960, 4096, 8), (12979, 1024, 1)],
 )
 def test_as_many_pieces_as_a_gpu_runs_at_once(rows, columns, pieces):
-    assert kernels._pieces(rows, columns) == pieces
+    assert fast_operations._pieces(rows, columns) == pieces
 
 
-@pytest.mark.parametrize("long_sums", [False, True])
-def test_a_bias_gradient_in_bfloat16_is_added_up_wider(long_sums):
+@pytest.mark.parametrize("chosen", [fast_but(), fast_but("column_sum")], ids=["pieces", "xla"])
+def test_a_bias_gradient_in_bfloat16_is_added_up_wider(chosen):
     """512 ones and 1: bfloat16 counts to 256."""
     d = tf.ones([513, 4], tf.bfloat16)
 
     @tf.function(jit_compile=True, autograph=False)
     def gradient(bias):
-        with kernels.use(Kernels(long_sums=long_sums, jit=True)), tf.GradientTape() as tape:
+        with use(chosen), tf.GradientTape() as tape:
             tape.watch(bias)
-            y = kernels.add_bias(d, bias)
+            y = chosen.add_bias(d, bias, widened=True)
         return tape.gradient(y, bias, d)
 
     np.testing.assert_array_equal(tf.cast(gradient(tf.zeros([4], tf.bfloat16)), tf.float32), 512.0)
 
 
-@pytest.mark.parametrize(("split", "long_sums"), [(False, False), (True, False), (True, True)])
-def test_a_whole_step_of_lean_kernels(split, long_sums):
+@pytest.mark.parametrize("plain", [(), ("column_sum",), ("column_sum", "add_bias", "qkv")])
+def test_a_whole_step_of_fast_operations(plain):
     """In float32, against the plain ones, on the real network without dropout."""
     step = GptStep(model_dims(MICRO), StepOptions(), [])
     batch = {name: tf.constant(array) for name, array in make_batch(BUCKET).items()}
 
     def gradients(chosen):
-        with kernels.use(chosen), tf.GradientTape() as tape:
+        with use(chosen), tf.GradientTape() as tape:
             loss = step.losses(batch, None)["loss"]
         return [loss.numpy(), *(g.numpy() for g in tape.gradient(loss, step.optimizer.parameters))]
 
     close(
-        gradients(
-            Kernels(lean=True, split_qkv=split, long_sums=long_sums, embedding_grad="scatter")
-        ),
+        gradients(mixed(FastOperations, Operations, *plain)()),
         gradients(PLAIN),
     )
 
@@ -203,7 +233,7 @@ def test_a_wide_residual_stream_takes_a_part_of_bfloat16s_error_away():
     def gradients(dtype, chosen):
         step = GptStep(
             dims,
-            StepOptions(compute_dtype=dtype, kernels=chosen, jit=chosen.jit, init_seed=None),
+            StepOptions(compute_dtype=dtype, operations=chosen, jit=chosen.jit, init_seed=None),
             [],
         )
         for to, of in zip(step.optimizer.parameters, exact.optimizer.parameters, strict=True):
@@ -211,7 +241,7 @@ def test_a_wide_residual_stream_takes_a_part_of_bfloat16s_error_away():
 
         @tf.function(jit_compile=chosen.jit, autograph=False)
         def run():
-            with kernels.use(step.kernels):
+            with use(step.operations):
                 return step._gradients(batch, None)[2]
 
         return tf.concat([tf.reshape(g, [-1]) for g in run()], 0)
@@ -219,17 +249,17 @@ def test_a_wide_residual_stream_takes_a_part_of_bfloat16s_error_away():
     want = gradients("float32", PLAIN)
     errors = {}
     for wide in (False, True):
-        chosen = Kernels(lean=True, embedding_grad="scatter", wide_residual=wide, jit=True)
+        chosen = fast_but() if wide else fast_but("residual_dtype")
         errors[wide] = float(tf.norm(gradients("mixed_bfloat16", chosen) - want) / tf.norm(want))
     assert 0.001 < errors[True] < 0.9 * errors[False]
 
 
 def test_recomputed_blocks_keep_their_inputs_narrow():
-    chosen = Kernels(lean=True, wide_residual=True)
-    assert GptStep(model_dims(MICRO), StepOptions(kernels=chosen), []).kernels.wide_residual
-    assert not GptStep(
-        model_dims(MICRO), StepOptions(kernels=chosen, recompute=True), []
-    ).kernels.wide_residual
+    stream = tf.TensorSpec([1], tf.bfloat16)
+    for recompute, dtype in ((False, tf.float32), (True, tf.bfloat16)):
+        options = StepOptions(operations=fast_but(), recompute=recompute)
+        step = GptStep(model_dims(MICRO), options, [])
+        assert step.operations.residual_dtype(stream) == dtype
 
 
 def test_norm_over_all_gradients_is_the_same_however_it_is_packed():
@@ -248,7 +278,7 @@ def test_norm_over_all_gradients_is_the_same_however_it_is_packed():
 # -- dropout ---------------------------------------------------------------------------------------
 
 
-def mixed(shape, rate, seed):
+def mask_by_numpy(shape, rate, seed):
     """The mask by NumPy, from the mixer's published constants."""
     x = np.arange(np.prod(shape), dtype=np.uint32) + np.uint32(np.int32(seed[0]).view(np.uint32))
     x = (x ^ (x >> np.uint32(17))) * np.uint32(0xED5AD4BB)
@@ -262,15 +292,15 @@ def mixed(shape, rate, seed):
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_mask_is_a_pure_function_of_seed_and_shape(jit):
     shape, seed = (3, 5, 8), (-123456789, 987654321)
-    run = tf.function(lambda s: kernels.kept(shape, 0.3, s), jit_compile=jit)
-    np.testing.assert_array_equal(run(tf.constant(seed)).numpy(), mixed(shape, 0.3, seed))
+    run = tf.function(lambda s: kept(shape, 0.3, s), jit_compile=jit)
+    np.testing.assert_array_equal(run(tf.constant(seed)).numpy(), mask_by_numpy(shape, 0.3, seed))
 
 
 def test_masks_drop_the_rate_and_do_not_resemble_each_other():
     rate, shape = 0.1, (400, 500)
     seeds = layers.DropoutSeeds(tf.constant([7, 8]), 4)
-    masks = [kernels.kept(shape, rate, seeds[i]).numpy() for i in range(4)]
-    masks.append(kernels.kept(shape, rate, layers.DropoutSeeds(tf.constant([7, 9]), 4)[0]).numpy())
+    masks = [kept(shape, rate, seeds[i]).numpy() for i in range(4)]
+    masks.append(kept(shape, rate, layers.DropoutSeeds(tf.constant([7, 9]), 4)[0]).numpy())
     deviation = np.sqrt(rate * (1 - rate) / masks[0].size)
     for mask in masks:
         assert abs((1 - mask.mean()) - rate) < 5 * deviation
@@ -286,8 +316,8 @@ def test_masks_drop_the_rate_and_do_not_resemble_each_other():
 def test_dropout_scales_and_drops_the_gradient_alike():
     x, seed = np.ones((4, 50), np.float32), tf.constant([3, 4])
     out, gradient = with_gradients(
-        lambda x: layers.dropout(x, 0.25, seed), [x], Kernels(dropout="hash")
+        lambda x: current().dropout(x, 0.25, seed), [x], FAST_WITHOUT_XLA
     )
-    mask = mixed(x.shape, 0.25, (3, 4))
+    mask = mask_by_numpy(x.shape, 0.25, (3, 4))
     np.testing.assert_allclose(out, mask / 0.75, rtol=1e-6)
     np.testing.assert_allclose(gradient, noise_of(x.shape) * mask / 0.75, rtol=1e-5)
