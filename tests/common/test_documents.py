@@ -221,3 +221,16 @@ def test_case_codes_are_listed():
             used |= set(re.findall(r"(?:^|_)(c\d\d|[dtxs]\d{1,2})(?=_|$)", name))
     assert len(used) >= 19
     assert used <= set(listed), f"not in tests/cases.md: {sorted(used - set(listed))}"
+
+
+def test_the_tests_of_the_table_of_cases_exist():
+    folder, found, missing = ROOT / "tests", 0, []
+    for line in (folder / "cases.md").read_text().splitlines():
+        file = None
+        for name, test in re.findall(r"`([\w/]*\.?(?:py)?)::(test_\w+)`", line):
+            file = folder / name if name else file
+            found += 1
+            if f"def {test}(" not in file.read_text():
+                missing.append(f"{name}::{test}")
+    assert found > 40
+    assert not missing
