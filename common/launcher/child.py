@@ -158,6 +158,8 @@ def rotate(log: Path) -> None:
     """
     aside = log.with_name(f"{log.name}.1")
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{aside}.new")  # of a launcher that was killed over its copy
         if log.stat().st_size <= LOG_BYTES:
             return
         with open(log, "rb") as old, open(f"{aside}.new", "wb") as new:

@@ -224,8 +224,10 @@ def test_case_codes_are_listed():
 
 
 def test_the_tests_of_the_table_of_cases_exist():
+    """Of devices, processes, checkpoints and systems."""
     folder, found, missing = ROOT / "tests", 0, []
-    for line in (folder / "cases.md").read_text().splitlines():
+    table = (folder / "cases.md").read_text().split("\n## Where devices")[1].split("\n## ")[0]
+    for line in table.splitlines():
         file = None
         for name, test in re.findall(r"`([\w/]*\.?(?:py)?)::(test_\w+)`", line):
             file = folder / name if name else file
@@ -234,3 +236,21 @@ def test_the_tests_of_the_table_of_cases_exist():
                 missing.append(f"{name}::{test}")
     assert found > 40
     assert not missing
+
+
+def test_the_tests_that_the_catalogue_names_exist():
+    """Of the data and text of the second set, each case with a test."""
+    rows = re.findall(
+        r"^\| ([dt]\d+) \| (.+) \| (.+) \|$", (ROOT / "tests" / "cases.md").read_text(), re.M
+    )
+    assert [case for case, _, _ in rows] == [
+        *(f"d{i}" for i in range(1, 17)),
+        *(f"t{i}" for i in range(1, 9)),
+    ]
+    for case, tests, besides in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", tests)
+        assert named, case
+        assert len(re.split(r"[;,]", besides)) >= 2, case
+        for file, name in named:
+            (path,) = (ROOT / "tests").rglob(file)
+            assert f"def {name}(" in path.read_text(), f"{case}: {file}::{name}"
