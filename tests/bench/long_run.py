@@ -163,7 +163,7 @@ def main() -> int:
                 assert_exact(RunFolder(driver.run))
         finally:
             driver.kill_everything()
-        watch.draw(args.png)
+            watch.draw(args.png)
     seconds = round(time.monotonic() - began)
     told = {"exit": code, "kills": kills, "seconds": seconds, "processes": watch.figures()}
     sys.stdout.write(json.dumps(told) + "\n")

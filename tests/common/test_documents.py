@@ -223,6 +223,21 @@ def test_case_codes_are_listed():
     assert used <= set(listed), f"not in tests/cases.md: {sorted(used - set(listed))}"
 
 
+def test_the_tests_of_the_table_of_cases_exist():
+    """Of devices, processes, checkpoints and systems."""
+    folder, found, missing = ROOT / "tests", 0, []
+    table = (folder / "cases.md").read_text().split("\n## Where devices")[1].split("\n## ")[0]
+    for line in table.splitlines():
+        file = None
+        for name, test in re.findall(r"`([\w/]*\.?(?:py)?)::(test_\w+)`", line):
+            file = folder / name if name else file
+            found += 1
+            if f"def {test}(" not in file.read_text():
+                missing.append(f"{name}::{test}")
+    assert found > 40
+    assert not missing
+
+
 def test_the_tests_that_the_catalogue_names_exist():
     """Of the data and text of the second set, each case with a test."""
     rows = re.findall(

@@ -117,7 +117,8 @@ class Machine(Driver):
         what a start takes here; the last producer's death is the death of all.
         """
         start = self.start_s + RESTART_S
-        lone = sum(s.batches > 0 for s in status.read_all(self.run) if s.role == "producer") < 2
+        producers = [s for s in status.read_all(self.run) if s.role == "producer"]
+        lone = sum(s.alive and s.batches > 0 for s in producers) < 2
         return {
             **dict.fromkeys(("both", "all", "trainer", "term-trainer"), 2 * start),
             "damage": 2 * start,

@@ -39,7 +39,7 @@ def command(*args: str) -> list[str]:
 
 def run(*args: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command(*args), capture_output=True, text=True, timeout=280, check=False, errors="replace"
+        command(*args), capture_output=True, text=True, timeout=900, check=False, errors="replace"
     )
 
 
@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1000)
 def test_v7_c40_a_run_trains_and_speaks(trained):
     root, done = trained
     said = done.stdout + done.stderr
