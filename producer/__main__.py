@@ -5,20 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common.data.manifest import Manifest
+from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.stages import STAGES, load
 from common.system import logs
 from common.system.cores import cores
-from common.system.errors import BadInput, Stopped
+from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop, run_main
-from common.system.status import StatusFile
-from common.transport.address import ChannelError, Endpoint, connectable, ipc_address
+from common.system.lock import holder, program_began
+from common.system.status import StatusFile, trainer_is_done
+from common.transport.address import (
+    ChannelError,
+    Endpoint,
+    connectable,
+    listening_address,
+)
 from common.transport.client import LeaseClient
 from common.transport.keys import KeyFileError, KeyPair
 from producer.batches.decode import DecodePool
@@ -26,6 +35,8 @@ from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
+ASK_S, FINISHED_S = 1.0, 300.0  # between two looks at the trainer's word; see `Over`
+KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
 log = logging.getLogger(__name__)
@@ -80,14 +91,46 @@ def main(stop: Stop) -> None:
         report=lambda phase, batches: status.update(
             phase=phase, batches=batches, stage_name=service.stage
         ),
+        over=Over(run.path, program_began()),
     )
     try:
-        log.info("leaving: %s", service.run())
+        with in_words(lambda: device, lambda: f"after {status.value.batches} batches"):
+            log.info("leaving: %s", service.run())
     except ChannelError as e:
         raise BadInput(str(e)) from e
     finally:
         client.close()
         pool.close()
+
+
+class Over:
+    """() → why no trainer will come any more, "" while one may: the run's trainer has said that all
+    is trained and left. If it did so before this producer was started, one that is to train on is
+    waited for a while.
+    """
+
+    def __init__(self, run: Path, began: float, clock: Callable[[], float] = time.monotonic):
+        self._run, self._began, self._clock = run, began, clock
+        self._asked_at, self._since = -math.inf, None
+
+    def __call__(self) -> str:
+        now = self._clock()
+        if now - self._asked_at < ASK_S:
+            return ""
+        self._asked_at = now
+        busy = any(holder(self._run / name) for name in ("lock", "launch.lock"))
+        if busy or not trainer_is_done(self._run):
+            self._since = None
+            return ""
+        self._since = now if self._since is None else self._since
+        if trainer_is_done(self._run, self._began):
+            return "the run is over"
+        if now - self._since < FINISHED_S:
+            return ""
+        return (
+            f"the run was finished before, and no trainer came within {FINISHED_S:.0f} s; raise"
+            f" train.max_steps with `launch.py trainer --run {self._run}` to go on"
+        )
 
 
 def open_device(config: Config) -> str:
@@ -141,33 +184,44 @@ def endpoint_of(run: RunFolder, connect: str | None):
 
 def expected(run: RunFolder) -> Endpoint | None:
     """Where the run's trainer listens by its settings and keys; None: they do not say."""
-    bind = run.config.transport.bind
     try:
-        if bind == "ipc":
-            return Endpoint(ipc_address(run.path))
-        if bind.endswith(":*"):
+        address = listening_address(run.config.transport.bind, run.path)
+        if address.startswith("ipc://"):
+            return Endpoint(address)
+        if address.endswith(":*"):
             return None
-        return Endpoint(connectable(bind), KeyPair.load(run.path / "keys" / "server.json").public)
+        server = KeyPair.load(run.path / "keys" / "server.json")
+        return Endpoint(connectable(address), server.public)
     except ChannelError:
         return None
 
 
-def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | None:
+def client_keys(
+    run: RunFolder, connect: str | None, stop: Stop, wait_s: float = KEYS_WAIT_S
+) -> KeyPair | None:
     """The producers' key pair; None on one host.
 
     The trainer writes it before it listens, so a missing one is waited for.
+
+    Raises:
+        RunError: there is none after `wait_s`. BadInput: it is no key pair. Stopped.
     """
     path = run.path / "keys" / "client.json"
     if (connect or run.config.transport.bind).startswith("ipc"):
         return None
-    told = False
-    while not path.exists():
+    began, told = time.monotonic(), False
+    while not os.path.lexists(path):
         if stop.is_set():
             raise Stopped(f"stopped while waiting for {path}")
+        if time.monotonic() - began > wait_s:
+            raise RunError(
+                f"{path} is not there after {wait_s:g} s: the trainer writes it when it first"
+                f" listens; start the trainer, or see {run.path / 'logs' / 'trainer.log'}"
+            )
         if not told:
-            log.info("waiting for %s, which the trainer writes", path)
+            log.info("waiting %g s at most for %s, which the trainer writes", wait_s, path)
         told = True
-        time.sleep(0.2)
+        time.sleep(min(0.2, wait_s))
     try:
         return KeyPair.load(path)
     except KeyFileError as e:

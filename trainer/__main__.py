@@ -10,8 +10,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from common.gpu.faults import in_words
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
@@ -19,13 +21,14 @@ from common.system.errors import BadInput
 from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
 from common.system.status import StatusFile
-from common.transport.address import ChannelError, Endpoint, ipc_address
+from common.transport.address import ChannelError, Endpoint, listening_address
 from common.transport.doorkeeper import raise_file_limit
 from common.transport.keys import KeyFileError, run_keys
 from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
 from trainer.finale import finish
+from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
 
@@ -71,7 +74,8 @@ def main(stop: Stop) -> None:
                         run.dvae_weights,
                     )
                     continue
-                stage = train_stage(run, name, server, status, stop)
+                with _device_in_words(status, stages.files_of(run, name).checkpoints):
+                    stage = train_stage(run, name, server, status, stop)
                 if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
@@ -84,6 +88,20 @@ def main(stop: Stop) -> None:
         server.close(drain_s=3.0)
     finally:
         held.release()
+
+
+def _device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
+    """A GPU that is lost, or full, ends the stage with one line."""
+
+    def at() -> str:
+        s = status.value
+        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
+
+    def saved() -> str:
+        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
+        return f"; the same command goes on from step {step}, the newest saved"
+
+    return in_words(lambda: status.value.device, at, saved)
 
 
 def prove(run: RunFolder) -> None:
@@ -145,7 +163,7 @@ def _bind(run: RunFolder) -> LeaseServer:
 
     try:
         keys = run_keys(run.path)[0] if t.bind.startswith("tcp://") else None
-        address = ipc_address(run.path) if t.bind == "ipc" else t.bind
+        address = listening_address(t.bind, run.path)
         server = LeaseServer(
             address,
             run.run_id,

@@ -66,6 +66,8 @@ class RunFolder:
         found = self.proof.faults()
         if self.identity.get("trains_dvae") and not self.dvae_weights.exists():
             found.pop(_DVAE[1], None)  # stage 1 makes them
+        if any((self.path / "checkpoints").glob("step-*")):
+            found.pop(beginning.LIST, None)  # nothing is trained by them any more
         return found
 
     def prove(self, trains: bool = False) -> None:
@@ -85,6 +87,8 @@ class RunFolder:
         bundled = (self.path / BUNDLE).is_file()
         for name, why in self.damaged.items():
             if name == _DVAE[0] and (not trains or self.dvae_weights.is_file()):
+                continue
+            if name == beginning.LIST and not trains:
                 continue
             if name == _DVAE[1] and bundled and why == "missing":
                 continue  # `feature_hash` says what to do
@@ -221,13 +225,23 @@ class RunFolder:
                 raise ValueError("its digest differs")
             number = int(text) + 1
         except FileNotFoundError:
-            began = any((self.stage_folder(s) / "ledger.jsonl").exists() for s in self.stages)
-            number = int(time.time()) if began else 1
+            number = self._after_all() if self._begun() else 1
         except ValueError:
-            number = int(time.time())  # larger than any count of starts, and than its last one
+            number = self._after_all()
             log.warning("%s is damaged: counting on from %d", path, number)
         write_atomically(path, f"{number} {digest(str(number))}\n")
         return number
+
+    def _begun(self) -> list[str]:
+        """The stages that have a ledger, which a trainer begins before its first generation."""
+        return [s for s in self.stages if (self.stage_folder(s) / "ledger.jsonl").exists()]
+
+    def _after_all(self) -> int:
+        """Larger than any count of starts, and than its last one, also where the clock was set back
+        since, by what was last written here: milliseconds, as nothing starts so often.
+        """
+        written = [self.path, *(self.stage_folder(s) / "ledger.jsonl" for s in self._begun())]
+        return int(1000 * max(time.time(), *(p.stat().st_mtime for p in written))) + 1
 
     @property
     def endpoint_file(self) -> Path:

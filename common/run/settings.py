@@ -31,7 +31,14 @@ from common.run.sections import (
     Transport,
 )
 from common.run.setting_types import Word
-from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
+from common.run.settings_text import (
+    NoSection,
+    bounded_bytes,
+    explain,
+    read_yaml,
+    renamed,
+    set_override,
+)
 from common.run.stages import stages_of
 from common.system.errors import BadInput
 from common.system.files import write_atomically
@@ -51,6 +58,8 @@ class Config(Section):
     """Equal bits from equal runs. null: true on the CPU."""
     devices: Literal["gpu", "auto"] = "gpu"
     """auto: GPUs where there are any, else the CPU."""
+    loggers: list[Literal["wandb", "mlflow"]] = Field(default_factory=list)
+    """Services that curves go to besides TensorBoard's files, which are always written."""
     data_gpu: Word | None = None
     """The producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn. null: chosen."""
     model_gpu: Word | None = None
@@ -179,7 +188,7 @@ def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> C
 
 def _text(path: str | os.PathLike) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = bounded_bytes(path).decode("utf-8-sig")
     except OSError as e:
         raise BadInput(
             f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/"

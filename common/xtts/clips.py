@@ -18,7 +18,7 @@ import soxr
 
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
-from common.audio.levels import louder_channel, measure, shape
+from common.audio.levels import louder_channel, measure, require_sound, shape
 from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
 from common.audio.treatment import Portion, Treatment
 
@@ -86,6 +86,7 @@ def load_reference(
         rate, frames = file.samplerate, file.frames
         first = _loudest_part(file, path)
         samples = _read(file, path, first, min(frames - first, round(MOST_S * rate)))
+        require_sound(path, samples, rate)
     channel = louder_channel(samples)
     wav, cancelled = mono(samples, channel), channel is not None
     begin, end, sound_s = _without_silence(wav, rate)

@@ -15,8 +15,9 @@ import xxhash
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
 from common.audio.levels import measure, shape
-from common.audio.reading import is_converted, open_audio, read, why_irregular
+from common.audio.reading import is_converted, open_audio, read
 from common.audio.treatment import Portion, Treatment
+from common.system.files import why_irregular
 from producer.batches.decode import num_output_samples
 
 MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory

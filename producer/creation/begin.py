@@ -15,6 +15,15 @@ from common.xtts.checkpoints import pretrained
 from common.xtts.text.tokenizer import Tokenizer
 
 
+def languages_of(weights: str) -> tuple[str, ...]:
+    """The languages of a vocabulary that `model.weights` brings; (): it brings none.
+
+    BadInput: as of `beginning.locate`.
+    """
+    vocab = beginning.locate(weights, verify=False).vocab
+    return () if vocab is None else Tokenizer.load(vocab).languages
+
+
 def from_within(config: Config, existing: RunFolder | None) -> Config:
     """Settings with the run's own copy of what it began with, where that is what they name: it may
     be gone from its old place.
@@ -23,6 +32,7 @@ def from_within(config: Config, existing: RunFolder | None) -> Config:
         existing is None
         or config.model.weights != existing.config.model.weights
         or existing.pretrained is None
+        or beginning.LIST in existing.damaged
     ):
         return config
     return config.model_copy(
@@ -52,7 +62,8 @@ def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginni
 
     BadInput: parts that are no pair.
     """
-    if existing is not None and existing.pretrained == start.pieces:
+    whole = existing is not None and beginning.LIST not in existing.damaged
+    if whole and existing.pretrained == start.pieces:
         folder = start.pieces
     else:
         folder = aside / beginning.FOLDER
