@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from common.run import beginning
 from common.run.parity import PARITY, with_parity
 from common.run.sections import (
+    Augment,
     Batching,
     Data,
     DvaeStage,
@@ -74,6 +75,8 @@ class Config(Section):
     """Which networks."""
     batching: Batching = Field(default_factory=Batching)
     """How utterances become batches."""
+    augment: Augment = Field(default_factory=Augment)
+    """Recordings changed while they are trained on."""
     train: Train = Field(default_factory=Train)
     """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)

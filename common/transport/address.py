@@ -67,12 +67,14 @@ class Endpoint:
         """
         try:
             data = read_json(path, _MOST_BYTES)
-            found = cls(str(data["address"]), data.get("public_key"), data.get("pid"))
-            if found.public_key is not None:
-                check_key(found.public_key)
             if data.pop("digest", None) not in (None, digest(data)):
                 raise ValueError("its digest differs")
-            return found
+            key, pid = data.get("public_key"), data.get("pid")
+            if not isinstance(key, str | None) or not isinstance(pid, int | None):
+                raise TypeError("its fields are of other types")
+            if key is not None:
+                check_key(key)
+            return cls(check_address(data["address"], key is not None), key, pid)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

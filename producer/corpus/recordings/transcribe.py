@@ -19,6 +19,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import OK, BadInput
 from common.system.files import open_plain, write_atomically
 from common.xtts.text.clean import UnknownLanguage, normalize_language
+from producer.corpus.readers import sidecar
 from producer.corpus.recordings import work
 from producer.corpus.recordings.segments import find
 
@@ -108,11 +109,10 @@ def run(
         raise BadInput(f"transcribe takes no settings: {' '.join(args.settings)}")
     if not args.max_seconds > 0:
         raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
-    language = _language(args.language)
+    language = None if args.language is None else language_of(args.language)
     _check_own(folder / "metadata.csv")
-    found = work.recordings(folder)
-    beside = {recording: find(recording) for recording in found}
-    left = [recording for recording in found if beside[recording] is None]
+    found, with_text = work.recordings(folder), sidecar.with_text(folder)
+    left = [r for r in found if r not in with_text and find(r) is None]
     recognise = load(model, args.device) if left else None
     failed = []
     with work.bar("transcribe", len(left)) as bar:
@@ -135,20 +135,25 @@ def run(
     return OK
 
 
-def _language(code: str | None) -> str | None:
+def language_of(code: str) -> str:
+    """The project's code. BadInput: no language of that name."""
     try:
-        return normalize_language(code) if code else None
+        return normalize_language(code)
     except UnknownLanguage as e:
         raise BadInput(f"--language {code}: {e}") from e
 
 
-def _check_own(path: Path) -> None:
+def is_own(path: Path) -> bool:
+    """Whether a metadata.csv is one of this command's."""
     wanted = _line(COLUMNS).encode()
     if not path.exists():
-        return
+        return False
     with open_plain(path) as file:
-        own = file.read(len(wanted)) == wanted
-    if not own:
+        return file.read(len(wanted)) == wanted
+
+
+def _check_own(path: Path) -> None:
+    if path.exists() and not is_own(path):
         raise BadInput(f"{path} is there already, and not of this command; move it away")
 
 
