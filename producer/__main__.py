@@ -35,8 +35,8 @@ from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
-KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 ASK_S, FINISHED_S = 1.0, 300.0  # between two looks at the trainer's word; see `Over`
+KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
 log = logging.getLogger(__name__)

@@ -147,7 +147,7 @@ def settings(config: Config, folder: Path, free_steps: int) -> Config:
     )  # codes of untrained weights take as long
     samples = config.samples.model_copy(update={"count": 0, "texts": []})
     return config.model_copy(
-        update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples}
+        update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples, "loggers": []}
     )
 
 
