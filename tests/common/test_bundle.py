@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -58,6 +59,34 @@ def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
     server = json.loads((run.path / "keys" / "server.json").read_text())
     assert json.loads((work / "bundle.json").read_text())["server_key"] == server["public"]
     assert server["secret"].encode() not in file.read_bytes()
+
+
+def test_members_said_to_lie_before_the_beginning_are_refused(file, tmp_path):
+    data = bytearray(file.read_bytes())
+    at = data.rindex(b"PK\x05\x06") + 16  # where the list begins: all offsets count from there
+    struct.pack_into("<I", data, at, struct.unpack_from("<I", data, at)[0] + 50)
+    file.write_bytes(data)
+    with pytest.raises(BadInput, match="damaged, or not a bundle"):
+        Bundle.open(file).unpack(tmp_path / "work")
+
+
+@pytest.mark.parametrize("key", ["a" * 39, "~" * 40, "#" * 40, None, 7, "é" * 40])
+def test_a_trainers_key_that_is_none_is_refused_before_anything_waits_for_it(file, key):
+    with zipfile.ZipFile(file) as z:
+        parts = {i: z.read(i) for i in z.infolist()}
+    with zipfile.ZipFile(file, "w") as z:
+        for info, data in parts.items():
+            if info.filename == "bundle.json":
+                data = json.dumps({**json.loads(data), "server_key": key}).encode()
+            z.writestr(info, data)
+    with pytest.raises(BadInput, match="a key has 40 characters"):
+        Bundle.open(file)
+
+
+def test_a_bundle_by_a_link_is_refused(file, tmp_path):
+    (tmp_path / "l.bundle").symlink_to(file)
+    with pytest.raises(BadInput, match="a symbolic link lies there"):
+        Bundle.open(tmp_path / "l.bundle")
 
 
 def test_an_unfinished_bundle_leaves_the_old_one(run, file, monkeypatch):

@@ -146,7 +146,7 @@ def test_close_does_not_wait_longer_than_it_was_told(channel):
     heard.set()
 
 
-def test_no_data_names_the_cause(ipc):
+def test_c38_no_data_names_the_cause(ipc):
     server = ipc.serve(cb.train_schedule())
     with pytest.raises(
         NoData,

@@ -21,7 +21,7 @@ from tests.support import channels as cb
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
 
 
-def test_a_killed_producers_batches_are_made_by_another_at_once(ipc):
+def test_c35_a_killed_producers_batches_are_made_by_another_at_once(ipc):
     server = ipc.serve(
         cb.train_schedule(), dead_after_s=cb.LATER_S, lease_ttl_s=cb.LATER_S
     )  # its end alone tells

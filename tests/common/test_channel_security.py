@@ -149,7 +149,7 @@ def test_key_files_are_private_stable_and_checked(tmp_path):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "99999999999999999999"])
-def test_ports_outside_the_range_are_refused_before_zmq_sees_them(port):
+def test_c32_ports_outside_the_range_are_refused_before_zmq_sees_them(port):
     with pytest.raises(ChannelError, match="outside 1..65535"):
         LeaseServer(
             f"tcp://127.0.0.1:{port}", cb.RUN, 4, keys=ServerKeys(KeyPair.new(), frozenset())
@@ -203,7 +203,7 @@ def test_tcp_without_keys_is_refused():
         LeaseServer("tcp://127.0.0.1:*", cb.RUN, 4)
 
 
-def test_a_port_in_use_names_its_owner_and_is_free_at_once_after_the_owner_is_gone(closing):
+def test_c32_a_port_in_use_names_its_owner_and_is_free_at_once_after_the_owner_is_gone(closing):
     keys = ServerKeys(KeyPair.new(), frozenset())
     code = (
         "import socket\ns = socket.socket(); s.bind(('127.0.0.1', 0));"

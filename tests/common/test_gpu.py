@@ -235,7 +235,7 @@ def test_auto_with_the_cpu_build_leaves_gpus_alone_and_says_so(monkeypatch):
 # -- sharing one card ------------------------------------------------------------------------------
 
 
-def test_one_gpu_is_shared_with_a_stated_split():
+def test_c28_one_gpu_is_shared_with_a_stated_split():
     d = choose.choose_gpus(settings(count=2), cards(1, 24_000), {})
     assert d.producers[0].memory_mb == 2000  # a sixth of the card for both
     assert d.trainer.memory_mb == 24_000 - 2 * 2000 - 3 * DRIVER_MB
@@ -280,7 +280,7 @@ def test_one_more_producer_takes_what_is_free_on_the_trainers_card():
 # -- the child's environment -----------------------------------------------------------------------
 
 
-def test_environment_pins_one_card():
+def test_c23_environment_pins_one_card():
     two = choose.choose_gpus(settings(), cards(2), {})
     env = choose.child_env(two.trainer, {})
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-aaaa"
@@ -295,7 +295,7 @@ def test_environment_pins_one_card():
     ("given", "shared", "expected"),
     [(None, False, "true"), ("false", False, "false"), ("true", True, None), (None, True, None)],
 )
-def test_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
+def test_c28_growth_is_the_default_and_a_limit_wins_over_it(given, shared, expected):
     around = {} if given is None else {"TF_FORCE_GPU_ALLOW_GROWTH": given}
     d = choose.choose_gpus(settings(), cards(1 if shared else 2), around)
     assert choose.child_env(d.trainer, around)["TF_FORCE_GPU_ALLOW_GROWTH"] == expected

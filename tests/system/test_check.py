@@ -98,7 +98,7 @@ GPU_BUILD_WITHOUT_GPU = """
 
 
 @pytest.mark.skipif(device.cudnn_version() != "", reason="cuDNN is installed here")
-def test_a_missing_cuda_library_is_named_with_its_package(tmp_path):
+def test_c26_a_missing_cuda_library_is_named_with_its_package(tmp_path):
     env = fake_tensorflow(tmp_path, GPU_BUILD_WITHOUT_GPU)
     findings = check.device_findings("data", Device("gpu", "GPU-0", 0), env)
     assert [f.ok for f in findings] == [True, False]

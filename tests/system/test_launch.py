@@ -320,7 +320,7 @@ def test_added_producers_get_names_of_their_own(tmp_path):
     third[2].release()
 
 
-def test_a_port_in_use_or_no_port_is_refused_before_anything_starts():
+def test_c32_a_port_in_use_or_no_port_is_refused_before_anything_starts():
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen(1)

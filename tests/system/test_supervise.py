@@ -106,7 +106,7 @@ def test_done_ends_the_program_and_a_producer_that_stays_is_told(launch, finish,
     assert status.read(tmp_path, "producer-0").exit_code == 143
 
 
-def test_killed_producer_is_restarted_with_the_message(launch, finish, tmp_path):
+def test_c35_killed_producer_is_restarted_with_the_message(launch, finish, tmp_path):
     p = launch("trainer:trainer:wait", "producer-0:producer:wait", backoff_s=1.0)
     first = until(lambda: working(tmp_path, "producer-0"))
     os.kill(first, signal.SIGKILL)
@@ -321,7 +321,7 @@ def test_second_ctrl_c_kills_at_once_but_a_doubled_one_counts_once(
     assert gone(*pids(tmp_path, "trainer"), *pids(tmp_path, "producer-0"))
 
 
-def test_sigkill_of_the_supervisor_leaves_nobody_and_nothing_saved(launch, tmp_path):
+def test_c37_sigkill_of_the_supervisor_leaves_nobody_and_nothing_saved(launch, tmp_path):
     p = launch(
         "trainer:trainer:wait-1:save=30", "producer-0:producer:wait", "producer-1:producer:busy"
     )
@@ -406,7 +406,7 @@ def test_adopted_trainer_that_finishes_ends_the_program(launch, finish, said, tm
     assert finish(p)[0] == 0
 
 
-def test_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
+def test_c37_grandchildren_go_with_a_killed_child(launch, finish, tmp_path):
     p = launch("trainer:trainer:family:grace=1")
     grandchild = int(
         until(lambda: (tmp_path / "grandchild").exists() and (tmp_path / "grandchild").read_text())

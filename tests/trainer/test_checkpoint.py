@@ -80,7 +80,7 @@ def edit_state(folder):
 
 
 @pytest.mark.parametrize("damage", [cut_half, flip_a_byte, drop_state, edit_state])
-def test_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path, damage, caplog):
+def test_c43_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path, damage, caplog):
     ckpt = filled(tmp_path)
     damage(ckpt.path(60))
     assert ckpt.load_latest(60).step == 40

@@ -166,7 +166,7 @@ def test_evaluation_changes_no_weight(tmp_path):
 
 @pytest.mark.parametrize("update", [1, 6, 7, 13, 33])
 @pytest.mark.parametrize("cause", ["stop", "orphan"])
-def test_stop_and_resume_anywhere(tmp_path, stop_at, update, cause):
+def test_c41_stop_and_resume_anywhere(tmp_path, stop_at, update, cause):
     run = arithmetic_run(tmp_path, train__max_steps=30)
     stop = Stop(saves=True)
     stop_at(stop, update, cause)

@@ -62,7 +62,7 @@ def test_a_last_checkpoint_that_fails_is_a_failure(tmp_path, monkeypatch):
     assert_exact(run)
 
 
-def test_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monkeypatch):
+def test_c44_a_disk_that_is_full_just_after_a_checkpoint_ends_nothing(tmp_path, monkeypatch):
     """The checkpoint is there; the ledger's line about it, and that of the step after it, follow
     once there is room.
     """
