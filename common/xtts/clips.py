@@ -26,8 +26,9 @@ MIN_SECONDS = 0.33  # a shorter clip gives no voice
 MAX_SECONDS = 600.0  # of a recording that is read as a whole clip
 MOST_S = 30.0  # of a reference: models take no more
 SILENT_BELOW = 1e-3  # of full scale, the level of what is used: -60 dBFS
-_LOOKED_AT_S = 120.0  # longer files are probed at 60 places of half a second
-_PROBES, _PROBE_S, _FRAME_S = 60, 0.5, 0.1
+_LOOKED_AT_S = 120.0  # a longer file is looked at in places of a tenth of a second
+_PROBE_EVERY_S, _MOST_PROBES = 10.0, 300  # three in the part that is used; 30 s at most are read
+_FRAME_S = 0.1
 _QUIET = 0.02  # of the loudest frame: -34 dB is a pause
 _MARGIN_S, _LONG_PAUSE_S = 0.2, 0.5
 
@@ -130,6 +131,8 @@ def _opened(path: str | os.PathLike) -> Iterator[soundfile.SoundFile]:
 
 def _read(file: soundfile.SoundFile, path, first: int, count: int) -> np.ndarray:
     """float32[count, channels] in [-1, 1]; louder recordings are scaled down."""
+    if not first:  # where `read` leaves a file as it stands
+        file.seek(0)
     samples = read(file, path, first, count)
     peak = float(np.abs(samples).max())
     if not math.isfinite(peak):
@@ -146,17 +149,19 @@ def _loudest_part(file: soundfile.SoundFile, path) -> int:
         levels = _levels(_voice(_read(file, path, 0, file.frames)), round(_FRAME_S * rate))
         starts = np.arange(len(levels)) * round(_FRAME_S * rate)
     else:
-        starts = np.linspace(0, file.frames - round(_PROBE_S * rate), _PROBES).astype(np.int64)
-        probes = (_voice(_read(file, path, int(s), round(_PROBE_S * rate))) for s in starts)
+        count = min(_MOST_PROBES, round(file.frames / rate / _PROBE_EVERY_S))
+        starts = np.linspace(0, file.frames - round(_FRAME_S * rate), count).astype(np.int64)
+        probes = (_voice(_read(file, path, int(s), round(_FRAME_S * rate))) for s in starts)
         levels = np.array([np.sqrt(np.mean(np.square(p, dtype=np.float64))) for p in probes])
     heard = levels > _QUIET * levels.max()
     counts = [int(heard[(starts >= s) & (starts < s + wanted)].sum()) for s in starts]
-    best = starts[int(np.argmax(counts))]
-    sound = starts[heard & (starts >= best) & (starts < best + wanted)]
-    middle = (
-        int(sound[0] + sound[-1]) // 2 if len(sound) else 0
-    )  # between the places looked at there may be more of it
-    return min(max(0, middle - wanted // 2), file.frames - wanted)
+    best = int(np.argmax(counts))
+    until = int(np.searchsorted(starts, starts[best] + wanted))
+    sound = starts[best:until][heard[best:until]]
+    first = int(sound[0]) if len(sound) else 0
+    if until == len(starts) or not heard[until]:  # it ends between the places looked at
+        first = (first + int(sound[-1] if len(sound) else 0)) // 2 - wanted // 2
+    return min(max(0, first), file.frames - wanted)
 
 
 def _voice(samples: np.ndarray) -> np.ndarray:

@@ -3,10 +3,10 @@ command go on after a Ctrl-C in the middle?
 
     python -m tests.bench.long_text [--work FOLDER] [--chars 50000] [--json FILE]
 
-Makes a run of size `tiny` whose weights are drawn, and stop after some 9 s of sound by chance; says
-a text of so many characters with `launch.py synthesize` on the CPU; sends SIGINT when half of the
-pieces are there; starts the same command again. Every second the process's resident memory and the
-finished pieces are noted. Exit 1 if a piece was said twice, or the file is not the sum of its
+Makes a run of size `tiny` whose weights are drawn, and stop after some 6.5 s of sound by chance;
+says a text of so many characters with `launch.py synthesize` on the CPU; sends SIGINT when half of
+the pieces are there; starts the same command again. Every second the process's resident memory and
+the finished pieces are noted. Exit 1 if a piece was said twice, or the file is not the sum of its
 pieces.
 """
 
@@ -30,7 +30,7 @@ from tests.bench.owned import dies_with_me
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "one two three four five six seven eight nine ten".split()
-PER_CODE = 1 / 200  # how probable STOP is at each code: 200 are 9.3 s
+PER_CODE = 1 / 140  # how probable STOP is at each code: 140 are 6.5 s
 LIMIT_S = 4 * 3600
 
 

@@ -67,7 +67,7 @@ def no_such(name: str, voices: dict[str, str]) -> str:
     hint = (
         f"did you mean {near[0]!r}?"
         if near
-        else f"there {'are' if len(voices) != 1 else 'is'} {len(voices) or 'none'}"
+        else f"there {'are' if len(voices) != 1 else 'is'} {len(voices) or 'none'}."
     )
     return (
         f"--voice {name}: no such voice; {hint} --list-voices lists them, and --reference takes any"
