@@ -266,12 +266,7 @@ def finetune_command(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "train": Command(train_command, None),
-    "finetune": Command(
-        finetune_command,
-        ("--run", "--data-gpu", "--model-gpu"),
-        finetune.FLAGS,
-        finetune.WORDS,
-    ),
+    "finetune": Command(finetune_command, finetune.TABLE, finetune.FLAGS, finetune.WORDS),
     "trainer": Command(
         trainer_command,
         ("--run", "--model-gpu"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from common.run.folder import RunFolder, most_set_aside
 from common.run.published import publish
-from common.run.settings_text import flat
+from common.run.settings_text import flat, leaves
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
@@ -60,6 +60,7 @@ def train_stage(
     counter = _counter(run, stage)
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
+    observer.begin(leaves(run.config.model_dump()), run.path.resolve().name)
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)

@@ -12,6 +12,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from common.run.settings_text import as_yaml, read_yaml
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput
 
 WORDS = ("FOLDER", "the recordings, then settings that shall be as you say: train.epochs=5")
+TABLE = ("--run", "--data-gpu", "--model-gpu")  # of the table of flags
 FLAGS: dict[str, dict] = {
     "--weights": {
         "metavar": "FOLDER",
@@ -170,7 +172,7 @@ class _Stages:
         new = job.weights is not None and job.language not in self._tools.languages(job.weights)
         data = [f"data.train={sources}", f"data.language={job.language}"]
         if job.weights is not None:
-            data.append(f"model.weights={job.weights}")
+            data.append(f"model.weights={_plain(job.weights)}")
         if new:
             data.append(f"text.extend={{languages: [{job.language}], tokens: 1000}}")
         base = "finetune_xtts" if job.weights is not None else "ljspeech"
@@ -201,7 +203,7 @@ class _Stages:
         machine = [] if devices.trainer.kind != "cpu" else ["devices=auto"]
         all_of_it = _without([*data, *settings, *machine], job.own)
         self._train = [
-            *("--config", str(_config(base)), f"run={as_yaml(str(job.run))}"),
+            *("--config", str(_config(base)), f"run={job.run}"),
             *(*all_of_it, *job.own),
         ]
         return OK
@@ -284,7 +286,14 @@ def _sources(folder: Path, found: Recordings, clips: Path) -> str:
         sources.append({"path": str(folder), "format": "sidecar"})
     if found.segmented:
         sources.append(str(clips))
+    if sources == [str(folder)] or sources == [str(clips)]:
+        return _plain(sources[0])
     return as_yaml(sources[0] if len(sources) == 1 else sources)
+
+
+def _plain(path: str) -> str:
+    """A path as YAML, without quotes where it needs none."""
+    return path if re.fullmatch(r"[\w./@-]*/[\w./@-]*", path) else as_yaml(path)
 
 
 def _scan_lines(scan: dict, page: Path) -> list[str]:

@@ -193,9 +193,7 @@ def promise(found: Found, trainer: Device, begins: bool, new_language: bool) -> 
                 " alone. How many hours that takes was not measured here; minutes are too few."
             )
         if trainer.kind == "cpu":
-            lines.append(
-                "There is no GPU: a step at XTTS's size takes minutes on a CPU, and the whole days."
-            )
+            lines.append("There is no GPU: at XTTS's size a CPU is too slow to get anywhere.")
         return lines
     lines = [f"{have}, from nothing: all of speech has to be learnt from them."]
     if trainer.kind == "cpu":

@@ -283,12 +283,17 @@ def renamed(tree: dict, where: str) -> dict:
     return tree
 
 
-def flat(tree, prefix: str = "") -> dict[str, str]:
-    """A tree of settings as {"a.b": repr(value)}."""
+def leaves(tree, prefix: str = "") -> dict[str, Any]:
+    """A tree of settings as {"a.b": value}."""
     if not isinstance(tree, dict):
-        return {prefix: repr(tree)}
+        return {prefix: tree}
     return {
         k: v
         for name, sub in tree.items()
-        for k, v in flat(sub, f"{prefix}.{name}" if prefix else name).items()
+        for k, v in leaves(sub, f"{prefix}.{name}" if prefix else name).items()
     }
+
+
+def flat(tree, prefix: str = "") -> dict[str, str]:
+    """A tree of settings as {"a.b": repr(value)}."""
+    return {k: repr(v) for k, v in leaves(tree, prefix).items()}

@@ -90,6 +90,8 @@ def test_every_command_has_two_examples_that_it_accepts():
         for example in found:
             words = shlex.split(example)
             args = flags.parse(launch._parser(name), words if name == "train" else words[1:])
+            if name == "finetune":
+                assert args.settings.pop(0) == "recordings/"
             if name != "config":
                 flags.overrides(args)
 

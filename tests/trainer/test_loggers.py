@@ -205,7 +205,7 @@ def test_mlflows_files_hold_the_curves(sent, monkeypatch):
     (found,) = client.search_runs([experiment.experiment_id])
     curve = client.get_metric_history(found.info.run_id, "gpt/train/loss")
     assert [(m.step, m.value) for m in curve] == [(s, 60.0 / s) for s in range(1, 61)]
-    assert found.data.params["model.size"] == "'tiny'"
+    assert found.data.params["model.size"] == "tiny"
     assert found.info.status == "FINISHED"
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -14,6 +15,8 @@ from common.system.status import StatusFile
 from tests.support import page_runs
 from tests.support.page_runs import HOSTILE
 from trainer.page import serve
+
+ROOT = Path(__file__).parents[2]
 
 page_run = page_runs.page_run
 
@@ -162,3 +165,17 @@ def test_faults_are_said(page_run, server, tmp_path):
         serve.server_of(page_run, "127.0.0.1", 99999)
     (page_run / "identity.json").unlink()
     assert ask(server, "/")[0] == 503
+
+
+def test_the_dashboard_asks_for_what_is_served(server):
+    """Every metric of docs/grafana/xtts.json is one of /metrics, and each of these is shown."""
+    StatusFile(server.run_dir, "producer-0", "producer").update(phase="idle", batches=9)
+    asked = json.loads((ROOT / "docs/grafana/xtts.json").read_text())
+    queries = [t["expr"] for panel in asked["panels"] for t in panel["targets"]]
+    names = {name for q in queries for name in re.findall(r"\bxtts_\w+", q)}
+    _, body = ask(server, "/metrics")
+    served = {
+        m.name + "_total" * (m.type == "counter")
+        for m in text_string_to_metric_families(body.decode())
+    }
+    assert names == served

@@ -1,6 +1,8 @@
 import numpy as np
 import soundfile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import metadata
 
 from trainer.report.tensorboard import EventWriter, wav_bytes
 
@@ -30,3 +32,31 @@ def test_loud_samples_are_clipped_not_wrapped(tmp_path):
     (tmp_path / "a.wav").write_bytes(wav_bytes(np.array([2.0, -2.0, 0.0]), 8000))
     samples, _ = soundfile.read(tmp_path / "a.wav")
     np.testing.assert_allclose(samples, [1, -1, 0], atol=1e-4)
+
+
+def test_the_front_page_and_the_texts(tmp_path):
+    """As TensorBoard's own code reads them back."""
+    writer = EventWriter(tmp_path)
+    writer.front_page({"seed": 1, "model.size": "tiny", "jit": False, "model.dvae": None}, "fa")
+    writer.text(5, "samples/a", "سلام دنیا")
+    writer.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    layout = layout_pb2.Layout.FromString(
+        found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    )
+    (category,) = layout.category
+    assert len(category.chart) == 10
+    assert category.chart[0].multiline.tag == ["^train/audio_ce$", "^eval/audio$"]
+    assert found.Tensors("samples/a")[0].tensor_proto.string_val[0].decode() == "سلام دنیا"
+    assert found.SummaryMetadata("samples/a").plugin_data.plugin_name == "text"
+    content = found.PluginTagToContent("hparams")
+    start = metadata.parse_session_start_info_plugin_data(content[metadata.SESSION_START_INFO_TAG])
+    values = {k: v.WhichOneof("kind") for k, v in start.hparams.items()}
+    assert values == {
+        "seed": "number_value", "model.size": "string_value", "jit": "bool_value",
+        "model.dvae": "string_value",
+    }  # fmt: skip
+    of = metadata.parse_experiment_plugin_data(content[metadata.EXPERIMENT_TAG])
+    assert sorted(i.name for i in of.hparam_infos) == sorted(values)
+    assert of.metric_infos[0].name.tag == "eval/audio"

@@ -14,7 +14,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from common.run.folder import RunFolder
-from common.run.settings_text import flat
+from common.run.settings_text import leaves
 from trainer.loggers.follow import Record
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class WeightsAndBiases:
             id=run.run_id,
             name=run.path.resolve().name,
             dir=str(run.path / "loggers"),
-            config=flat(run.config.model_dump()),
+            config=leaves(run.config.model_dump()),
             resume="allow",
             mode=mode,
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
@@ -97,7 +97,9 @@ class MLflow:
             )
             made = self._client.create_run(experiment, run_name=run.path.resolve().name)
             self._id = made.info.run_id
-            params = [Param(k, str(v)[:_LONGEST]) for k, v in flat(run.config.model_dump()).items()]
+            params = [
+                Param(k, str(v)[:_LONGEST]) for k, v in leaves(run.config.model_dump()).items()
+            ]
             for at in range(0, len(params), _PARAMS):
                 self._client.log_batch(self._id, params=params[at : at + _PARAMS])
             known.update(uri=uri, run=self._id)

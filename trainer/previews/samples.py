@@ -230,6 +230,8 @@ class SampleMaker:
         if r is not None and not (interim and line.name in self._recon_made):
             sounds["recon"] = self._recon(line, voice)
             self._recon_made.add(line.name)
+        if events is not None and sounds:
+            events.text(step, f"samples/{line.name}", line.text)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
             if events is not None:

@@ -62,6 +62,13 @@ class Observer:
             **at,
         )
 
+    def begin(self, settings: dict, run: str) -> None:
+        """What TensorBoard shows of a run besides its curves."""
+        try:
+            self._events.front_page(settings, run)
+        except OSError as e:
+            self._disk_fails(e)
+
     def waiting(self, ready: int, wanted: int, peers: int) -> None:
         """Before step 1: the buffer fills."""
         producers = f"{peers} producer{'' if peers == 1 else 's'}"

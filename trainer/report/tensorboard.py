@@ -1,4 +1,4 @@
-"""TensorBoard files without TensorFlow: scalars, pictures and sound."""
+"""TensorBoard files without TensorFlow: scalars, pictures, sound, texts, and a front page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import socket
 import time
 import wave
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
+
+from trainer.report import board
 
 _FLUSH_S = 5.0
 
@@ -73,6 +76,14 @@ class EventWriter:
             content_type="audio/wav",
         )
         self._add(step, [Summary.Value(tag=tag, audio=audio)])
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        """A text, for the tab TEXT."""
+        self._add(step, [board.text_value(tag, text)])
+
+    def front_page(self, settings: Mapping[str, object], run: str) -> None:
+        """The charts that matter first, and the settings: once in a file."""
+        self._add(0, [board.layout_value(), *board.hparams_values(settings, run)])
 
     def close(self) -> None:
         """Flush and close."""
