@@ -90,7 +90,7 @@ class Loop:
             and self.position.evaluated != self.position.step
         ):
             self._evaluate()
-        while self.position.step < self.schedule.total_steps:
+        while self.position.step < self.schedule.total_steps and not self._worn_out():
             self._train_step()
             s = self.position.step
             better = self._evaluate() if self.schedule.eval_due(s) else False
@@ -100,6 +100,24 @@ class Loop:
                 raise Stopped("stop was asked for")
         self._save_if_new()
         self.saves.check_last(self.position.step)
+
+    def _worn_out(self) -> bool:
+        """Whether `patience` evaluations in a row brought nothing better."""
+        patience = self.schedule.patience
+        if patience is None:
+            return False
+        judged = self.schedule.judged
+        since = self.saves.judged_since_best() if judged else self.position.since_best
+        if since >= patience:
+            log.info(
+                "ends at step %d of %d: nothing better for %d %s (train.patience=%d)",
+                self.position.step,
+                self.schedule.total_steps,
+                since,
+                "judged checkpoints" if judged else "evaluations",
+                patience,
+            )
+        return since >= patience
 
     # -- a step ------------------------------------------------------------------------------------
     # --------------------------------
@@ -188,7 +206,8 @@ class Loop:
             self.feed.release()
         losses = mean_losses(results)
         better = self.saves.is_better(losses[self.score])
-        self.position = replace(self.position, evaluated=s)
+        since = 0 if better else self.position.since_best + 1
+        self.position = replace(self.position, evaluated=s, since_best=since)
         self.observer.evaluation(s, losses, better, time.perf_counter() - began)
         return better and self.saves.keep_as_best(s, losses[self.score], self.schedule.save_due(s))
 

@@ -19,6 +19,7 @@ from common.transport.server import Stopped as ChannelStopped
 from trainer import ahead, gate, profile, stages
 from trainer.feed import Feed, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
+from trainer.history import judgements
 from trainer.history.differing import Differing
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
@@ -55,6 +56,8 @@ def train_stage(
     )
     if position.step == 0:
         stages.first_weights(run, stage)
+    if stage.spec.speaks:  # settings may have changed, and checkpoints have gone
+        judgements.decide(run.path, run.config.train.best_by)
     quarantine = _quarantine(run, stage, position)
     differing = _differing(run, stage, history.ledger)
     counter = (

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from common.data.corpus_terms import Columns, FindingKind, Format
 from common.run import beginning
 from common.run.parity import PARITY, with_parity
+from common.run.recognise import SPHINX
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
 from common.system.errors import BadInput
@@ -211,6 +212,12 @@ class Train(Section):
     save_every: Positive = 1000
     keep: Positive = 3
     log_every: Positive = 50
+    # ends after so many evaluations (judged checkpoints, where best_by is no loss) without a better
+    # one; null: never
+    patience: Positive | None = None
+    # what names the best checkpoint; cer and similarity are of those that are spoken
+    # (samples.every)
+    best_by: Literal["audio_ce", "cer", "similarity"] = "audio_ce"
     max_bad_steps: Positive = 10
     max_set_aside: float = Field(
         0.01, ge=0, le=1
@@ -271,6 +278,12 @@ class Threads(Section):
     producer_inter: int = Field(0, ge=0)
 
 
+# A name, or a folder of the user's.
+Recogniser = Annotated[
+    str, AfterValidator(lambda n: n if n == SPHINX else str(Path(n).expanduser().absolute()))
+]
+
+
 class SampleText(Section):
     """A sentence of the user's own.
 
@@ -293,6 +306,10 @@ class Samples(Section):
         None, ge=0
     )  # steps, of the checkpoints there are; null: train.save_every; 0: at the end alone
     count: int = Field(4, ge=0)  # utterances of the evaluation set, each in its speaker's own voice
+    judged: int = Field(32, ge=0)  # utterances whose loss is told by language and speaker
+    # who listens to the samples: pocketsphinx (English), or a folder with a faster-whisper model;
+    # null: nobody
+    recogniser: Recogniser | None = None
     texts: Annotated[list[SampleText], _list_of("text")] = Field(
         default_factory=list
     )  # spoken besides

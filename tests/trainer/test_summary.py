@@ -84,7 +84,10 @@ def run(tmp_path):
         stages=("dvae", "gpt"),
         spec={s.name: s for s in NETWORKS}.__getitem__,
         stage_folder=lambda stage: tmp_path / "dvae" if stage == "dvae" else tmp_path,
-        config=SimpleNamespace(model=SimpleNamespace(size="tiny", weights=None)),
+        config=SimpleNamespace(
+            model=SimpleNamespace(size="tiny", weights=None),
+            train=SimpleNamespace(best_by="audio_ce"),
+        ),
         dims=SimpleNamespace(dvae=SimpleNamespace(num_codes=128)),
     )
 
@@ -126,13 +129,14 @@ def test_finish_writes_figures_and_curves(run):
 def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypatch, caplog):
     """The trainer ends as one that is done: begun anew, it would fail at the same place."""
 
-    def speak(run, stage):
+    def speak(run, stage, last):
         raise ImportError("No module named 'librosa'")
 
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
+    stage = SimpleNamespace(spec=NETWORKS[1], schedule=SimpleNamespace(total_steps=40))
     finale.finish(
-        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None)
+        run, stage, SimpleNamespace(update=lambda **what: None)
     )
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert (

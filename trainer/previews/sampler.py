@@ -84,6 +84,7 @@ class Networks:
         were spoken.
         """
         from common.xtts import weights
+        from trainer.previews.judge import judge_checkpoint
         from trainer.report.tensorboard import EventWriter
 
         weights.load_state_dict(self._gpt, state)
@@ -94,10 +95,11 @@ class Networks:
         )
         try:
             spoken = self._maker.make(aside, step, events, interim=True)
+            if spoken and not aside.with_name(name).exists():
+                os.replace(aside, aside.with_name(name))
+            judge_checkpoint(self.run, self._maker, step, events)
         finally:
             events.close()
-        if spoken:
-            os.replace(aside, aside.with_name(name))
         return len(spoken)
 
 

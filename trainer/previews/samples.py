@@ -1,5 +1,4 @@
-"""What a model sounds like: held-out utterances spoken in their own speaker's voice, beside the
-truth, and sentences of the user's own.
+"""What a model sounds like: held-out utterances in their own voice, and sentences of the user's.
 
 For each: `synth_<language>_<id>.wav` (its text, said with its own audio as the reference),
 `recon_<language>_<id>.wav` (the true clip's codes made sound again: the best that a model of codes
@@ -21,6 +20,7 @@ import tensorflow as tf
 
 from common.data.manifest import EVAL, TRAIN, Utterance
 from common.run.folder import RunFolder
+from common.run.recognise import recogniser
 from common.system.files import write_atomically
 from common.xtts.audio import DvaeMel, resample
 from common.xtts.checkpoints.pretrained import CoquiError, read_vocoder_dims
@@ -32,6 +32,7 @@ from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder, Voice
 from common.xtts.text.clean import LanguageUnavailable
 from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.weights import WeightsError
+from trainer.previews.judge import HeldOut, Judge, Spoken
 from trainer.report.pictures import MelRow, mel_picture
 from trainer.report.tensorboard import EventWriter, wav_bytes
 
@@ -93,6 +94,11 @@ class _Recording:
     codes: np.ndarray
     recon: np.ndarray
 
+    @property
+    def held_out(self) -> HeldOut:
+        u, ids, wav = self.utterance, self.utterance.tokens.tolist(), self.reference.wav
+        return HeldOut(u.name, u.language, u.speaker, u.text, ids, wav, self.codes)
+
 
 @dataclass(frozen=True)
 class _Line:
@@ -142,9 +148,16 @@ class SampleMaker:
         )
         self._mel_of = DvaeMel(run.mel_stats, run.dims.audio)
         self._options, self._seed = options, config.seed
-        columns, wanted = run.manifest.columns(), config.samples.count
-        recordings = self._recordings(run, choose(columns, max(wanted, bool(config.samples.texts))))
-        self._lines = [*_own_texts(recordings[:wanted]), *self._config_texts(run, recordings)]
+        samples, wanted = config.samples, config.samples.count
+        # The first are the same, whatever the number.
+        most = max(wanted, bool(samples.texts), samples.judged)
+        chosen = choose(run.manifest.columns(), most)
+        recordings = self._recordings(run, chosen)
+        listen = None if samples.recogniser is None else recogniser(samples.recogniser)
+        held_out = [r.held_out for r in recordings if r.utterance.id in chosen[: samples.judged]]
+        self._judge, self._spoken = Judge(run, self._synthesizer, held_out, listen), []
+        own = _own_texts([r for r in recordings if r.utterance.id in chosen[:wanted]])
+        self._lines = [*own, *self._config_texts(run, recordings)]
 
     def make(
         self, folder: Path, step: int, events: EventWriter | None = None, interim: bool = False
@@ -163,6 +176,7 @@ class SampleMaker:
             log.info("no samples: samples.count is 0, or no utterance could be read")
             return []
         folder.mkdir(parents=True, exist_ok=True)
+        self._spoken = []
         references = {id(line.reference): line.reference for line in self._lines}
         voices = {key: self._synthesizer.voice([r.wav]) for key, r in references.items()}
         voices = [voices[id(line.reference)] for line in self._lines]
@@ -176,6 +190,10 @@ class SampleMaker:
             json.dumps([asdict(i) for i in infos], ensure_ascii=False, indent=1) + "\n",
         )
         return infos
+
+    def judge(self) -> dict:
+        """How good the weights are, by what `make` said last (`judge.Judge`)."""
+        return self._judge(self._spoken)
 
     def _speak(self, voices: list[Voice], interim: bool) -> list[Generated]:
         """Codes of all lines, a few rows at a time; a line's draws depend on the run's seed and its
@@ -216,6 +234,11 @@ class SampleMaker:
         r, rate, stats = line.recording, self._synthesizer.sample_rate, self._synthesizer.mel_stats
         wav, mel = self._synthesizer.sound(generated, voice)
         sounds, rows = {}, []
+        if not np.isfinite(wav).all():
+            log.warning("sample %s: the sound is not finite; it is left out", line.name)
+            wav = wav[:0]
+        if r is not None:
+            self._spoken.append(Spoken(r.held_out, wav))
         if r is not None:
             rows = [MelRow("true", r.mel * stats), MelRow("through the codes", r.recon * stats)]
         if len(wav):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,10 @@ from rich.table import Table
 from common.run.folder import RunFolder
 from common.run.stages import load
 from common.system.files import write_atomically
-from trainer.history import differing, ledger
+from trainer.history import differing, judgements, ledger
+from trainer.report import quality
 from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
+from trainer.report.quality import number, percent
 
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
 
@@ -37,6 +39,7 @@ class History:
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
+    quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
 
     @classmethod
     def read(cls, folder: Path) -> History:
@@ -68,6 +71,7 @@ class History:
         return cls(
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
+            judgements.read(folder),
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
@@ -100,12 +104,13 @@ def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarra
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
-def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
+def summarise(run: RunFolder, unigram_nats: float | None = None, ended: str = "finished") -> dict:
     """The figures, by stage; what a stage does not have is absent, what could not be computed is
     None.
 
     Args:
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
+        ended: "finished", "patience" or "stopped".
     """
     stages = {}
     for stage in run.stages:
@@ -124,7 +129,14 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
     size = (
         run.config.model.size if run.config.model.weights is None else run.dims.size
     )  # weights bring their own
-    return {"run": str(run.path), "run_id": run.run_id, "size": size, "stages": stages}
+    return {
+        "run": str(run.path),
+        "run_id": run.run_id,
+        "size": size,
+        "ended": ended,
+        "last_step": stages[run.stages[-1]]["steps"],
+        "stages": stages,
+    }
 
 
 def curves(run: RunFolder, summary: dict) -> Png:
@@ -136,9 +148,9 @@ def curves(run: RunFolder, summary: dict) -> Png:
     return curves_picture(f"{run.path.name}: model size {summary['size']}", panels)
 
 
-def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
+def finish(run: RunFolder, unigram_nats: float | None = None, ended: str = "finished") -> dict:
     """Write RUN/summary.json and RUN/curves.png; returns the figures, as `summarise`."""
-    summary = summarise(run, unigram_nats)
+    summary = summarise(run, unigram_nats, ended)
     write_atomically(
         run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
     )
@@ -180,28 +192,29 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
         figures["judged_by"]
     ]
     rows = [
-        (f"{name}, first {ENDS} steps (mean)", _number(figures["first"])),
+        (f"{name}, first {ENDS} steps (mean)", number(figures["first"])),
         (
             f"{name}, last {ENDS} steps (mean)",
-            f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)",
+            f"{number(figures['last'])} ({percent(figures['ratio'])} of the first)",
         ),
         (
             f"held-out {name}",
             (
-                f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step"
+                f"{number(figures['eval_last'])} (best {number(figures['eval_best'])}, step"
                 f" {figures['eval_best_step']})"
             ),
         ),
     ]
     if "unigram_entropy" in figures:
-        rows.append(("unigram entropy of the held-out codes", _number(figures["unigram_entropy"])))
+        rows.append(("unigram entropy of the held-out codes", number(figures["unigram_entropy"])))
         rows.append(("held-out audio CE against it", _lower(figures["below_unigram"])))
+    rows += quality.rows(figures)
     if "mean_mel_error" in figures:
-        rows.append(("error of the mean mel, held out", _number(figures["mean_mel_error"])))
+        rows.append(("error of the mean mel, held out", number(figures["mean_mel_error"])))
         rows.append(("reconstruction error against it", _lower(figures["below_mean_mel"])))
         used = (
-            f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']}"
-            f" ({_percent(figures['codebook_share'])})"
+            f"{number(figures['codebook_perplexity'])} of {figures['num_codes']}"
+            f" ({percent(figures['codebook_share'])})"
         )
         rows.append(("codebook perplexity", used))
     return rows
@@ -211,23 +224,15 @@ def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
     rows = [
         ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
-        ("utterances/s, last half", _number(figures["utterances_per_s"])),
-        ("ms/step, median of the last half", _number(figures["step_ms"])),
-        ("waiting for data, last half", _percent(figures["data_wait"])),
+        ("utterances/s, last half", number(figures["utterances_per_s"])),
+        ("ms/step, median of the last half", number(figures["step_ms"])),
+        ("waiting for data, last half", percent(figures["data_wait"])),
         ("quarantined utterances", str(figures["quarantined"])),
         ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
     ]
     if figures.get("differing"):
         rows.append(("batches made twice, with different bytes", str(figures["differing"])))
     return rows
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.1f} %"
 
 
 def _lower(value: float | None) -> str:
@@ -283,7 +288,7 @@ def against_unigram(history: History, run: RunFolder, unigram_nats: float | None
         if unigram_nats is None or best is None or not unigram_nats > 0
         else 1 - best / unigram_nats
     )
-    return {"unigram_entropy": unigram_nats, "below_unigram": below}
+    return {"unigram_entropy": unigram_nats, "below_unigram": below, **quality.judged(run)}
 
 
 def codebook(history: History, run: RunFolder, unigram_nats: float | None) -> dict:
@@ -373,6 +378,7 @@ def gpt_panels(history: History, figures: dict) -> list[Panel]:
     return [
         Panel("Stage 2, GPT: audio codes", audio, "cross-entropy, nats per code", unigram),
         Panel("Stage 2, GPT: text tokens", text, "cross-entropy, nats per token"),
+        *quality.panels(history.quality),
     ]
 
 
