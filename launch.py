@@ -1,14 +1,15 @@
 """Train XTTS: producers make batches on one GPU, the trainer trains on another, ZeroMQ between
 them.
 
-python launch.py [--config configs/x.yaml] [flags] [key=value ...]     train (no config: configs/demo.yaml)
-python launch.py COMMAND --help                                        everything else
+python launch.py [--config X.yaml] [flags] [key=value ...]    train (no config: configs/demo.yaml)
+python launch.py COMMAND --help                               everything else
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import io
 import json
 import logging
@@ -16,25 +17,40 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from common.gpu import choose
 from common.gpu.choose import Device, Devices
+from common.gpu.listing import list_gpus
 from common.gpu.xla_env import cache_folder, xla_env
-from common.launcher import flags, ownership, remote, resolve
+from common.launcher import config_command, flags, ownership, remote, resolve, show_status
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
+from common.launcher.examples import EXAMPLES
+from common.launcher.flags import Command, switch
+from common.launcher.page import PageKeeper
 from common.launcher.supervise import Supervisor
 from common.run import beginning
+from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.system import status
 from common.system.cores import cores
-from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput, RunError, Stopped
-from common.system.lock import holder
+from common.system.errors import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    BadInput,
+    RunError,
+    Stopped,
+    disk_refuses,
+)
+from common.system.lock import Holder, holder
+from producer.corpus.recordings import split, transcribe
 from trainer.commands import coqui
+from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
@@ -106,6 +122,12 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
     )
 
 
+def page_of(program: Program) -> PageKeeper:
+    """What keeps the run's page current; its process needs no device."""
+    argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
+    return PageKeeper(program.run_dir, argv, environment(Device("cpu")))
+
+
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
     """A child's environment: its one device, XLA's settings for it, and this project importable
     whatever the working directory holds.
@@ -128,12 +150,36 @@ def train(config: Config, out: TextIO | None = None) -> int:
 
     Returns the exit code; BadInput before any process starts.
     """
-    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
-    with ownership.own_run(config.run_dir):
+    devices = choose.choose_gpus(config, list_gpus(), os.environ)
+    with ownership.own_run(config.run_dir) as trainer:
+        if trainer is not None:
+            config, at_work = _beside(trainer, config, devices, out)
+            if at_work:
+                program = make_program(config, config.run_dir, devices)
+                return _supervise(program, devices.notes, out)
         ownership.check_bind(config.transport.bind)
         run = _prepare(config, devices, out)
         program = make_program(run.config, config.run_dir, devices)
         return _supervise(program, devices.notes, out)
+
+
+def _beside(
+    trainer: Holder, config: Config, devices: Devices, out: TextIO | None
+) -> tuple[Config, bool]:
+    """(settings, whether the trainer that works in the run already stays): it stays where it has
+    all the settings that are asked for, else it saves and makes room.
+    """
+    from producer.creation import prepare, resume
+
+    existing = RunFolder(config.run_dir)
+    wanted = prepare.resumed(config, existing, devices.trainer.kind == "cpu", cores())
+    changed = resume.changes(existing.config, wanted)
+    if not changed:
+        tell(f"{trainer} is at work in {config.run_dir}: going on with it", out)
+        return existing.config, True
+    tell(f"{trainer} is at work with other settings ({'; '.join(changed)})", out)
+    ownership.make_room(config.run_dir, True, lambda text: tell(text, out))
+    return config, False
 
 
 def train_command(args: argparse.Namespace) -> int:
@@ -148,7 +194,7 @@ def train_command(args: argparse.Namespace) -> int:
 def trainer_command(args: argparse.Namespace) -> int:
     """Start a run's trainer alone, while its producers stay up."""
     config, changed = resolve.existing_run(args)
-    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
+    devices = choose.choose_gpus(config, choose.without_use(list_gpus()), os.environ)
     ownership.make_room(config.run_dir, args.replace, tell)
     ownership.check_bind(config.transport.bind)
     if changed:
@@ -172,7 +218,7 @@ def producer_command(args: argparse.Namespace) -> int:
         )
     name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
-        device = choose.choose_one(config, args.gpu, number, choose.list_gpus(), os.environ)
+        device = choose.choose_one(config, args.gpu, number, list_gpus(), os.environ)
         spec = producer_spec(name, config.run_dir.resolve(), device)
         if far:
             far.wait_for_trainer(tell)
@@ -194,11 +240,15 @@ def scan_command(args: argparse.Namespace) -> int:
     """Say which recordings are usable, and why the others are not."""
     from rich.console import Console as RichConsole
 
+    from producer.corpus.figures import Figures
+    from producer.corpus.page.render import write_page
     from producer.corpus.rows import read_rows
     from producer.corpus.scan import scan
     from producer.creation.prepare import make_vocabulary
 
     config = resolve.config_of(args)
+    if args.html and not Path(args.html).absolute().parent.is_dir():
+        raise BadInput(f"--html {args.html}: no such folder; make it first")
     with tempfile.TemporaryDirectory(prefix="scan-") as folder:
         rows = read_rows(config)
         start = (
@@ -209,15 +259,31 @@ def scan_command(args: argparse.Namespace) -> int:
         tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
         path = Path(folder) / "manifest.sqlite"
         report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
+        if args.json or args.html:
+            figures = Figures.of(path, config)
+        if args.html:
+            write_page(report, figures, path, Path(args.html))
     if args.json:
-        tell(json.dumps(report.to_json(), ensure_ascii=False))
+        tell(json.dumps(report.to_json() | figures.to_json(), ensure_ascii=False))
     else:
         report.print(RichConsole(), texts=args.texts)
+        if args.html:
+            tell(f"report: {args.html}")
         if not args.config:
             tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
     if args.strict:
         report.require_all()
     return OK
+
+
+def split_command(args: argparse.Namespace) -> int:
+    """Cut long recordings with subtitles or segments at pauses into a corpus."""
+    return split.run(args, tell)
+
+
+def transcribe_command(args: argparse.Namespace) -> int:
+    """Write down what is said in recordings, with confidences for review."""
+    return transcribe.run(args, tell)
 
 
 def check_command(args: argparse.Namespace) -> int:
@@ -236,7 +302,7 @@ def profile_command(args: argparse.Namespace) -> int:
     out = sys.stderr if args.json else None
     exists = (resolve.config_of(args).run_dir / "identity.json").is_file()
     config, changed = resolve.existing_run(args) if exists else (resolve.config_of(args), None)
-    devices = choose.choose_gpus(config, choose.without_use(choose.list_gpus()), os.environ)
+    devices = choose.choose_gpus(config, choose.without_use(list_gpus()), os.environ)
 
     def supervise(run) -> int:
         program = make_program(run.config, run.path, devices)
@@ -255,21 +321,28 @@ def profile_command(args: argparse.Namespace) -> int:
 
 def status_command(args: argparse.Namespace) -> int:
     """Show what each process of a run is doing."""
-    from rich.console import Console as RichConsole
-
-    run_dir = resolve.run_dir_of(args)
-    if not status.read_all(run_dir):
-        raise BadInput(f"no process has reported in {run_dir}; --run names the run folder")
-    RichConsole(width=None if sys.stdout.isatty() else 160, markup=False).print(
-        status.table(run_dir)
-    )
-    return OK
+    return show_status.run(args, tell)
 
 
 def stop_command(args: argparse.Namespace) -> int:
     """Stop a run; its trainer saves first."""
     ownership.stop_run(resolve.run_dir_of(args), tell)
     return OK
+
+
+def report_command(args: argparse.Namespace) -> int:
+    """Write a run's page: RUN/report.html, or one page about several runs."""
+    return page_command.run(args, tell)
+
+
+def serve_command(args: argparse.Namespace) -> int:
+    """Show a run's page in a browser while it trains, and /metrics for Prometheus."""
+    return page_command.serve(args, tell)
+
+
+def explain_command(args: argparse.Namespace) -> int:
+    """Say what the settings mean."""
+    return config_command.run(args, tell)
 
 
 def import_command(args: argparse.Namespace) -> int:
@@ -296,25 +369,12 @@ def synthesize(args: argparse.Namespace) -> int:
     return synthesize_command.run(args, environment, tell)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
-
-    run: Callable[[argparse.Namespace], int]
-    flags: tuple[str, ...] | None
-    own: dict[str, dict] | None = None
-
-
-def _switch(text: str) -> dict:
-    return {"action": "store_true", "help": text}
-
-
 COMMANDS = {
     "train": Command(train_command, None),
     "trainer": Command(
         trainer_command,
         ("--run", "--model-gpu"),
-        {"--replace": _switch("take over from the running trainer, which saves first")},
+        {"--replace": switch("take over from the running trainer, which saves first")},
     ),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
@@ -322,13 +382,14 @@ COMMANDS = {
         scan_command,
         ("--train-data", "--val-data"),
         {
-            "--strict": _switch("exit 2 if any row is rejected"),
-            "--texts": _switch(
-                "show up to twenty texts of each language before and after cleaning"
-            ),
-            "--json": _switch("print JSON"),
+            "--strict": switch("exit 2 if any row is rejected"),
+            "--texts": switch("show up to twenty texts of each language before and after cleaning"),
+            "--json": switch("print JSON (docs/data.md says what is in it)"),
+            "--html": {"metavar": "FILE", "help": "write the report as a page to look at"},
         },
     ),
+    "split": Command(split_command, (), split.FLAGS, None),
+    "transcribe": Command(transcribe_command, (), transcribe.FLAGS, None),
     "check": Command(check_command, ("--data-gpu", "--model-gpu")),
     "profile": Command(
         profile_command,
@@ -340,13 +401,16 @@ COMMANDS = {
                 "default": 100,
                 "help": "steps to measure (100)",
             },
-            "--json": _switch("print JSON"),
+            "--json": switch("print JSON"),
         },
     ),
-    "status": Command(status_command, ("--run",)),
+    "status": Command(status_command, ("--run",), show_status.FLAGS),
     "stop": Command(stop_command, ("--run",)),
+    "serve": Command(serve_command, ("--run",), page_command.SERVE_FLAGS),
+    "report": Command(report_command, ("--run",), page_command.FLAGS),
+    "config": Command(explain_command, (), config_command.FLAGS, config_command.WORDS),
     "synthesize": Command(synthesize, ("--run",), synthesize_command.FLAGS),
-    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS),
+    "import-coqui": Command(import_command, (), coqui.IMPORT_FLAGS, None),
     "export-coqui": Command(export_command, ("--run",), coqui.EXPORT_FLAGS),
 }
 
@@ -365,25 +429,29 @@ def tell(text: str, out: TextIO | None = None) -> None:
 def _prepare(config: Config, devices: Devices, out: TextIO | None = None):
     from producer.creation.prepare import prepare_run
 
-    return prepare_run(
-        config,
-        on_cpu=devices.trainer.kind == "cpu",
-        cores=cores(),
-        out=lambda text: tell(text, out),
-    )
+    with ownership.preparing(config.run_dir):
+        return prepare_run(
+            config,
+            on_cpu=devices.trainer.kind == "cpu",
+            cores=cores(),
+            out=lambda text: tell(text, out),
+        )
 
 
 def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = None) -> int:
     for line in (*notes, *program.describe(), f"logs: {program.run_dir / 'logs'}"):
         tell(line, out)
-    with Console(program, out) as view:
+    trains = any(p.role == "trainer" for p in program.processes)
+    with page_of(program) if trains else contextlib.nullcontext(), Console(program, out) as view:
         code = Supervisor(program, view).run()
-    if not any(p.role == "trainer" for p in program.processes):
+    if not trains:
         return code
     if code == OK:
-        note = _show_summary(program.run_dir, out)
+        from trainer.report import summary
+
+        note = summary.show(program.run_dir, out or sys.stdout)
         tell(
-            f"done: {program.run_dir} (curves.png, samples/, summary.json; all curves: tensorboard"
+            f"done: {program.run_dir} (report.html, samples/, summary.json; all curves: tensorboard"
             f" --logdir {program.run_dir}){note}",
             out,
         )
@@ -393,47 +461,30 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
     ):
         tell(
             f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same"
-            " command resumes there",
+            f" command resumes there; to look at: {program.run_dir / 'report.html'}",
             out,
         )
     return code
 
 
-def _show_summary(run_dir: Path, out: TextIO | None) -> str:
-    """Show the figures that the trainer left, as a table; what the last line has to say of them
-    besides.
-    """
-    path, differing = run_dir / "summary.json", 0
-    if path.is_file():
-        from rich.console import Console as RichConsole
-
-        from trainer.report import summary
-
-        view = RichConsole(
-            file=out or sys.stdout, width=None if sys.stdout.isatty() else 110, markup=False
-        )
-        figures = json.loads(path.read_text())
-        view.print(summary.table(figures))
-        differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
-    return (
-        f"; {differing} batches were made twice, with different bytes (differing.jsonl)"
-        if differing
-        else ""
-    )
-
-
 def _parser(name: str) -> flags.Parser:
     command = COMMANDS[name]
-    text = command.run.__doc__
+    text = inspect.cleandoc(command.run.__doc__)
     if name == "train":
         text += "\n\ncommands (launch.py COMMAND --help):\n" + "\n".join(
-            f"  {n:<12} {c.run.__doc__}" for n, c in COMMANDS.items()
+            f"  {n:<12} {' '.join(c.run.__doc__.split())}" for n, c in COMMANDS.items()
         )
     parser = flags.build(
-        "launch.py" if name == "train" else f"launch.py {name}", text, command.flags
+        "launch.py" if name == "train" else f"launch.py {name}",
+        text,
+        command.flags,
+        tuple(f"python launch.py {e}" for e in EXAMPLES[name]),
+        command.words,
     )
     for flag, options in (command.own or {}).items():
         parser.add_argument(flag, **options)
+    if name == "train":
+        parser.add_argument("--version", action="version", version=flags.version(ROOT))
     return parser
 
 
@@ -452,7 +503,8 @@ def main(argv: list[str]) -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored
-    signal.signal(signal.SIGTERM, _terminated)
+    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminated)
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
@@ -465,6 +517,12 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
+    except Exception as e:  # the process's edge
+        refusal = disk_refuses(e)
+        if refusal is None:
+            raise
+        sys.stderr.write(f"error: {refusal}\n")
+        return FAILED
 
 
 if __name__ == "__main__":

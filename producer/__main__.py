@@ -18,7 +18,7 @@ from common.system.cores import cores
 from common.system.errors import BadInput, Stopped
 from common.system.lifecycle import Stop, run_main
 from common.system.status import StatusFile
-from common.transport.address import ChannelError, Endpoint
+from common.transport.address import ChannelError, Endpoint, connectable, ipc_address
 from common.transport.client import LeaseClient
 from common.transport.keys import KeyFileError, KeyPair
 from producer.batches.decode import DecodePool
@@ -55,6 +55,7 @@ def main(stop: Stop) -> None:
     args = parse_args()
     logs.setup(args.name)
     run = RunFolder(args.run)
+    run.prove()
     status = StatusFile(run.path, args.name, "producer")
     stop.at_exit(status.finish)
     if args.data_root:
@@ -112,16 +113,43 @@ def make_stage(run: RunFolder, stage: str) -> Maker:
 
 
 def endpoint_of(run: RunFolder, connect: str | None):
-    """() → where the trainer listens, None while there is none."""
-    path = run.path / "endpoint.json"
+    """() → where the trainer listens, None while there is none.
+
+    A damaged file is no reason to end: what it says follows from the run where the trainer is on
+    this host, and the next trainer writes it again.
+    """
+    told = False
+
+    def read() -> Endpoint | None:
+        nonlocal told
+        try:
+            return Endpoint.read(run.endpoint_file)
+        except ChannelError as e:
+            if not told:
+                log.warning("%s", e)
+            told = True
+            return expected(run)
 
     def look() -> Endpoint | None:
-        found = Endpoint.read(path)
+        found = read()
         if connect is None:
             return found
         return Endpoint(connect) if found is None else dataclasses.replace(found, address=connect)
 
     return look
+
+
+def expected(run: RunFolder) -> Endpoint | None:
+    """Where the run's trainer listens by its settings and keys; None: they do not say."""
+    bind = run.config.transport.bind
+    try:
+        if bind == "ipc":
+            return Endpoint(ipc_address(run.path))
+        if bind.endswith(":*"):
+            return None
+        return Endpoint(connectable(bind), KeyPair.load(run.path / "keys" / "server.json").public)
+    except ChannelError:
+        return None
 
 
 def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | None:

@@ -32,11 +32,18 @@ NETWORKS = ("common/xtts", "common/xtts/checkpoints", "common/xtts/text")
 DIMS = "common/xtts/dims.py"
 ARROWS = {
     "launch.py": (
-        *("trainer/commands", "trainer/report", "producer/creation", "producer/corpus"),
+        *("trainer/commands", "trainer/report"),
+        *("producer/creation", "producer/corpus/page", "producer/corpus/recordings"),
+        "producer/corpus",
         *("common/launcher", "common/run", "common/gpu", "common/system"),
     ),
     "producer": ("producer/batches", "common/audio", "common/gpu", "common/transport", *RUN),
     "producer/creation": ("producer/corpus", "producer/batches", "common/audio", *RUN, *NETWORKS),
+    "producer/corpus/page": ("producer/corpus", "producer/batches", "common/audio", *RUN),
+    "producer/corpus/recordings": (
+        *("producer/corpus", "producer/corpus/readers", "common/audio"),
+        *("common/xtts/text", *RUN),
+    ),
     "producer/corpus": (
         "producer/corpus/readers",
         "producer/batches",
@@ -52,14 +59,15 @@ ARROWS = {
     ),  # the demo is a format: it makes its corpus first
     "producer/batches": ("common/xtts", "common/audio", *RUN),
     "trainer/commands": (
-        *("trainer", "trainer/previews", "trainer/report", "trainer/history"),
-        *("common/gpu", *RUN, *NETWORKS),
+        *("trainer", "trainer/page", "trainer/previews", "trainer/report", "trainer/history"),
+        *("common/launcher", "common/gpu", *RUN, *NETWORKS),
     ),
     "trainer": (
         *("trainer/previews", "trainer/report", "trainer/step", "trainer/history"),
         *("common/gpu", "common/transport", *RUN, *NETWORKS),
     ),
     "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
+    "trainer/page": (*("trainer/report", "trainer/history", "common/audio", "common/xtts", *RUN),),
     "trainer/report": (
         "trainer/history",
         "common/gpu",
@@ -200,9 +208,15 @@ def test_launch_and_what_it_imports_never_load_tensorflow():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Files and functions that are longer: none is to be added.
+LONG_FILES = {"trainer/step/gpt.py": 480, "trainer/step/programs.py": 540}
+LONG_FUNCTIONS = {"trainer/step/gpt.py": 62}
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_files_stay_short(path):
-    assert len((ROOT / path).read_text().splitlines()) <= 520
+    most = LONG_FILES.get(str(path), 450)
+    assert len((ROOT / path).read_text().splitlines()) <= most
 
 
 def functions(path: Path):
@@ -213,17 +227,9 @@ def functions(path: Path):
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_functions_stay_short(path):
-    long = {name: n for name, n in functions(path) if n > 85}
+    most = LONG_FUNCTIONS.get(str(path), 60)
+    long = {name: n for name, n in functions(path) if n > most}
     assert not long, long
-
-
-# Functions with more than eight parameters: none is to be added.
-MANY_PARAMETERS = {
-    "common/transport/server.py": 14,
-    "common/transport/leases.py": 9,
-    "common/data/manifest.py": 13,
-    "trainer/feed.py": 9,
-}
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -237,9 +243,7 @@ def test_functions_take_few_parameters(path):
                 for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)
                 if x.arg not in ("self", "cls")
             ]
-            assert len(names) <= MANY_PARAMETERS.get(str(path), 8), (
-                f"{node.name}: {', '.join(names)}"
-            )
+            assert len(names) <= 8, f"{node.name}: {', '.join(names)}"
 
 
 def leaves(model: type[BaseModel], name: str = "config"):

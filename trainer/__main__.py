@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
 from common.system.errors import BadInput, Stopped
@@ -25,6 +26,7 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
 from trainer.finale import finish, leave_summary
+from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ def main(stop: Stop) -> None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
+    # None of it is repaired before this process is the run's one trainer.
     held = lock(
         args.run / "lock",
         "trainer",
@@ -51,6 +54,7 @@ def main(stop: Stop) -> None:
     status = StatusFile(args.run, "trainer", "trainer")
     stop.at_exit(status.finish)
     try:
+        prove(run)
         _set_up_device(run, status)
         server = _bind(run)
         try:
@@ -87,6 +91,21 @@ def main(stop: Stop) -> None:
         held.release()
 
 
+def prove(run: RunFolder) -> None:
+    """Every file that decides what is trained is as it was written, or made anew; and the ledger of
+    a stage that has ended tells all of it.
+
+    BadInput: it is not so.
+    """
+    recorded_settings.mend(run.proof, run.config)
+    published.mend(run)
+    run.prove(trains=True)
+    for name in run.stages:
+        ended = run.spec(name).publishes and run.dvae_weights.is_file()
+        if ended and profile.free_steps() is None:
+            check_ended(stages.files_of(run, name))
+
+
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
     """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory
     that it does not give back.
@@ -121,36 +140,57 @@ def _set_up_device(run: RunFolder, status: StatusFile) -> None:
 def _bind(run: RunFolder) -> LeaseServer:
     """The channel's end, with its address in RUN/endpoint.json."""
     t = run.config.transport
-    curve = t.bind != "ipc"
+    told = _listener(run.path)
+    mine: list[Endpoint] = []
+
+    def on_event(kind: str, **fields) -> None:
+        if kind == "peer_lost" and mine:  # whoever comes in its place reads the file
+            _keep(mine[0], run.endpoint_file)
+        told(kind, **fields)
+
     try:
-        keys = run_keys(run.path)[0] if curve else None
-        address = t.bind if curve else ipc_address(run.path)
+        keys = run_keys(run.path)[0] if t.bind.startswith("tcp://") else None
+        address = ipc_address(run.path) if t.bind == "ipc" else t.bind
         server = LeaseServer(
             address,
             run.run_id,
             t.high_water_mark,
-            rules=Rules(lease_ttl_s=run.config.producers.lease_ttl_s),
+            rules=Rules(
+                lease_ttl_s=run.config.producers.lease_ttl_s,
+                start=max(t.min_ready, t.high_water_mark // 2),
+            ),
             keys=keys,
             max_frame_bytes=stages.largest_array(run),
-            on_event=_listener(run.path),
-            start=max(t.min_ready, t.high_water_mark // 2),
+            on_event=on_event,
         )
     except (ChannelError, KeyFileError) as e:
         raise BadInput(str(e)) from e
-    Endpoint(server.endpoint, server.public_key, os.getpid()).write(run.endpoint_file)
+    mine.append(Endpoint(server.endpoint, server.public_key, os.getpid()))
+    mine[0].write(run.endpoint_file)
     log.info("listening at %s, window %d", server.endpoint, t.high_water_mark)
     return server
 
 
+def _keep(mine: Endpoint, file: Path) -> None:
+    """Where we listen is said in `file`, whatever has become of it."""
+    try:
+        if Endpoint.read(file) == mine:
+            return
+    except (ChannelError, OSError) as e:
+        log.warning("%s; written anew", e)
+    try:
+        mine.write(file)
+    except OSError as e:
+        log.warning("%s cannot be written: %s", file, e.strerror)
+
+
 def _listener(folder: Path) -> Callable[..., None]:
     """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of
-    RUN/channel.jsonl, which the channel's invariants
-    are checked from."""
-    out = (
-        open(folder / "channel.jsonl", "a", buffering=1)
-        if os.environ.get("XTTS_CHANNEL_LOG")
-        else None
-    )
+    RUN/channel.jsonl, which the channel's invariants are checked from; any other value is the file.
+    """
+    wanted = os.environ.get("XTTS_CHANNEL_LOG")
+    file = folder / "channel.jsonl" if wanted == "1" else wanted
+    out = open(file, "a", buffering=1) if file else None
 
     def on_event(kind: str, **fields) -> None:
         if out is not None:

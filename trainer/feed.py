@@ -22,9 +22,9 @@ from common.data.batch import check_batch
 from common.data.plan import PlannedBatch
 from common.system.errors import Hopeless, RunError, Stopped
 from common.system.stopwatch import Stopwatch
+from common.transport.delivery import StopAsked
 from common.transport.messages import Notes
 from common.transport.server import BatchFailed, NoData
-from common.transport.server import Stopped as ChannelStopped
 from trainer.history.differing import Differing
 from trainer.report.watch import FedRecord, Watch
 
@@ -168,6 +168,20 @@ def no_batch(e: NoData | BatchFailed) -> RunError:
     )
 
 
+@dataclass(frozen=True)
+class Listeners:
+    """Who hears of what the feed brings.
+
+    inspect: sees every accepted batch as it arrived, before the transfer.
+    watch: told of every training batch that is taken.
+    differing: told of batches that were made twice with different bytes.
+    """
+
+    inspect: Callable[[PlannedBatch, dict], None] | None = None
+    watch: Watch | None = None
+    differing: Differing | None = None
+
+
 class Feed:
     """Batches for the step, in schedule order.
 
@@ -175,11 +189,8 @@ class Feed:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
         planned: (plan, g) → the batch that is due, and its arrays' dtypes and shapes.
         upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`);
-        must copy, since the frames are dropped. data_timeout_s: how long to wait for one batch
-        before giving up.
-        inspect: sees every accepted batch as it arrived, before the transfer.
-        watch: told of every training batch that is taken.
-        differing: told of batches that were made twice with different bytes.
+        must copy, since the frames are dropped.
+        data_timeout_s: how long to wait for one batch before giving up.
     """
 
     def __init__(
@@ -191,12 +202,10 @@ class Feed:
         quarantine: Quarantine,
         data_timeout_s: float,
         should_stop: Callable[[], bool],
-        inspect: Callable[[PlannedBatch, dict], None] | None = None,
-        watch: Watch | None = None,
-        differing: Differing | None = None,
+        listeners: Listeners = Listeners(),  # noqa: B008 - frozen
     ):
-        self._watch, self._differing = watch, differing
-        self._inspect = inspect
+        self._watch, self._differing = listeners.watch, listeners.differing
+        self._inspect = listeners.inspect
         self._server, self._planned, self._upload = server, planned, upload
         self._quarantine, self._timeout, self._should_stop = quarantine, data_timeout_s, should_stop
         self._queue: queue.Queue = queue.Queue(maxsize=2)
@@ -283,7 +292,7 @@ class Feed:
                     self._put(fed)
         except (NoData, BatchFailed) as e:
             self._put(no_batch(e))
-        except ChannelStopped:
+        except StopAsked:
             return
         except Exception as e:  # noqa: BLE001 - the edge of a thread: the step's thread raises it
             self._put(e)

@@ -124,9 +124,7 @@ def _summarise(run: RunFolder, ended: str) -> None:
         summary,
     )  # matplotlib: not before it is needed, a restarted trainer should be quick
 
-    path = run.path / "eval_codes.json"
-    nats = json.loads(path.read_text())["unigram_nats"] if path.exists() else None
-    for line in summary.lines(summary.finish(run, nats, ended)):
+    for line in summary.lines(summary.finish(run, summary.unigram_of(run), ended)):
         log.info("%s", line)
 
 

@@ -239,11 +239,12 @@ class Loop:
             raise Stopped(f"stopped at step {self.position.step}")
         was_busy = self.saves.busy
         self.observer.saving()
-        self.saves.settle()
-        # The supervisor waits 30 s for saves: after a long one that was in flight, no other is
-        # begun. A replacement has a minute.
-        if why == "replace" or not was_busy or self.saves.last_was_short:
-            self._save_if_new()
+        with self.saves.leaving():
+            self.saves.settle()
+            # What waits for this process has a limit: after a long save that was in flight, no
+            # other is begun.
+            if not was_busy or self.saves.left_for_another:
+                self._save_if_new()
         at = f"step {self.position.step}, saved up to step {self.saves.step}"
         if why == "replace":
             raise Replaced(f"{at}; another trainer takes over")

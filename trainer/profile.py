@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from common.run.folder import RunFolder
+from common.run.published import publish
 from common.system.files import write_atomically
 from trainer import stages
 from trainer.report.clock import ClockedStep
@@ -63,7 +64,7 @@ def free_steps() -> int | None:
 def untrained_dvae(run: RunFolder) -> None:
     """In place of stage 1: its first weights, whose codes take as long as trained ones'."""
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    stages.publish_dvae(run, stages.build(run, "dvae").step.state_dict()["model"])
+    publish(run, stages.build(run, "dvae").step.state_dict()["model"])
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from trainer.history import judgements
 from trainer.history.saver import Outcome, Saver
 from trainer.history.schedule import Position
 from trainer.history.stage_history import StageHistory
+from trainer.patience import Patience
 from trainer.report.observe import Observer
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_FAILED = 3
-_SHORT_S = 8.0
 _SAY_S = 10.0  # a save that is waited for is mentioned this often
 _MAX_S = 600.0
 _LAST_S = 25.0
@@ -42,7 +42,7 @@ class Saves:
     Args:
         position: where the stage stands, by its newest checkpoint; step 0: there is none.
         snapshot: the step's state of this moment (`Step.snapshot`).
-        saving: entered around each save, so that a stop waits for it.
+        patience: how long a stop waits for a save.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Saves:
         position: Position,
         snapshot: Callable[[], Snapshot],
         observer: Observer,
-        saving: Callable[[], AbstractContextManager],
+        patience: Patience,
     ):
         self._history, self._quarantine, self._snapshot, self._observer = (
             history,
@@ -60,16 +60,16 @@ class Saves:
             snapshot,
             observer,
         )
-        self._saver = Saver(history.checkpoints, saving)
+        self._patience = patience
+        self._saver = Saver(history.checkpoints, patience.saving)
         self._best = position.best_step, position.best_score
         self._saved = position if position.step else None  # of the newest checkpoint on disk
         self._in_flight = position
-        self._last_s = 0.0
         self._failed = 0
         # As written: the feed may have set aside more already, or the process before have died
         # between its checkpoint and the file.
         file = history.files.quarantine
-        self._known_bad = len(file.read_text().splitlines()) if file.is_file() else 0
+        self._known_bad = len(file.read_bytes().splitlines()) if file.is_file() else 0
 
     @property
     def step(self) -> int:
@@ -82,9 +82,13 @@ class Saves:
         return self._saver.busy
 
     @property
-    def last_was_short(self) -> bool:
-        """The last save took so little time that a stop has time for another one."""
-        return self._last_s <= _SHORT_S
+    def left_for_another(self) -> bool:
+        """Whether a stop leaves time for one more save."""
+        return self._patience.left_for_another
+
+    def leaving(self) -> AbstractContextManager:
+        """While inside, a stop's deadline is that of saves, also between two."""
+        return self._patience.saving()
 
     def begin(self, position: Position) -> None:
         """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the
@@ -104,6 +108,7 @@ class Saves:
         facts = {
             "position": asdict(self._in_flight),
             "best_step": self._in_flight.best_step,
+            "ledger": book.extent,
             **self._history.facts,
         }
         self._saver.begin(position.step, self._snapshot, facts)
@@ -177,12 +182,22 @@ class Saves:
 
     def finish(self) -> None:
         """At the process's end: a checkpoint that is being written may be ended."""
-        if self.busy:
-            self._saver.take(_LAST_S)
+        left_s = self._patience.remaining_s
+        if self.busy and self._saver.take(_LAST_S if left_s is None else left_s - 1.0) is None:
+            self._say_lost()
 
     def abandon(self) -> None:
         """Leave without the save in flight."""
+        if self.busy:
+            self._say_lost()
         self._saver.abandon()
+
+    def _say_lost(self) -> None:
+        log.warning(
+            "the checkpoint of step %d is not finished, and is lost; on disk is step %d",
+            self._in_flight.step,
+            self.step,
+        )
 
     def _with_best(self, position: Position) -> Position:
         return replace(position, best_step=self._best[0], best_score=self._best[1])
@@ -191,7 +206,8 @@ class Saves:
         if outcome.error is not None:
             self._fail(str(outcome.error), outcome.error.__cause__)
             return
-        self._failed, self._saved, self._last_s = 0, self._in_flight, outcome.seconds
+        self._failed, self._saved = 0, self._in_flight
+        self._patience.took(outcome.seconds)
         kept = self._in_flight.quarantine
         try:
             self._history.ledger.checkpoint(outcome.step)

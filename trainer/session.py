@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from common.run.folder import RunFolder, most_set_aside
+from common.run.published import publish
+from common.run.settings_text import flat
 from common.system.cores import cores
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile, read_all
+from common.transport.delivery import StopAsked
 from common.transport.messages import Offer, Ready
 from common.transport.server import BatchFailed, LeaseServer, NoData
-from common.transport.server import Stopped as ChannelStopped
 from trainer import ahead, gate, profile, stages
-from trainer.feed import Feed, Quarantine, no_batch
+from trainer.feed import Feed, Listeners, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.history import judgements
 from trainer.history.differing import Differing
@@ -25,6 +27,7 @@ from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 from trainer.history.stage_history import restore
 from trainer.loop import Loop
+from trainer.patience import Patience
 from trainer.profile import Profiler
 from trainer.readback import Readback
 from trainer.report.clock import Clock
@@ -50,21 +53,14 @@ def train_stage(
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     stage = stages.build(run, name)
-    facts = {"identity": run.identity, "dims": run.dims.to_dict()}
-    history, position = restore(
-        stage.files, run.config.train.keep, facts, stage.step.load_state_dict
-    )
+    history, position = _restored(run, stage)
     if position.step == 0:
         stages.first_weights(run, stage)
     if stage.spec.speaks:  # settings may have changed, and checkpoints have gone
         judgements.decide(run.path, run.config.train.best_by)
     quarantine = _quarantine(run, stage, position)
     differing = _differing(run, stage, history.ledger)
-    counter = (
-        TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens)
-        if stage.spec.speaks
-        else None
-    )
+    counter = _counter(run, stage)
     watch = _watch(run, stage, status)
     observer = _observer(run, stage, status, position, watch)
     feed = None
@@ -72,41 +68,24 @@ def train_stage(
         _open_generation(run, stage, server, position, quarantine)
         step = stage.step
         if position.step < stage.schedule.total_steps:
-            compiled = ahead.prepare(
-                stage, position, observer, stop
-            )  # while the producers make the first batches
+            # While the producers make the first batches.
+            compiled = ahead.prepare(stage, position, observer, stop)
             step = compiled.watch(step)
             wait_ready(server, run, observer, stop)
-        feed = _feed(
-            run,
-            stage,
-            server,
-            stop,
-            quarantine=quarantine,
-            inspect=counter,
-            watch=watch,
-            differing=differing,
-        )
-        profiler = (
-            Profiler(watch, profile.free_steps())
-            if profile.free_steps() and name == run.stages[-1]
-            else None
-        )
+        listeners = Listeners(inspect=counter, watch=watch, differing=differing)
+        feed = _feed(run, stage, server, stop, quarantine, listeners)
+        profiler = _profiler(run, stage, watch)
         step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
         step = step if profiler is None else profiler.wrap(step)
-        readback = Readback(
-            step.read, history.ledger, observer, feed, run.config.train.max_bad_steps
-        )
-        saves = Saves(history, quarantine, position, step.snapshot, observer, stop.saving)
-
-        def why():
-            return (stop.cause or "stop") if stop.is_set() else None
-
+        most_bad = run.config.train.max_bad_steps
+        readback = Readback(step.read, history.ledger, observer, feed, most_bad)
+        patience = Patience(stop, status, run.config.train.save_grace_s)
+        saves = Saves(history, quarantine, position, step.snapshot, observer, patience)
+        score, why = stage.spec.score, _why(stop)
+        loop = Loop(step, stage.schedule, score, feed, readback, saves, observer, why)
         try:
             with _out_of_the_collectors_sight():
-                Loop(
-                    step, stage.schedule, stage.spec.score, feed, readback, saves, observer, why
-                ).run(position)
+                loop.run(position)
             differing.look(server)
         finally:
             observer.traces(stage.step.trace_counts)
@@ -114,13 +93,53 @@ def train_stage(
         if profiler is not None:
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
         if stage.spec.publishes:
-            stages.publish_dvae(run, stage.step.state_dict()["model"])
+            publish(run, stage.step.state_dict()["model"])
         return stage
     finally:
         if feed is not None:
             feed.close()
         _close(history.ledger)
         observer.close()
+
+
+def _why(stop: Stop) -> Callable[[], str | None]:
+    """Why the loop is to end now; None: it is not."""
+    return lambda: (stop.cause or "stop") if stop.is_set() else None
+
+
+def _counter(run: RunFolder, stage: Stage) -> TargetCounter | None:
+    if not stage.spec.speaks:
+        return None
+    return TargetCounter(stage.schedule.num_eval_batches, run.dims.gpt.num_audio_tokens)
+
+
+def _profiler(run: RunFolder, stage: Stage, watch: Watch) -> Profiler | None:
+    """Of a profile run's last stage."""
+    if not profile.free_steps() or stage.name != run.stages[-1]:
+        return None
+    return Profiler(watch, profile.free_steps())
+
+
+def _restored(run: RunFolder, stage: Stage):
+    """The stage's history, and where it goes on."""
+    facts = {"identity": run.identity, "dims": run.dims.to_dict()}
+    settings = flat(run.config.model_dump(exclude={"run"}))
+    history, position = restore(
+        stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
+    )
+    _say_if_done(stage, position)
+    return history, position
+
+
+def _say_if_done(stage: Stage, position: Position) -> None:
+    if position.step >= stage.schedule.total_steps:
+        log.warning(
+            "stage %s is at step %d already, of %d that are asked for: nothing is left to train; a"
+            " higher --max-steps, or more --epochs, goes on from there",
+            stage.name,
+            position.step,
+            stage.schedule.total_steps,
+        )
 
 
 def _quarantine(run: RunFolder, stage: Stage, position: Position) -> Quarantine:
@@ -159,14 +178,22 @@ def _out_of_the_collectors_sight() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _feed(run: RunFolder, stage: Stage, server: LeaseServer, stop: Stop, **more) -> Feed:
+def _feed(
+    run: RunFolder,
+    stage: Stage,
+    server: LeaseServer,
+    stop: Stop,
+    quarantine: Quarantine,
+    listeners: Listeners,
+) -> Feed:
     return Feed(
         server,
         planned=stages.planned_batches(run, stage),
         upload=stage.upload,
         data_timeout_s=run.config.transport.data_timeout_s,
         should_stop=stop.is_set,
-        **more,
+        quarantine=quarantine,
+        listeners=listeners,
     )
 
 
@@ -207,7 +234,7 @@ def _observer(
         run.stage_folder(stage.name),
         status,
         stage=(stage.number, stage.name),
-        total_steps=stage.schedule.total_steps,
+        total_steps=max(stage.schedule.total_steps, position.step),
         log_every=run.config.train.log_every,
         window=run.config.transport.high_water_mark,
         step=position.step,
@@ -294,7 +321,7 @@ def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: St
             lambda ready, peers: observer.waiting(ready, wanted, peers),
         )
         observer.ready()
-    except ChannelStopped:
+    except StopAsked:
         raise stop.error() from None
     except (NoData, BatchFailed) as e:
         raise no_batch(e) from e

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from common.data.batch import batch_spec
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.run.settings import Config, Optim, Section
+from common.run.sections import Optim, Section
+from common.run.settings import Config
 from common.run.stages import StageSpec, load
 from common.system.errors import BadInput
-from common.system.files import fsync
 from trainer.feed import HostCopy
 from trainer.history.schedule import Schedule, schedule_of
 from trainer.history.stage_history import StageFiles
@@ -250,16 +250,3 @@ def largest_array(run: RunFolder) -> int:
             )
             sizes += [dtype.itemsize * math.prod(shape) for dtype, shape in spec.values()]
     return max(sizes)
-
-
-def publish_dvae(run: RunFolder, weights: dict[str, np.ndarray]) -> None:
-    """Stage 1 has ended: its weights become the ones that producers of stage 2 load.
-
-    Atomic; its presence means "ended".
-    """
-    tmp = run.dvae_weights.with_suffix(".tmp")
-    save_file({k: np.asarray(v, order="C") for k, v in weights.items()}, tmp)
-    fsync(tmp)
-    tmp.replace(run.dvae_weights)
-    fsync(run.dvae_weights.parent)
-    log.info("stage 1 ended: %s", run.dvae_weights)

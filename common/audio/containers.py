@@ -342,11 +342,14 @@ def _asf(f: BinaryIO, size: int) -> Fault | None:
 
 
 _CHECKS: dict[str, Callable[[BinaryIO, int], Fault | None]] = {
-    "WAV": _wav, "WAVEX": _wav, "RF64": _wav, "AIFF": _aiff, "AU": _au, "W64": _w64, "CAF": _caf, "NIST": _nist,
+    "WAV": _wav, "WAVEX": _wav, "RF64": _wav, "AIFF": _aiff, "AU": _au, "W64": _w64, "CAF": _caf,
+    "NIST": _nist,
     "OGG": _ogg, "MP3": _mp3, "FLAC": _flac, "MP4": _mp4, "WEBM": _webm, "ASF": _asf,
 }  # fmt: skip
 _MAGIC = {
-    b"RIFF": "WAV", b"RIFX": "WAV", b"RF64": "RF64", b"FORM": "AIFF", b".snd": "AU", b"dns.": "AU", b"riff": "W64",
-    b"caff": "CAF", b"NIST_1A": "NIST", b"OggS": "OGG", b"fLaC": "FLAC", b"\x1a\x45\xdf\xa3": "WEBM",
+    b"RIFF": "WAV", b"RIFX": "WAV", b"RF64": "RF64", b"FORM": "AIFF", b".snd": "AU", b"dns.": "AU",
+    b"riff": "W64",
+    b"caff": "CAF", b"NIST_1A": "NIST", b"OggS": "OGG", b"fLaC": "FLAC",
+    b"\x1a\x45\xdf\xa3": "WEBM",
     b"\x30\x26\xb2\x75": "ASF",
 }  # fmt: skip

@@ -6,7 +6,8 @@ from typing import Literal
 
 # Readers by name (producer/readers); demo: made if missing.
 Format = Literal[
-    "auto", "ljspeech", "coqui", "csv", "jsonl", "piper", "css10", "vctk", "libritts", "common_voice", "mailabs", "sidecar", "parquet",
+    "auto", "ljspeech", "coqui", "csv", "jsonl", "piper", "css10", "vctk", "libritts",
+    "common_voice", "mailabs", "sidecar", "parquet",
     "demo",
 ]  # fmt: skip
 Columns = dict[Literal["audio", "text", "speaker", "language"], int | str | None]
@@ -14,7 +15,9 @@ Columns = dict[Literal["audio", "text", "speaker", "language"], int | str | None
 
 # Findings (producer/corpus/findings.py).
 FindingKind = Literal[
-    "loud", "clipped", "low_rate", "quiet", "offset", "cancelled", "dead_channel", "doubtful_end", "found_by_name", "band_limited",
-    "hum", "silence_before", "silence_after", "pause", "long_text", "other_script", "fast", "slow", "faster_than_most", "shared",
+    "loud", "clipped", "low_rate", "quiet", "offset", "cancelled", "dead_channel", "doubtful_end",
+    "found_by_name", "band_limited",
+    "hum", "silence_before", "silence_after", "pause", "long_text", "other_script", "fast", "slow",
+    "faster_than_most", "shared",
     "same_audio", "same_text", "in_both", "other_language", "lone_speaker", "softer_than_most",
 ]  # fmt: skip

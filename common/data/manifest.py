@@ -19,31 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
+from common.data.data_roots import Roots, remap
 from common.system.errors import BadInput
-from common.system.files import fsync
 
 VERSION = 1
 APPLICATION_ID = 0x58545453  # "XTTS"
 TRAIN, EVAL = 0, 1
 
-_SCHEMA = f"""
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION};
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE sources (id INTEGER PRIMARY KEY, root TEXT NOT NULL);
-CREATE TABLE languages (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
-CREATE TABLE speakers (id INTEGER PRIMARY KEY, name TEXT NOT NULL);
-CREATE TABLE utterances (
-  id INTEGER PRIMARY KEY, source INTEGER NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL, clean TEXT NOT NULL,
-  tokens BLOB NOT NULL, num_tokens INTEGER NOT NULL, language INTEGER NOT NULL, speaker INTEGER NOT NULL, num_samples INTEGER NOT NULL,
-  source_rate INTEGER NOT NULL, source_frames INTEGER NOT NULL, size INTEGER NOT NULL, split INTEGER NOT NULL);
-CREATE TABLE rejects (file TEXT NOT NULL, line INTEGER NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL);
-CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, facts TEXT NOT NULL) WITHOUT ROWID;
-"""
-Roots = Sequence[str | os.PathLike] | str | os.PathLike | None
-_FIELDS = (
+FIELDS = (
     "id, source, path, name, text, clean, tokens, language, speaker, num_samples, source_rate,"
     " source_frames, size, split"
 )
@@ -98,157 +82,6 @@ def decode_tokens(blob: bytes) -> np.ndarray:
     return np.frombuffer(blob, "<u4" if wide else "<u2", offset=wide).astype(np.int32)
 
 
-class ManifestWriter:
-    """Fills a new manifest; `close` numbers it, fsyncs it and renames it into place, `abandon`
-    leaves nothing behind.
-
-    As a context manager it closes on success and abandons on an exception.
-    """
-
-    def __init__(self, path: str | os.PathLike):
-        self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        self._aside.unlink(missing_ok=True)
-        self._db = sqlite3.connect(self._aside, isolation_level=None)
-        self._db.executescript(
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
-            f" {_SCHEMA} BEGIN;"
-        )
-        self._languages: dict[str, int] = {}
-        self._speakers: dict[str, int] = {}
-        self._roots: list[Path] = []
-        self.num_utterances = 0
-        self.num_rejects = 0
-
-    def __enter__(self) -> ManifestWriter:
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
-
-    def add_source(self, root: str | os.PathLike) -> int:
-        """Register a folder that utterances lie below; the source's number."""
-        self._roots.append(Path(os.path.abspath(root)))
-        number = len(self._roots) - 1
-        self._db.execute("INSERT INTO sources VALUES (?, ?)", (number, str(self._roots[-1])))
-        return number
-
-    @staticmethod
-    def _intern(table: dict[str, int], name: str) -> int:
-        return table.setdefault(name, len(table))
-
-    def add_utterance(
-        self,
-        *,
-        source: int,
-        path: str | os.PathLike,
-        name: str,
-        text: str,
-        clean: str,
-        tokens: Sequence[int],
-        language: str,
-        speaker: str,
-        num_samples: int,
-        source_rate: int,
-        source_frames: int,
-        size: int,
-        split: int = TRAIN,
-    ) -> int:
-        """Append one; its id, which counts from 0.
-
-        A path below the source's root is stored relative to it.
-        """
-        absolute = os.path.abspath(path)
-        root = str(self._roots[source])
-        stored = (
-            os.path.relpath(absolute, root)
-            if absolute.startswith(root.rstrip(os.sep) + os.sep)
-            else absolute
-        )
-        number = self.num_utterances
-        speaker_id = self._intern(self._speakers, speaker)
-        row = (
-            number,
-            source,
-            stored,
-            name,
-            text,
-            clean,
-            encode_tokens(tokens),
-            len(tokens),
-            self._intern(self._languages, language),
-        )
-        row += (speaker_id, num_samples, source_rate, source_frames, size, split)
-        self._db.execute(f"INSERT INTO utterances VALUES ({', '.join('?' * 15)})", row)
-        self.num_utterances += 1
-        return number
-
-    def set_split(self, ids: Iterable[int], split: int) -> None:
-        """Move utterances to a split."""
-        self._db.executemany(
-            "UPDATE utterances SET split = ? WHERE id = ?", ((split, int(i)) for i in ids)
-        )
-
-    def add_reject(self, reject: Reject) -> None:
-        """Record a row that is left out."""
-        self._db.execute(
-            "INSERT INTO rejects VALUES (?, ?, ?, ?, ?)",
-            (reject.file, reject.line, reject.id, reject.kind, reject.reason),
-        )
-        self.num_rejects += 1
-
-    def add_file(self, path: str, size: int, mtime_ns: int, facts: dict) -> None:
-        """Remember what a file's header said, for the next scan."""
-        self._db.execute(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
-            (path, size, mtime_ns, json.dumps(facts)),
-        )
-
-    def set_meta(self, key: str, value: object) -> None:
-        """Store a JSON value under a name."""
-        self._db.execute(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)",
-            (key, json.dumps(value, ensure_ascii=False)),
-        )
-
-    def close(self) -> None:
-        """Finish: digest, fsync, rename over the final path. OSError: the disk refused."""
-        for table, names in (("languages", self._languages), ("speakers", self._speakers)):
-            self._db.executemany(
-                f"INSERT INTO {table} VALUES (?, ?)",
-                ((number, name) for name, number in names.items()),
-            )
-        self.set_meta("digest", _digest(self._db, self._languages))
-        self.set_meta("num_utterances", self.num_utterances)
-        self._db.execute("COMMIT")
-        self._db.close()
-        fsync(self._aside)
-        os.replace(self._aside, self._path)
-        fsync(self._path.parent)
-
-    def abandon(self) -> None:
-        """Drop what was written; the final path stays as it was."""
-        self._db.close()
-        self._aside.unlink(missing_ok=True)
-
-
-def _digest(db: sqlite3.Connection, languages: dict[str, int]) -> str:
-    names = [name for name, _ in sorted(languages.items(), key=lambda item: item[1])]
-    h = xxhash.xxh3_128(json.dumps([VERSION, names]).encode())
-    for row in db.execute(f"SELECT {_FIELDS} FROM utterances ORDER BY id"):
-        # A clip outside its source's root is known by its file name: where it lies is this
-        # machine's affair.
-        path = os.path.basename(row[2]) if os.path.isabs(row[2]) else row[2]
-        h.update(
-            repr((*row[:2], path, *row[4:])).encode()
-        )  # not row[3], the name: it may be an absolute path
-    return h.hexdigest()
-
-
 class Manifest:
     """A manifest opened for reading. Safe to share between threads; not across a fork."""
 
@@ -265,11 +98,6 @@ class Manifest:
         self.speakers = [
             name for (name,) in self._db.execute("SELECT name FROM speakers ORDER BY id")
         ]
-
-    @staticmethod
-    def create(path: str | os.PathLike) -> ManifestWriter:
-        """Start a new manifest; nothing appears at `path` until the writer is closed."""
-        return ManifestWriter(path)
 
     @classmethod
     def open(
@@ -319,7 +147,7 @@ class Manifest:
             raise BadInput(f"{path}: damaged or not a manifest ({e}); scan again") from e
         finally:
             db.close()
-        return cls(path, _remap(roots, data_roots), meta)
+        return cls(path, remap(roots, data_roots), meta)
 
     @property
     def _db(self) -> sqlite3.Connection:
@@ -382,7 +210,7 @@ class Manifest:
         found = []
         for i in ids:
             row = self._db.execute(
-                f"SELECT {_FIELDS} FROM utterances WHERE id = ?", (int(i),)
+                f"SELECT {FIELDS} FROM utterances WHERE id = ?", (int(i),)
             ).fetchone()
             if row is None:
                 raise KeyError(f"no utterance {int(i)} in {self.path} (0..{len(self) - 1})")
@@ -390,7 +218,7 @@ class Manifest:
         return found
 
     def __iter__(self) -> Iterator[Utterance]:
-        for row in self._db.execute(f"SELECT {_FIELDS} FROM utterances ORDER BY id"):
+        for row in self._db.execute(f"SELECT {FIELDS} FROM utterances ORDER BY id"):
             yield self._utterance(row)
 
     def files(self, every: int = 1) -> Iterator[tuple[Path, int]]:
@@ -422,6 +250,11 @@ class Manifest:
         rows = self._db.execute("SELECT file, line, id, reason, kind FROM rejects ORDER BY rowid")
         return [Reject(*row) for row in rows]
 
+    def facts(self) -> Iterator[dict]:
+        """What the scan found in each file that it opened, rejected ones included."""
+        for (facts,) in self._db.execute("SELECT facts FROM files ORDER BY path"):
+            yield json.loads(facts)
+
     def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
         """What the scan found in this very file, or None if it was not there or has
         changed since.
@@ -436,37 +269,11 @@ class Manifest:
 def _connect(path: Path) -> sqlite3.Connection:
     # immutable: the file is replaced, never changed, so no locks are needed (and none work on some
     # network disks).
-    uri = f"file:{_quote(path)}?mode=ro&immutable=1"
+    uri = f"{file_uri(path)}?mode=ro&immutable=1"
     return sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
 
 
-def _quote(path: Path) -> str:
-    return os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
-def _remap(roots: list[Path], data_roots: Roots) -> list[Path]:
-    if data_roots is None:
-        return roots
-    given = (
-        [Path(data_roots)]
-        if isinstance(data_roots, (str, os.PathLike))
-        else [Path(r) for r in data_roots]
-    )
-    old = list(dict.fromkeys(roots))  # two metadata files in one folder are two sources
-    named = ", ".join(map(str, old))
-    if len(given) == 1 and len(old) > 1:
-        given = [given[0] / root.name for root in old]
-        if len(set(given)) < len(old):
-            raise BadInput(
-                f"one data root for folders of the same name ({named}); give one each, in this"
-                " order"
-            )
-    if len(given) != len(old):
-        raise BadInput(
-            f"{len(given)} data roots for {len(old)} sources: {named}; give one each, in this order"
-        )
-    missing = [str(g) for g in given if not g.is_dir()]
-    if missing:
-        raise BadInput(f"no such data folder: {', '.join(missing)}")
-    new = dict(zip(old, (Path(os.path.abspath(g)) for g in given), strict=True))
-    return [new[root] for root in roots]
+def file_uri(path: Path) -> str:
+    """SQLite's name of a file, to which its options can be added."""
+    quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{quoted}"

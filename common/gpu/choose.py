@@ -1,8 +1,8 @@
-"""GPUs.
+"""Which GPU each process gets.
 
-The parent lists them through NVML (no CUDA, no TensorFlow), chooses, and pins each child by its
-environment before its interpreter starts; the child proves with a real operation that it got the
-one it was given.
+The parent chooses among those listed (`listing.py`; no CUDA, no TensorFlow), and pins each child by
+its environment before its interpreter starts; the child proves with a real operation that it got
+the one it was given.
 
 An index counts within the parent's CUDA_VISIBLE_DEVICES where that is set (its entries are handed
 on verbatim: indices, UUIDs, MIG names), else in NVML order, which is that of the PCI bus.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, Protocol
 
+from common.gpu.listing import Gpu, Listing
 from common.system.errors import BadInput
 
 DEVICE = "XTTS_DEVICE"  # "gpu" or "cpu", for the child
@@ -40,33 +41,6 @@ class Wanted(Protocol):
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A card, or a MIG slice of one, as NVML names it."""
-
-    index: int
-    bus_id: str
-    uuid: str
-    name: str
-    memory_mb: int = 0
-    free_mb: int = 0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.index}  {self.bus_id}  {self.uuid}  {self.name}  {self.memory_mb} MB,"
-            f" {self.free_mb} MB free"
-        )
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The machine's GPUs in NVML order; `reason` says why there are none."""
-
-    gpus: tuple[Gpu, ...] = ()
-    reason: str = ""
-    driver: str = ""
-
-
-@dataclass(frozen=True)
 class Device:
     """What one process computes on.
 
@@ -79,10 +53,20 @@ class Device:
     gpu: Gpu | None = None  # None where NVML cannot tell which card an entry means
     memory_mb: int | None = None  # hard limit; None: grows as needed
 
+    @property
+    def card(self) -> str:
+        """What two devices are compared by: one card may have several entries in
+        CUDA_VISIBLE_DEVICES.
+        """
+        return self.gpu.uuid if self.gpu else self.visible
+
     def __str__(self) -> str:
         if self.kind == "cpu":
             return "CPU"
-        card = f"{self.gpu.bus_id}, {self.gpu.uuid}, {self.gpu.name}" if self.gpu else self.visible
+        card = self.visible
+        if self.gpu:
+            physical = "" if self.gpu.index == self.index else f"physical {self.gpu.index}, "
+            card = f"{physical}{self.gpu.bus_id}, {self.gpu.uuid}, {self.gpu.name}"
         limit = f", at most {self.memory_mb} MB" if self.memory_mb else ""
         return f"GPU {'' if self.index is None else self.index} ({card}{limit})"
 
@@ -109,80 +93,6 @@ class Devices:
 # --------------------------------------------------------------------------------------------------
 
 
-def list_gpus(nvml=None) -> Listing:
-    """Every GPU NVML knows, MIG slices in place of their card.
-
-    No driver: an empty listing with the reason.
-    """
-    if nvml is None:
-        try:
-            import pynvml as nvml
-        except ImportError:
-            return Listing(reason="the package nvidia-ml-py is not installed")
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as e:
-        return Listing(reason=f"no NVIDIA driver answers (NVML: {e})")
-    try:
-        gpus: list[Gpu] = []
-        for i in range(nvml.nvmlDeviceGetCount()):
-            card = nvml.nvmlDeviceGetHandleByIndex(i)
-            gpus += [
-                _describe(nvml, h, card, len(gpus) + k)
-                for k, h in enumerate(_slices(nvml, card) or [card])
-            ]
-        cuda = nvml.nvmlSystemGetCudaDriverVersion()
-        driver = (
-            f"{_text(nvml.nvmlSystemGetDriverVersion())} (up to CUDA"
-            f" {cuda // 1000}.{cuda % 1000 // 10})"
-        )
-        return Listing(tuple(gpus), "" if gpus else "the driver reports no GPU", driver)
-    except nvml.NVMLError as e:
-        return Listing(
-            reason=f"the NVIDIA driver answers with an error (NVML: {e}); see `nvidia-smi`"
-        )
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _slices(nvml, card) -> list:
-    """The MIG devices of a card; [] where MIG is off or unknown."""
-    try:
-        if nvml.nvmlDeviceGetMigMode(card)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-            return []
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(card)
-    except nvml.NVMLError:
-        return []
-    found = []
-    for i in range(count):
-        try:
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, i))
-        except nvml.NVMLError:  # places without a slice
-            continue
-    return found
-
-
-def _describe(nvml, handle, card, index: int) -> Gpu:
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, free = memory.total >> 20, memory.free >> 20
-    except nvml.NVMLError:  # unified memory: NVML does not say
-        total, free = 0, 0
-    bus_id = _text(nvml.nvmlDeviceGetPciInfo(card).busId)
-    return Gpu(
-        index,
-        bus_id,
-        _text(nvml.nvmlDeviceGetUUID(handle)),
-        _text(nvml.nvmlDeviceGetName(handle)),
-        total,
-        free,
-    )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
     """What index 0, 1, … mean to the user: the parent's CUDA_VISIBLE_DEVICES, else the listing.
 
@@ -199,6 +109,31 @@ def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
             break
         devices.append(Device("gpu", entry, i, gpu if pci_order or not entry.isdigit() else None))
     return devices
+
+
+def mask_notes(listing: Listing, env: Mapping[str, str]) -> list[str]:
+    """What of CUDA_VISIBLE_DEVICES will surprise: an entry that names nothing, which hides those
+    behind it; and an order in which numbers are not those of the list.
+    """
+    masked = env.get("CUDA_VISIBLE_DEVICES")
+    notes = []
+    if masked is not None and listing.gpus:
+        entries = [e.strip() for e in masked.split(",")]
+        seen = len(visible_devices(listing, env))
+        if seen < len(entries) and entries[seen] not in ("", "-1", "NoDevFiles"):
+            behind = f", and hides {', '.join(entries[seen + 1 :])}" if entries[seen + 1 :] else ""
+            notes.append(
+                f"CUDA_VISIBLE_DEVICES={masked}: {entries[seen]} names no GPU of this machine,"
+                f" which has {len(listing.gpus)}{behind}"
+            )
+    order = env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if order != "PCI_BUS_ID" and any(e.strip().isdigit() for e in (masked or "").split(",")):
+        notes.append(
+            f"CUDA_DEVICE_ORDER={order}: CUDA numbers the GPUs in another order than nvidia-smi, so"
+            " that nobody can tell which card an index means, or whether two share one; set"
+            " PCI_BUS_ID, or name GPUs by UUID"
+        )
+    return notes
 
 
 def _find(entry: str, listing: Listing) -> Gpu | None:
@@ -219,7 +154,7 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         list.
     """
     visible = visible_devices(listing, env)
-    notes: list[str] = []
+    notes = mask_notes(listing, env)
     cpu_only = config.devices == "auto" and (not visible or _is_cpu_build())
     if cpu_only and visible and None in (config.data_gpu, config.model_gpu):
         notes.append(
@@ -264,11 +199,7 @@ def _for_samples(
     asked = _asked("samples.device", config.samples.device, visible, listing, env)
     if asked is None:
         return next(
-            (
-                d
-                for d in devices.producers
-                if d.kind == "gpu" and d.visible != devices.trainer.visible
-            ),
+            (d for d in devices.producers if d.kind == "gpu" and d.card != devices.trainer.card),
             CPU,
         )
     if len(asked) > 1:
@@ -330,8 +261,8 @@ def _default(
     """The first GPU that the other role does not use, else a shared one."""
     if not visible:
         raise BadInput(f"{key}: {_what_there_is(visible, listing, env)}")
-    used = {d.visible for d in taken}
-    return next((d for d in visible if d.visible not in used), visible[0])
+    used = {d.card for d in taken}
+    return next((d for d in visible if d.card not in used), visible[0])
 
 
 def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, str]) -> str:
@@ -363,7 +294,7 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
     shared = [
         i
         for i in range(count)
-        if devices.producers[i % len(devices.producers)].visible == devices.trainer.visible
+        if devices.producers[i % len(devices.producers)].card == devices.trainer.card
     ]
     if devices.trainer.kind == "cpu" or not shared:
         if config.gpu_memory_mb and devices.producers[0].kind == "gpu":
@@ -399,7 +330,7 @@ def _split_memory(devices: Devices, config: Wanted) -> Devices:
         " stay free for the driver's part of each (gpu_memory_mb changes it)"
     )
     producers = tuple(
-        _limit(d, cap) if d.visible == devices.trainer.visible else d for d in devices.producers
+        _limit(d, cap) if d.card == devices.trainer.card else d for d in devices.producers
     )
     return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
 
@@ -428,7 +359,7 @@ def choose_one(
         return CPU
     cap = device.memory_mb or config.gpu_memory_mb or None
     free = next((g.free_mb for g in listing.gpus if device.gpu and g.uuid == device.gpu.uuid), 0)
-    if device.visible == planned.trainer.visible and free:
+    if device.card == planned.trainer.card and free:
         cap = min(cap or free, free - DRIVER_MB)
         if cap < 512:
             raise BadInput(

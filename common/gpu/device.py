@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.gpu.choose import DEVICE, MEMORY_LIMIT, list_gpus
+from common.gpu.choose import DEVICE, MEMORY_LIMIT
+from common.gpu.listing import list_gpus
 from common.gpu.memory import cuda_identity, limit_mb, open_context
 from common.gpu.xla_env import CACHE
 from common.system.errors import BadInput, is_out_of_memory

@@ -12,7 +12,8 @@ import ctypes
 import logging
 from dataclasses import dataclass
 
-from common.gpu.choose import DRIVER_MB, Gpu, list_gpus
+from common.gpu.choose import DRIVER_MB
+from common.gpu.listing import Gpu, list_gpus
 
 log = logging.getLogger(__name__)
 

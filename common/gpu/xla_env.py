@@ -8,10 +8,10 @@ What the autotuner finds is kept in a folder per process and version of TensorFl
 neither the version of what it reads, nor does its way of writing stand several processes in one
 folder (openxla/xla docs/persisted_autotuning.md, marin-community/marin#8896).
 
-Left as they are: the autotuner's level (its default compares every candidate's output with the
-others', which costs time and finds kernels that compute something wrong), and its choice between
-code generators for fusions. `deterministic` runs need no flag: TensorFlow's op determinism tells
-XLA to take the first candidate of each, without timing any.
+The autotuner is off (level 0): every candidate that it times stops what else runs on the device,
+the training beside it too, and cuBLAS's own choice was as fast here (docs/measured.md).
+`deterministic` runs need no flag: TensorFlow's op determinism tells XLA to take the first candidate
+of each, without timing any.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from common.gpu.choose import Device
 # the folder of XLA's cache, which has to exist before XLA looks for it: the child makes it
 CACHE = "XTTS_XLA_CACHE"
 
-# The autotuner tries Triton for every matrix product and takes cuBLAS in the end: 20 s of a
-# compilation for the same step time.
-_FLAGS = {"--xla_gpu_enable_triton_gemm": "false"}
+# Where a user turns the autotuner on again, it would try Triton for every matrix product and take
+# cuBLAS in the end: 20 s of a compilation for the same step time.
+_FLAGS = {"--xla_gpu_enable_triton_gemm": "false", "--xla_gpu_autotune_level": "0"}
 _CACHE_FLAG = "--xla_gpu_per_fusion_autotune_cache_dir"
 
 

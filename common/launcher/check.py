@@ -25,7 +25,8 @@ import numpy as np
 import soundfile
 
 from common.gpu import choose
-from common.gpu.choose import Device, Devices, Listing
+from common.gpu.choose import Device, Devices
+from common.gpu.listing import Listing, list_gpus
 from common.gpu.memory import MEMORY
 from common.run.settings import Config
 from common.system import logs
@@ -73,9 +74,7 @@ def run(
     # named.
     config = config.model_copy(update={"devices": "gpu"})
     failed = False
-    for finding in _findings(
-        config, train, tell, choose.list_gpus() if listing is None else listing
-    ):
+    for finding in _findings(config, train, tell, list_gpus() if listing is None else listing):
         tell(str(finding))
         failed = failed or not finding.ok
     tell("something is wrong: see the lines with FAIL" if failed else "all in order")

@@ -20,6 +20,7 @@ from common.system.lifecycle import PARENT_FD, SUPERVISOR
 from common.system.lock import Holder, identity, is_alive
 
 LEAVE_S = 10.0
+LOG_BYTES = 64 << 20  # a log that is longer begins anew; what it held stays as LOG.1
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class ProcessSpec:
     device: str = ""  # in words, for the start-up lines
     main: bool = False  # its end with 0 is the program's
     restarts: int = 3
-    # restarts are forgotten when its status shows a higher step, else after ten minutes of work
+    # restarts are forgotten at a higher step in its status, else at a batch or after ten minutes
     by_steps: bool = False
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
-    save_s: float = 0.0  # instead of grace_s while its status says "saving"
+    # instead of grace_s while its status says "saving", or as long as that says a save may take
+    save_s: float = 0.0
     leave_s: float = LEAVE_S  # once the main process is done
     optional: bool = False  # without it the program goes on: its failures are told, nothing more
     lock: Path | None = None  # held by this process; another holder is adopted instead of raced
@@ -81,12 +83,13 @@ class Running:
                 # Not from another thread than the main one: PR_SET_PDEATHSIG means the thread's
                 # death.
                 self._popen = subprocess.Popen(
-                    spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env,
+                    spec.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                    env=env,
                     pass_fds=(parent_fd,), start_new_session=True,
                 )  # fmt: skip
         except OSError as e:
             raise RunError(
-                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.argv[0]})"
+                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.log})"
             ) from e
         self.pid = self._popen.pid
 
@@ -144,6 +147,36 @@ class Adopted:
         if is_alive(self.pid, self._create_time):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, sig)
+
+
+def rotate(log: Path) -> None:
+    """A log that is too long moves to LOG.1 and begins anew, under the processes that append to it.
+
+    What they write between the last look and the cut, some microseconds, is lost.
+    """
+    aside = log.with_name(f"{log.name}.1")
+    try:
+        if log.stat().st_size <= LOG_BYTES:
+            return
+        with open(log, "rb") as old, open(f"{aside}.new", "wb") as new:
+            while chunk := old.read(1 << 20):
+                new.write(chunk)
+            os.truncate(log, 0)
+        os.replace(f"{aside}.new", aside)
+    except OSError:  # no room for a copy: the log stays as it is
+        with contextlib.suppress(OSError):
+            os.unlink(f"{aside}.new")
+
+
+def reap_strays(own: set[int]) -> None:
+    """Take the exit codes of processes that the kernel gave to the launcher: what its children
+    started and left behind, where the launcher is a container's first process. Others than those in
+    `own`, which their owners wait for.
+    """
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _header(spec: ProcessSpec, attempt: int) -> str:

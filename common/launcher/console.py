@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.progress import ProgressBar
@@ -20,11 +21,12 @@ from rich.text import Text
 
 from common.launcher.child import ProcessSpec, Program
 from common.system import logs, status
-from common.system.status import Status
+from common.system.status import Status, duration
 
 PLAIN_EVERY_S = 5.0
 PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
 PLAIN_ALONE_AGAIN_S = 60.0  # of an added producer, which may be idle for hours
+QUIET_S = 10.0  # without a step, the last rate and the time left say nothing any more
 DRAW_EVERY_S = 0.5
 READ_EVERY_S = 0.3
 LINES_AT_STOP = 16  # with the program's own lines ≤ 20
@@ -143,7 +145,8 @@ class Console:
             return
         try:
             with open(spec.log, "rb") as f:
-                f.seek(max(offset, os.fstat(f.fileno()).st_size - 4096))
+                size = os.fstat(f.fileno()).st_size
+                f.seek(max(offset if offset <= size else 0, size - 4096))
                 lines = [
                     line
                     for line in f.read().decode("utf-8", "replace").splitlines()
@@ -232,6 +235,9 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
         f"{trainer.stage_name} {trainer.step}"
         + (f"/{trainer.max_steps}" if trainer.max_steps else "")
     ]
+    still_s = time.time() - trainer.time if trainer.time else 0.0
+    if trainer.phase == "training" and still_s > QUIET_S:  # its rates are of before
+        return "  ".join([*parts, f"no step for {still_s:.0f} s", *_stopped(statuses)])
     if trainer.phase != "training":
         parts.append(_doing(trainer))
     if trainer.loss is not None:
@@ -247,6 +253,18 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
     return "  ".join(p for p in parts if p)
 
 
+def _stopped(statuses: list[Status]) -> list[str]:
+    """Who does not work because a signal stopped it."""
+    found = []
+    for s in statuses:
+        try:
+            if psutil.Process(s.pid).status() == psutil.STATUS_STOPPED:
+                found.append(f"{s.name} is stopped (kill -CONT {s.pid} lets it go on)")
+        except psutil.Error:  # gone meanwhile
+            continue
+    return found
+
+
 def _doing(s: Status) -> str:
     """The phase, with what is known of it."""
     if s.role == "producer" and s.phase == "idle":
@@ -254,9 +272,3 @@ def _doing(s: Status) -> str:
     if not s.message or s.message.startswith(s.phase):
         return s.message or s.phase
     return f"{s.phase}: {s.message}"
-
-
-def duration(seconds: float) -> str:
-    """h:mm:ss."""
-    s = int(max(0.0, seconds))
-    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import NoReturn
 
 from common.run.settings_text import as_yaml
@@ -87,7 +91,8 @@ ANSWERED = {
 
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
-    "train", "trainer", "producer", "bundle", "scan", "check", "profile", "status", "stop", "synthesize", "import-coqui", "export-coqui",
+    "train", "trainer", "producer", "bundle", "scan", "split", "transcribe", "check", "profile",
+    "status", "stop", "serve", "report", "config", "synthesize", "import-coqui", "export-coqui",
 )  # fmt: skip
 
 
@@ -137,18 +142,35 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(message + hint)
 
 
-def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
-    """A parser with `--config`, the flags of `names` (None: all of the table) and key=value
-    settings.
+KEY_VALUE = ("key=value", "set any config key, e.g. train.optim.learning_rate=1e-5")
+
+
+def build(
+    prog: str,
+    help_text: str,
+    names: tuple[str, ...] | None,
+    examples: tuple[str, ...] = (),
+    words: tuple[str, str] | None = KEY_VALUE,
+) -> Parser:
+    """A parser with the flags of `names` (None: all of the table).
+
+    Args:
+        examples: shown below the flags.
+        words: what arguments without a flag are called, and what they mean; None: there are none,
+        and no `--config`, either.
     """
     parser = Parser(
         prog=prog,
         description=help_text,
+        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples) if examples else None,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
-    parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+    if words is None:
+        parser.set_defaults(config=None, settings=[])
+    else:
+        parser.set_defaults(config=None)
+        _add_settings(parser, words)
     group = parser.add_argument_group("flags, and the config keys they set")
     for flag in FLAGS:
         if names is None or flag.name in names:
@@ -161,16 +183,17 @@ def build(prog: str, help_text: str, names: tuple[str, ...] | None) -> Parser:
                 help=f"{flag.help}  [{flag.key}]",
             )
     if names is None:
-        for name, (takes_value, answer) in ANSWERED.items():
-            kind = {"metavar": "X"} if takes_value else {"action": "store_true"}
-            group.add_argument(name, dest=_dest(name), help=answer, **kind)
-    parser.add_argument(
-        "settings",
-        nargs="*",
-        metavar="key=value",
-        help="set any config key, e.g. train.optim.learning_rate=1e-5",
-    )
+        for name, (takes_value, _) in ANSWERED.items():  # answered, but nothing to look for
+            kind = {} if takes_value else {"action": "store_true"}
+            group.add_argument(name, dest=_dest(name), help=argparse.SUPPRESS, **kind)
     return parser
+
+
+def _add_settings(parser: Parser, words: tuple[str, str]) -> None:
+    if words == KEY_VALUE:
+        which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
+        parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+    parser.add_argument("settings", nargs="*", metavar=words[0], help=words[1])
 
 
 def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
@@ -262,3 +285,33 @@ def _no_setting(word: str) -> BadInput:
         f"'{word}' is no command, flag or key=value; `launch.py --help` lists them, configs/ shows"
         f" the keys{hint}"
     )
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what it runs, the flags of the table it takes (None: all), and its own."""
+
+    run: Callable[[argparse.Namespace], int]
+    flags: tuple[str, ...] | None
+    own: dict[str, dict] | None = None
+    words: tuple[str, str] | None = KEY_VALUE  # as of `build`
+
+
+def switch(text: str) -> dict:
+    """The options of a flag without a value."""
+    return {"action": "store_true", "help": text}
+
+
+def version(root: Path) -> str:
+    """This project's version, by pyproject.toml in `root`, and TensorFlow's without loading it."""
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    ours = re.search(r'^version = "([^"]+)"', text, re.M)[1]
+    found = {n: v for n in ("tensorflow", "tensorflow-cpu") if (v := _installed(n))}
+    return ", ".join((f"xtts-trainer {ours}", *(f"{n} {v}" for n, v in found.items())))
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -13,47 +13,66 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.run.bundle import refuse_unpacked
-from common.system import lock
+from common.system import lock, status
 from common.system.errors import BadInput, RunError
 from common.system.lock import Lock
-from common.transport.address import ChannelError, check_address, explain_bind
+from common.transport.address import ChannelError, check_address, check_ipc_free, explain_bind
 
 REPLACE_WAIT_S = 60.0
 STOP_WAIT_S = 45.0
 
 
 @contextlib.contextmanager
-def own_run(run_dir: Path) -> Iterator[None]:
-    """Be the run's launcher while inside.
+def own_run(run_dir: Path) -> Iterator[lock.Holder | None]:
+    """Be the run's launcher while inside; gives the trainer that is at work there already, of a
+    launcher of its own.
 
     A folder made for a run that could not be created is removed again.
 
     Raises:
-        BadInput: another launcher or trainer works there; the message names it. Or the folder was
-        made from a bundle.
+        BadInput: another launcher works there; the message names it. Or the folder was made from a
+        bundle.
     """
     refuse_unpacked(run_dir)
     stop_it = (
         f"stop it with `python launch.py stop --run {run_dir}`, or give this run a folder of its"
         " own with run=…"
     )
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise BadInput(
-            f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…"
-        ) from e
+    _make_folder(run_dir)
     held = lock.lock(run_dir / "launch.lock", "launch.py", stop_it)
     try:
-        if (by := _not_leaving(run_dir)) is not None:
-            raise BadInput(f"{run_dir} is in use by {by}; {stop_it}")
-        yield
+        yield _not_leaving(run_dir)
     finally:
         is_run = (run_dir / "identity.json").exists()
         held.release(unlink=not is_run)
         if not is_run:
             with contextlib.suppress(OSError):  # not empty: it was the user's
                 run_dir.rmdir()
+
+
+@contextlib.contextmanager
+def preparing(run_dir: Path) -> Iterator[None]:
+    """Create the run, or change its settings, while inside: one process at a time.
+
+    Raises:
+        BadInput: another command does so now; the message names it.
+    """
+    _make_folder(run_dir)
+    advice = "it creates or resumes this run just now; wait for it, or give this run another folder"
+    held = lock.lock(run_dir / "prepare.lock", "launch.py", advice)
+    try:
+        yield
+    finally:
+        held.release(unlink=True)
+
+
+def _make_folder(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(
+            f"cannot create the run folder {run_dir}: {e.strerror}; choose another with run=…"
+        ) from e
 
 
 def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None:
@@ -64,7 +83,7 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
 
     Raises:
         BadInput: a trainer runs and `replace` is False.
-        RunError: it did not leave within 60 s.
+        RunError: it did not leave within 60 s and the time of its save.
     """
     by = _not_leaving(run_dir)
     if by is None:
@@ -79,9 +98,10 @@ def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None
         pass
     except PermissionError as e:
         raise BadInput(f"{by} belongs to another user") from e
-    if (still := lock.wait_free(run_dir / "lock", REPLACE_WAIT_S)) is not None:
+    wait_s = _with_its_save(run_dir, REPLACE_WAIT_S)
+    if (still := lock.wait_free(run_dir / "lock", wait_s)) is not None:
         raise RunError(
-            f"{still} has not stopped after {REPLACE_WAIT_S:.0f} s and is still the run's trainer;"
+            f"{still} has not stopped after {wait_s:.0f} s and is still the run's trainer;"
             " nothing was started"
         )
 
@@ -91,21 +111,26 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
 
     Raises:
         BadInput: nothing runs there on this machine.
-        RunError: it did not leave within 45 s.
+        RunError: it did not leave within 45 s and the time of its save.
     """
     by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
     if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
         raise BadInput(f"nothing runs in {run_dir} on this machine; --run names the run folder")
     tell(f"asking {by} to stop")
     os.kill(by.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_WAIT_S
+    wait_s = _with_its_save(run_dir, STOP_WAIT_S)
+    deadline = time.monotonic() + wait_s
     while lock.is_alive(by.pid, by.create_time):
         if time.monotonic() > deadline:
-            raise RunError(
-                f"{by} has not stopped after {STOP_WAIT_S:.0f} s; see {run_dir / 'logs'}"
-            )
+            raise RunError(f"{by} has not stopped after {wait_s:.0f} s; see {run_dir / 'logs'}")
         time.sleep(0.1)
     tell("it has stopped")
+
+
+def _with_its_save(run_dir: Path, least_s: float) -> float:
+    """Seconds to wait for a run that was asked to leave: it saves first, as long as it says."""
+    s = status.read(run_dir, "trainer")
+    return max(least_s, s.save_grace_s + 15.0) if s is not None and s.save_grace_s else least_s
 
 
 def _not_leaving(run_dir: Path) -> lock.Holder | None:
@@ -130,6 +155,8 @@ def check_bind(address: str) -> None:
         return
     try:
         check_address(address, curve=True)
+        if address.startswith("ipc://"):
+            check_ipc_free(address)
     except ChannelError as e:
         raise BadInput(f"transport.bind: {e}") from e
     host, _, port = address.removeprefix("tcp://").rpartition(":")

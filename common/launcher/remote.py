@@ -171,37 +171,9 @@ def open_bundle(args: argparse.Namespace) -> Remote | None:
         BadInput: flags that do not go together, a bundle that cannot be used, or another corpus
         than the run's.
     """
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in _ONLY_WITH_BUNDLE
-        if getattr(args, name) is not None
-    ]
+    _check_flags(args)
     if args.bundle is None:
-        if given:
-            raise BadInput(
-                f"{', '.join(given)}: only with --bundle; a producer of --run finds its trainer and"
-                " its clips by itself"
-            )
         return None
-    others = [*flags.overrides(args), *(["--config"] if args.config else [])]
-    if others:
-        raise BadInput(
-            f"{', '.join(others)}: --bundle brings the run and its settings; leave it out"
-        )
-    if args.connect is None or args.data_root is None:
-        raise BadInput(
-            "--bundle needs --connect tcp://HOST:PORT (the trainer) and --data-root DIR (the corpus"
-            " on this host)"
-        )
-    try:
-        check_address(args.connect, curve=True)
-    except ChannelError as e:
-        raise BadInput(f"--connect {e}") from e
-    if not args.connect.startswith("tcp://") or args.connect.endswith(":*"):
-        raise BadInput(
-            f"--connect {args.connect}: expected tcp://HOST:PORT, where HOST is the trainer's host"
-            " as seen from here"
-        )
     opened = Bundle.open(Path(args.bundle))
     work = Path(args.work or opened.path.parent / f"xtts-{opened.about.run_id[:12]}").absolute()
     run = opened.unpack(work)
@@ -224,6 +196,41 @@ def open_bundle(args: argparse.Namespace) -> Remote | None:
         keys,
         _WAIT_S if args.wait is None else args.wait,
     )
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """BadInput: flags that do not go together, or an address that is none."""
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in _ONLY_WITH_BUNDLE
+        if getattr(args, name) is not None
+    ]
+    if args.bundle is None:
+        if given:
+            raise BadInput(
+                f"{', '.join(given)}: only with --bundle; a producer of --run finds its trainer and"
+                " its clips by itself"
+            )
+        return
+    others = [*flags.overrides(args), *(["--config"] if args.config else [])]
+    if others:
+        raise BadInput(
+            f"{', '.join(others)}: --bundle brings the run and its settings; leave it out"
+        )
+    if args.connect is None or args.data_root is None:
+        raise BadInput(
+            "--bundle needs --connect tcp://HOST:PORT (the trainer) and --data-root DIR (the corpus"
+            " on this host)"
+        )
+    try:
+        check_address(args.connect, curve=True)
+    except ChannelError as e:
+        raise BadInput(f"--connect {e}") from e
+    if not args.connect.startswith("tcp://") or args.connect.endswith(":*"):
+        raise BadInput(
+            f"--connect {args.connect}: expected tcp://HOST:PORT, where HOST is the trainer's host"
+            " as seen from here"
+        )
 
 
 def here(config: Config, work: Path) -> Config:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from common.launcher import flags
+from common.run import recorded_settings
 from common.run import settings as config
 from common.run.bundle import refuse_unpacked
 from common.run.settings import Config
@@ -30,8 +31,11 @@ def settings_file(args: argparse.Namespace) -> Path:
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    """The settings with what the command line changes in them. BadInput: as of `settings.load`."""
-    return config.load(settings_file(args), flags.overrides(args))
+    """The settings with what the command line changes in them.
+
+    BadInput: as of `recorded_settings.load`.
+    """
+    return recorded_settings.load(settings_file(args), flags.overrides(args))
 
 
 def run_dir_of(args: argparse.Namespace) -> Path:
@@ -51,12 +55,12 @@ def existing_run(args: argparse.Namespace) -> tuple[Config, list[str]]:
     be told. BadInput: no such run.
     """
     settings = flags.overrides(args)
-    run_dir = _named_run(settings) or config.load(settings_file(args)).run_dir
+    run_dir = _named_run(settings) or recorded_settings.load(settings_file(args)).run_dir
     refuse_unpacked(run_dir)
     if not (run_dir / "identity.json").is_file():
         raise BadInput(f"{run_dir} is not a run folder (no identity.json); --run names it")
     rest = [s for s in settings if not s.startswith("run=")]
-    of = config.load(run_dir / "config.yaml", [*rest, f"run={as_yaml(str(run_dir))}"])
+    of = recorded_settings.load(run_dir / "config.yaml", [*rest, f"run={as_yaml(str(run_dir))}"])
     return of, [s.split("=")[0] for s in rest if not s.startswith(("model_gpu=", "data_gpu="))]
 
 

@@ -6,15 +6,20 @@ Policy
   it is at, for `leave_s`
 - a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its
   status): exit 1
-- a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten after 10
-  minutes of work
+- a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten once it has
+  made a batch, or after 10 minutes of work
 - exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the
   trainer's ends the program with 1, a producer's only if no other is left
+- a trainer that is at work already (of `trainer --replace`, whose launcher outlived the run's) is
+  adopted instead of started
 - exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when
   it dies; a program of the trainer alone (no lock to watch) ends with 0
+- a trainer alone, or an added producer, that was asked to stop by somebody else is not restarted:
+  its program ends with its code
 - an optional process is restarted like a producer; whatever ends it for good, the others go on
-- Ctrl-C, SIGTERM, SIGHUP: SIGTERM to the children, each with its own deadline, then SIGKILL; a
-  second Ctrl-C kills at once
+- Ctrl-C, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, by which a batch system warns of its time
+  limit: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at
+  once
 """
 
 from __future__ import annotations
@@ -26,7 +31,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from common.launcher.child import Adopted, ProcessSpec, Program, Running, explain
+from common.launcher.child import (
+    Adopted,
+    ProcessSpec,
+    Program,
+    Running,
+    explain,
+    reap_strays,
+    rotate,
+)
 from common.system import lock, status
 from common.system.errors import BAD_INPUT, FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED
 from common.system.lifecycle import REPLACE_S
@@ -34,6 +47,7 @@ from common.system.lifecycle import REPLACE_S
 TICK_S = 0.1
 BACKOFF_S = 1.0  # doubled at each restart
 FORGET_S = 600.0
+ROTATE_EVERY_S = 10.0
 LEAVES_AFTER_SAVE_S = 3.0  # a process whose save has just ended says so and goes
 DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
 
@@ -71,6 +85,7 @@ class Child:
         self.last: int | None = None  # the last exit code
         self.asked_at: float | None = None
         self.saving_at: float | None = None  # when it was last seen saving at a stop
+        self.save_s = spec.save_s  # how long a stop waits for that
 
     @property
     def is_pending(self) -> bool:
@@ -100,6 +115,7 @@ class Supervisor:
         self._interrupted_at: float | None = None
         self._done_at: float | None = None
         self._parent_fd = -1
+        self._rotated_at = clock()
 
     def run(self) -> int:
         """Until the program ends. Returns launch.py's exit code; every process is gone then."""
@@ -125,8 +141,13 @@ class Supervisor:
         for child in self._children:
             if child.process is not None and (code := child.process.poll()) is not None:
                 self._ended(child, code)
+        reap_strays({c.process.pid for c in self._children if c.process is not None})
         for child in self._children:
             self._revive(child)
+        if self._clock() - self._rotated_at > ROTATE_EVERY_S:
+            self._rotated_at = self._clock()
+            for child in self._children:
+                rotate(child.spec.log)
         if self._done_at is not None or self._stop_code is not None:
             self._enforce_deadlines()
             if not any(c.is_pending for c in self._children):
@@ -140,7 +161,7 @@ class Supervisor:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
             signals.remove(signal.SIGHUP)
         before = {
@@ -200,18 +221,24 @@ class Supervisor:
                 continue
             limit = child.spec.grace_s
             if child.spec.save_s and now - child.asked_at > limit:
-                if self._phase(child) == status.SAVING:
-                    child.saving_at = now
+                self._look_for_a_save(child, now)
                 if child.saving_at is not None and now - child.saving_at < LEAVES_AFTER_SAVE_S:
-                    limit = child.spec.save_s
+                    limit = child.save_s
             if now - child.asked_at > limit:
-                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed")
+                lost = "; the save that it was writing is lost" if child.saving_at == now else ""
+                self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed{lost}")
                 child.process.kill()
                 child.asked_at = now  # a process in the kernel's hands may take a while to go
 
-    def _phase(self, child: Child) -> str:
+    def _look_for_a_save(self, child: Child, now: float) -> None:
+        """At a stop, past the time that a process without a save has."""
         s = status.read(self._program.run_dir, child.spec.name)
-        return s.phase if s is not None and s.pid == child.process.pid else ""
+        if s is None or s.pid != child.process.pid or s.phase != status.SAVING:
+            return
+        child.save_s = max(child.spec.save_s, s.save_grace_s or 0.0)
+        if child.saving_at is None:
+            self._view.say(f"{child.spec.name} is saving; it has up to {child.save_s:.0f} s")
+        child.saving_at = now
 
     def _kill_all(self) -> None:
         for child in self._children:
@@ -233,7 +260,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         """Start the process, or adopt the holder of its lock if there is one already."""
         child.restart_at = None
-        if child.starts and self._adopt(child):
+        if self._adopt(child):
             return
         child.starts += 1
         child.process = Running(child.spec, self._parent_fd, child.starts)
@@ -248,7 +275,8 @@ class Supervisor:
         child.process = Adopted(child.spec, by, self._program.run_dir)
         child.started_at = self._clock()
         child.asked_at = None
-        self._view.say(f"{child.spec.name}: pid {by.pid} has taken over; watching it")
+        how = "has taken over" if child.starts else "is at work already"
+        self._view.say(f"{child.spec.name}: pid {by.pid} {how}; watching it")
         return True
 
     def _revive(self, child: Child) -> None:
@@ -273,7 +301,9 @@ class Supervisor:
             return
         if child.spec.main and code == OK:
             self._done_at = self._clock()
-        elif code == REPLACED and child.spec.lock is None:
+        elif child.spec.main and child.spec.lock is None and code in (INTERRUPTED, TERMINATED):
+            self._stop(f"{child.spec.name} was asked to stop", code)
+        elif code == REPLACED and child.spec.main and child.spec.lock is None:
             self._view.say(
                 f"{child.spec.name} saved and gave way to another one, which is not watched from"
                 " here"
@@ -336,10 +366,13 @@ class Supervisor:
         return None
 
     def _came_further(self, child: Child, pid: int) -> bool:
-        if not child.spec.by_steps:
-            return self._clock() - child.started_at > FORGET_S
         s = status.read(self._program.run_dir, child.spec.name)
-        if s is None or s.pid != pid:  # it died before its first report
+        if s is not None and s.pid != pid:
+            s = None  # it died before its first report
+        if not child.spec.by_steps:
+            made = s is not None and s.batches > 0
+            return made or self._clock() - child.started_at > FORGET_S
+        if s is None:
             return False
         best = (max(child.best[0], s.progress[0]), max(child.best[1], s.progress[1]))
         further, child.best = best != child.best, best

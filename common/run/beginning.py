@@ -27,13 +27,14 @@ from pathlib import Path
 
 import yaml
 
+from common.run.proof import SETTINGS, Proof
 from common.run.stages import FAMILY
 from common.system.errors import BadInput
 from common.system.files import file_digest
 from common.xtts.checkpoints import coqui, coqui_folder, pretrained
 from common.xtts.checkpoints.coqui_folder import CoquiFiles
 from common.xtts.checkpoints.pretrained import CoquiError
-from common.xtts.checkpoints.pth import PthError
+from common.xtts.checkpoints.pth_zip import PthError
 from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run
@@ -175,7 +176,7 @@ def _of_weights(text: str, folder: Path) -> Beginning:
 
 
 def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
-    identity = json.loads((run / "identity.json").read_text())
+    identity = Proof.read(run).identity
     if identity.get("kind", FAMILY) != FAMILY:
         raise BadInput(f"model.weights={text}: {run} trains no networks")
     try:
@@ -193,8 +194,20 @@ def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
 
 
 def _settings(run: Path) -> dict:
-    """A run's config.yaml as plain values: this file is read by the one that checks them."""
-    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    """A run's settings as plain values: this file is read by the one that checks them.
+
+    BadInput: they cannot be read.
+    """
+    recorded, path = Proof.read(run).settings, run / SETTINGS
+    if recorded is not None:
+        return recorded
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("no settings are in it")
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+        raise BadInput(f"{path} cannot be read: {e}; restore it from a copy") from e
+    return found
 
 
 def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
@@ -258,9 +271,9 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
             == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
         )
     except (OSError, ValueError, KeyError, TypeError) as e:
+        why = "" if isinstance(e, KeyError) and e.args[0] not in found else f" ({e})"
         raise BadInput(
-            f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)}"
-            f" ({type(e).__name__}: {e})"
+            f"{run} has no whole checkpoint {wanted or newest}; it has {sorted(found)}{why}"
         ) from e
     if not whole:
         raise BadInput(

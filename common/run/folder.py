@@ -7,18 +7,20 @@ counter, which belongs to the trainer.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import time
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from common.data.manifest import Manifest
 from common.data.plan import Plan
-from common.run import beginning
-from common.run import settings as config_module
+from common.run import beginning, recorded_settings
+from common.run.proof import Proof
 from common.run.settings import Config
 from common.run.stages import StageSpec, stages_of
 from common.system.errors import BadInput
@@ -28,6 +30,8 @@ from common.xtts.dims import ModelDims
 # Part of every feature hash: producers with other feature code than the run began with are refused.
 FEATURE_VERSION = 2
 _FEW_CLIPS = 10  # may turn out unusable in any corpus
+_DVAE = ("dvae/first.safetensors", "dvae/model.safetensors")  # stage 1 begins with, and makes
+log = logging.getLogger(__name__)
 BUNDLE = "bundle.json"  # in the folder of a producer on another host (common/run/bundle.py)
 
 
@@ -45,14 +49,52 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        if not (self.path / "identity.json").is_file():
+        self.proof = Proof.read(self.path)
+        self.identity: dict = self.proof.identity
+        self.config: Config = recorded_settings.of(self.proof)
+        try:
+            self.dims = ModelDims.from_dict(self.identity["dims"])
+        except (KeyError, TypeError) as e:
             raise BadInput(
-                f"{self.path} is not a run folder (no identity.json); `python launch.py …"
-                f" run={self.path}` creates one"
+                f"{self.path}: identity.json is damaged, or of another version of this program"
+                f" (sizes: {e})"
+            ) from e
+
+    @cached_property
+    def damaged(self) -> dict[str, str]:
+        """Files that are not as they were written, and what is wrong; all are read through."""
+        found = self.proof.faults()
+        if self.identity.get("trains_dvae") and not self.dvae_weights.exists():
+            found.pop(_DVAE[1], None)  # stage 1 makes them
+        return found
+
+    def prove(self, trains: bool = False) -> None:
+        """Every file that decides what is trained is as it was written.
+
+        `trains`: for the trainer, who reads what stage 1 begins with.
+
+        BadInput: one is not; says which, and what to do.
+        """
+        if self.proof.files is None:
+            log.warning(
+                "%s was made before runs kept digests of their files: they are not compared, until"
+                " `launch.py run=%s` has written them down",
+                self.path,
+                self.path,
             )
-        self.identity: dict = json.loads((self.path / "identity.json").read_text())
-        self.config: Config = config_module.load(self.path / "config.yaml")
-        self.dims = ModelDims.from_dict(self.identity["dims"])
+        bundled = (self.path / BUNDLE).is_file()
+        for name, why in self.damaged.items():
+            if name == _DVAE[0] and (not trains or self.dvae_weights.is_file()):
+                continue
+            if name == _DVAE[1] and bundled and why == "missing":
+                continue  # `feature_hash` says what to do
+            mend = (
+                "make the bundle again with `launch.py bundle`, and delete this folder"
+                if bundled
+                else f"stop the run and start it again with `launch.py run={self.path}`, which"
+                " makes it anew where that is possible"
+            )
+            raise BadInput(f"{self.path / name}: {why}; {mend}")
 
     @property
     def run_id(self) -> str:
@@ -76,7 +118,13 @@ class RunFolder:
     @cached_property
     def mel_stats(self) -> np.ndarray:
         """float32[80], per-channel divisor of the log-mels."""
-        return load_file(self.path / "mel_stats.safetensors")["mel_stats"]
+        path = self.path / "mel_stats.safetensors"
+        try:
+            return load_file(path)["mel_stats"]
+        except (OSError, KeyError, SafetensorError) as e:
+            raise BadInput(
+                f"{path} is damaged ({e}); `launch.py run={self.path}` makes it anew"
+            ) from e
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -125,7 +173,13 @@ class RunFolder:
 
     def plan(self, stage: str, name: str) -> Plan:
         """Plan "train" or "eval" of a stage, memory-mapped."""
-        return Plan.open(self.path / "plan" / stage, name)
+        try:
+            return Plan.open(self.path / "plan" / stage, name)
+        except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError) as e:
+            raise BadInput(
+                f"{self.path / 'plan' / stage}: the plan {name} is damaged ({type(e).__name__}:"
+                f" {e}); `launch.py run={self.path}` makes it anew"
+            ) from e
 
     def feature_hash(self, stage: str) -> str:
         """What producers must agree on to make this stage's batches: sizes, vocabulary, statistics,
@@ -161,8 +215,18 @@ class RunFolder:
         Only the holder of RUN/lock may call this.
         """
         path = self.path / "generation"
-        number = int(path.read_text()) + 1 if path.exists() else 1
-        write_atomically(path, f"{number}\n")
+        try:
+            text, *proof = path.read_text().split()
+            if proof not in ([], [digest(text)]):
+                raise ValueError("its digest differs")
+            number = int(text) + 1
+        except FileNotFoundError:
+            began = any((self.stage_folder(s) / "ledger.jsonl").exists() for s in self.stages)
+            number = int(time.time()) if began else 1
+        except ValueError:
+            number = int(time.time())  # larger than any count of starts, and than its last one
+            log.warning("%s is damaged: counting on from %d", path, number)
+        write_atomically(path, f"{number} {digest(str(number))}\n")
         return number
 
     @property

@@ -9,344 +9,76 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import Field, ValidationError
 
-from common.data.corpus_terms import Columns, FindingKind, Format
 from common.run import beginning
 from common.run.parity import PARITY, with_parity
-from common.run.recognise import SPHINX
+from common.run.sections import (
+    Batching,
+    Data,
+    DvaeStage,
+    Model,
+    Producers,
+    Samples,
+    Section,
+    Text,
+    Threads,
+    Train,
+    Transport,
+)
+from common.run.setting_types import Word
 from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
 from common.run.stages import stages_of
 from common.system.errors import BadInput
+from common.system.files import write_atomically
 from common.xtts.dims import SIZES, ModelDims
-
-Positive = Annotated[int, Field(ge=1)]
-
-
-def _as_text(value: Any) -> Any:
-    """`data_gpu: 0` and `run: 7` are texts in a file as on the command line."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Word = Annotated[str, BeforeValidator(_as_text)]
-
-
-def _list_of(key: str) -> BeforeValidator:
-    """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list; a plain
-    value is that of `key`.
-    """
-
-    def as_list(value: Any) -> Any:
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        return [{key: v} if isinstance(v, (str, os.PathLike)) else v for v in values]
-
-    return BeforeValidator(as_list)
-
-
-# A file of the user's: the processes may start in another folder.
-ClipPath = Annotated[str, AfterValidator(lambda path: str(Path(path).expanduser().absolute()))]
-
-
-class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(Section):
-    """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
-
-    path: str
-    format: Format = "auto"
-    language: str | None = None  # of rows that name none; null: data.language
-    speaker: str | None = None  # of rows that name none; null: the folder's name
-    columns: Columns = Field(default_factory=dict)  # as data.columns, of this source alone
-
-
-Sources = Annotated[list[Source], _list_of("path")]
-
-
-class Data(Section):
-    """What is trained on and what is left out."""
-
-    train: Sources = Field(default_factory=list)
-    val: Sources = Field(default_factory=list)  # empty: a split of `train`, stored in the manifest
-    language: str = "en"
-    columns: Columns = Field(
-        default_factory=dict
-    )  # role: name or number (from 1) of its column, null: none; else they are found
-    eval_fraction: float = Field(0.01, ge=0, lt=1)
-    eval_max: Positive = 256
-    min_audio_s: float = Field(0.5, gt=0)
-    max_audio_s: float = Field(255995 / 22050, gt=0)
-    max_text_tokens: Positive = 200
-    reject: list[FindingKind] = Field(
-        default_factory=list
-    )  # findings of a scan that leave a row out, instead of a warning
-    scan_threads: int = Field(0, ge=0)  # 0: one per CPU
-
-
-class Extend(Section):
-    """New languages for an existing vocabulary, learnt from their texts in the corpus."""
-
-    languages: list[str] = Field(min_length=1)
-    tokens: Positive = 1000  # at most so many new ids: language tags, characters, then merges
-
-
-class Text(Section):
-    """Vocabulary and normalisation."""
-
-    vocab: str | None = (
-        None  # a vocab.json; null: that of model.weights, else a BPE is trained on the corpus
-    )
-    extend: Extend | None = None
-    vocab_size: Positive = 256
-    strip_arabic_diacritics: bool = False
-    # texts cleaned exactly as XTTS does, where ours reads more (numbers, symbols, quotes)
-    coqui_cleaning: bool = False
-
-
-def _known_size(size: str) -> str:
-    if size not in SIZES:
-        raise PydanticCustomError(
-            "size",
-            f"Input should be {', '.join(map(repr, list(SIZES)[:-1]))} or {list(SIZES)[-1]!r}",
-        )
-    return size
-
-
-class Model(Section):
-    """Which networks, and where their first weights come from."""
-
-    size: Annotated[str, AfterValidator(_known_size)] = "xtts"
-    layers: Positive | None = None  # fewer GPT layers than the size has
-    parity_init: bool = False  # from nothing: token embeddings N(0, 1) instead of N(0, 0.02)
-    # What stage 2 begins with: a folder made by import-coqui or export-coqui, or a run of this
-    # project (RUN, RUN@best, RUN@1200), with its sizes, DVAE, statistics and vocabulary
-    # (common/run/beginning.py).
-    weights: str | None = None
-    dvae: str | None = (
-        None  # DVAE weights (.safetensors); null: those of model.weights, else stage 1 trains them
-    )
-    mel_stats: str | None = (
-        # the statistics that belong to those weights; null: as with dvae, else measured on the
-        # corpus
-        None
-    )
-    other_dvae: bool = (
-        False  # dvae or mel_stats are meant, though model.weights was trained with others
-    )
-
-
-class Batching(Section):
-    """How utterances become batches of static shape."""
-
-    buckets: Positive = 8
-    batch_size: Positive = 8
-    positions_per_batch: Positive | None = None  # a token budget instead of a fixed batch size
-    sampling: Literal["epoch", "balanced"] = "epoch"
-    prompt: Literal["own", "speaker"] = (
-        "own"  # conditioning clips are cut from the utterance itself, or another one of its speaker
-    )
-    mask_prompt: bool | Literal["last_row"] = (
-        True  # codes that the conditioning clip shows are not predicted; last_row: Coqui's way
-    )
-    text_stop_input: bool = (
-        False  # STOP after the text is an input, as at synthesis; XTTS hides it in training
-    )
-    stop_labels: int = Field(
-        4, ge=1, le=4
-    )  # how often STOP is asked for after the last code; XTTS: 4
-    padded_codes: bool = False  # codes of a clip as its batch pads it, instead of the clip's alone
-    code_phases: int = Field(
-        1,
-        ge=1,
-        le=4,
-        # above 1: each epoch begins a clip 0 to code_phases - 1 mel frames (of 4) into its first
-        # code
-    )
-
-
-class Optim(Section):
-    """AdamW and its schedule."""
-
-    learning_rate: float = Field(5e-6, gt=0)
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    decay_steps: Positive | None = None  # where the cosine ends; null: the run's last step
-    weight_decay: float = Field(0.01, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.96, ge=0, lt=1)
-    clip_norm: float = Field(0.0, ge=0)  # 0: none
-
-
-class Train(Section):
-    """Stage 2: the GPT."""
-
-    epochs: Positive = 1000
-    max_steps: Positive | None = None
-    accumulate: Positive = 1
-    mean_of_means: bool = False  # a step's batches count alike, instead of its utterances
-    decay_latents: bool = False  # weight decay on the perceiver's latents and gain, too
-    precision: Literal["fp32", "tf32", "bf16"] | None = (
-        None  # of products; null: bf16 on GPUs (without jit tf32), fp32 on the CPU
-    )
-    dropout: float | None = Field(None, ge=0, lt=1)  # null: the model's (0.1)
-    attention_dropout: float | None = Field(
-        None, ge=0, lt=1
-    )  # null: none with bf16, whose fused attention has none; else as dropout
-    code_dropout: float = Field(
-        0.0, ge=0, lt=1
-    )  # share of the codes hidden from the GPT as inputs: against overfitting, for few hours
-    # blocks computed again in the backward pass: larger batches on small cards, a third more work
-    recompute: bool = False
-    text_loss_weight: float = Field(0.01, ge=0)
-    optim: Optim = Field(default_factory=Optim)
-    eval_every: int = Field(1000, ge=0)  # steps; 0: not by steps
-    eval_at_epoch_end: bool = True
-    eval_batches: Positive | None = None
-    save_every: Positive = 1000
-    keep: Positive = 3
-    log_every: Positive = 50
-    # ends after so many evaluations (judged checkpoints, where best_by is no loss) without a better
-    # one; null: never
-    patience: Positive | None = None
-    # what names the best checkpoint; cer and similarity are of those that are spoken
-    # (samples.every)
-    best_by: Literal["audio_ce", "cer", "similarity"] = "audio_ce"
-    max_bad_steps: Positive = 10
-    max_set_aside: float = Field(
-        0.01, ge=0, le=1
-    )  # share of the clips that may turn out bad while it trains, or ten; more end the run
-
-
-class DvaeStage(Section):
-    """Stage 1: the audio tokeniser, trained where no weights are given, or `tune` says so."""
-
-    max_steps: Positive = 20000
-    batch_size: Positive = 32
-    crop_frames: Positive = 128
-    # stage 1 goes on with the DVAE that is given (model.weights, model.dvae) instead of leaving it
-    # as it is
-    tune: bool = False
-    optim: Optim = Field(
-        default_factory=lambda: Optim(
-            learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0
-        )
-    )
-    eval_every: int = Field(1000, ge=0)
-    eval_at_epoch_end: bool = False
-    save_every: Positive = 1000
-
-
-class Producers(Section):
-    """Processes that turn files into batches."""
-
-    count: int = Field(1, ge=0)
-    decode_threads: int = Field(0, ge=0)  # per producer; 0: the cores there are, shared out
-    leases: Positive = 3  # batches in work in one producer
-    lease_ttl_s: float = Field(60.0, gt=0)
-    # DVAE codes are kept in RUN/cache: from the second epoch on only the conditioning clips are
-    # decoded
-    cache_codes: bool = True
-
-
-class Transport(Section):
-    """The wire between producers and trainer."""
-
-    high_water_mark: Positive | None = None  # batches in existence; null: max(8, 2 x producers)
-    min_ready: int = Field(1, ge=0)  # batches waiting before step 1
-    bind: str = "ipc"  # or tcp://address:port
-    mel_dtype: Literal["float16", "float32"] = "float16"
-    memory_budget_mb: Positive = 4096
-    data_timeout_s: float = Field(120.0, gt=0)
-
-
-class Threads(Section):
-    """TensorFlow's CPU threads.
-
-    They change the bits, so they are fixed when the run is created; 0: decided then.
-    """
-
-    trainer_intra: int = Field(0, ge=0)
-    trainer_inter: int = Field(0, ge=0)
-    producer_intra: int = Field(0, ge=0)
-    producer_inter: int = Field(0, ge=0)
-
-
-# A name, or a folder of the user's.
-Recogniser = Annotated[
-    str, AfterValidator(lambda n: n if n == SPHINX else str(Path(n).expanduser().absolute()))
-]
-
-
-class SampleText(Section):
-    """A sentence of the user's own.
-
-    `texts: [a, {text: b, language: fa, reference: clip.wav}]` may mix both forms.
-    """
-
-    text: str
-    language: str | None = None  # null: data.language
-    reference: ClipPath | None = (
-        None  # a recording of the voice; null: the next of samples.references
-    )
-
-
-class Samples(Section):
-    """What is made to be listened to while the GPT trains (trainer/previews/sampler.py) and at the
-    run's end (trainer/finale.py).
-    """
-
-    every: int | None = Field(
-        None, ge=0
-    )  # steps, of the checkpoints there are; null: train.save_every; 0: at the end alone
-    count: int = Field(4, ge=0)  # utterances of the evaluation set, each in its speaker's own voice
-    judged: int = Field(32, ge=0)  # utterances whose loss is told by language and speaker
-    # who listens to the samples: pocketsphinx (English), or a folder with a faster-whisper model;
-    # null: nobody
-    recogniser: Recogniser | None = None
-    texts: Annotated[list[SampleText], _list_of("text")] = Field(
-        default_factory=list
-    )  # spoken besides
-    references: list[ClipPath] = Field(
-        default_factory=list
-    )  # voices of the texts, in turn; none: utterances of the evaluation set
-    device: Word | None = (
-        # of the process that makes them, as data_gpu; null: the producers' GPU, the CPU where that
-        # is the trainer's
-        None
-    )
 
 
 class Config(Section):
     """A whole run."""
 
-    parity: Literal["", "coqui"] = ""  # see common/run/parity.py
+    parity: Literal["", "coqui"] = ""
+    """coqui: all of the behaviours of Coqui's trainer that are probably unintended, at once."""
     run: Word = "runs/run"
+    """The run folder."""
     seed: int = Field(1, ge=0, lt=2**31)
-    deterministic: bool | None = None  # null: true on the CPU
-    devices: Literal["gpu", "auto"] = "gpu"  # auto: GPUs where there are, else the CPU
-    data_gpu: Word | None = None  # "0", "0,2", a UUID, "cpu"; null: chosen
+    """Of every random choice of the run."""
+    deterministic: bool | None = None
+    """Equal bits from equal runs. null: true on the CPU."""
+    devices: Literal["gpu", "auto"] = "gpu"
+    """auto: GPUs where there are any, else the CPU."""
+    data_gpu: Word | None = None
+    """The producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn. null: chosen."""
     model_gpu: Word | None = None
-    jit: bool | None = None  # XLA; null: on GPUs
-    gpu_memory_mb: int = Field(
-        0, ge=0
-    )  # a producer's cap; 0: none, or where it shares the trainer's card, a sixth of it together
+    """The trainer's GPU: 1, a UUID or cpu. null: chosen."""
+    jit: bool | None = None
+    """Compile with XLA. null: on GPUs."""
+    gpu_memory_mb: int = Field(0, ge=0)
+    """A producer's limit. 0: none, or where it shares the trainer's card, a sixth of it
+    together."""
     data: Data = Field(default_factory=Data)
+    """What is trained on."""
     text: Text = Field(default_factory=Text)
+    """Vocabulary and normalisation."""
     model: Model = Field(default_factory=Model)
+    """Which networks."""
     batching: Batching = Field(default_factory=Batching)
+    """How utterances become batches."""
     train: Train = Field(default_factory=Train)
+    """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)
+    """Stage 1."""
     producers: Producers = Field(default_factory=Producers)
+    """Processes that make batches."""
     transport: Transport = Field(default_factory=Transport)
+    """The wire."""
     threads: Threads = Field(default_factory=Threads)
+    """TensorFlow's CPU threads."""
     samples: Samples = Field(default_factory=Samples)
+    """What is spoken while it trains."""
 
     @property
     def run_dir(self) -> Path:
@@ -414,12 +146,22 @@ def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
         value; a fault of an override is
             laid to its flag or to the command line.
     """
+    return of_tree(read_tree(path), path, overrides)
+
+
+def read_tree(path: str | os.PathLike) -> dict:
+    """The plain values of a YAML file. BadInput: no such file, not UTF-8, or not settings."""
     try:
         tree = read_yaml(_text(path), str(path)) or {}
     except (yaml.YAMLError, ValueError) as e:
         raise BadInput(f"{path} is not YAML: {e}") from e
     if not isinstance(tree, dict):
         raise BadInput(f"{path}: expected keys and values at the top level")
+    return tree
+
+
+def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> Config:
+    """Settings from plain values, read from `path`, and overrides. BadInput as of `load`."""
     by: dict[str, str] = {}
     for o in overrides:
         try:
@@ -483,11 +225,11 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
     )
 
 
+def as_text(config: Config) -> str:
+    """The whole tree as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
 def dump(config: Config, path: str | os.PathLike) -> None:
-    """Write the whole tree as YAML, atomically."""
-    path = Path(path)
-    tmp = path.with_name(path.name + ".tmp")
-    tmp.write_text(
-        yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
-    os.replace(tmp, path)
+    """Write the whole tree as YAML, atomically and durably."""
+    write_atomically(Path(path), as_text(config))

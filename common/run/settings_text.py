@@ -221,3 +221,14 @@ def renamed(tree: dict, where: str) -> dict:
                 )
             tree = {**tree, section: values}
     return tree
+
+
+def flat(tree, prefix: str = "") -> dict[str, str]:
+    """A tree of settings as {"a.b": repr(value)}."""
+    if not isinstance(tree, dict):
+        return {prefix: repr(tree)}
+    return {
+        k: v
+        for name, sub in tree.items()
+        for k, v in flat(sub, f"{prefix}.{name}" if prefix else name).items()
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 OK = 0
 FAILED = 1  # while running
 BAD_INPUT = 2  # found before any GPU was opened
@@ -50,3 +52,23 @@ def is_out_of_memory(e: BaseException) -> bool:
     if isinstance(e, MemoryError) or type(e).__name__ == "ResourceExhaustedError":
         return True
     return "RESOURCE_EXHAUSTED" in str(e) or "out of memory" in str(e).lower()
+
+
+# Of SQLite and safetensors, whose errors carry no errno.
+_REFUSALS = (
+    *("No space left on device", "Disk quota exceeded", "database or disk is full"),
+    "unable to open database file",
+)
+
+
+def disk_refuses(e: BaseException) -> Hopeless | None:
+    """What to say of an error that a full disk or a used-up quota brought about; None: it is
+    another error.
+    """
+    full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not full and not any(text in str(e) for text in _REFUSALS):
+        return None
+    return Hopeless(
+        f"the disk takes nothing more ({e}): make room, or a quota larger; then the same command"
+        " goes on from there"
+    )

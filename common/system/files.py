@@ -16,6 +16,11 @@ def digest(value) -> str:
     ).hexdigest()
 
 
+def bytes_digest(data: bytes) -> str:
+    """xxh3-128 of bytes."""
+    return xxhash.xxh3_128(data).hexdigest()
+
+
 def file_digest(path: str | os.PathLike) -> str:
     """xxh3-128 of a file's bytes."""
     h = xxhash.xxh3_128()
@@ -40,6 +45,14 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         tmp.unlink(missing_ok=True)
         raise
     fsync(path.parent)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Everything below a folder is on disk when this returns."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if not path.is_symlink():
+            fsync(path)
+    fsync(folder)
 
 
 def fsync(path: str | os.PathLike) -> None:

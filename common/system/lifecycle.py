@@ -6,6 +6,8 @@ while it loads.
 
     SIGTERM, SIGINT, SIGHUP   stop; a trainer saves first          exit 143, 130, 143
     SIGUSR1                   another trainer asks for the place    exit 4 after saving
+                              of a process that saves nothing: stop exit 143
+    SIGUSR2                   a warning of a batch system: stop     exit 143
     the supervisor died       leave without saving, within 10 s     exit 143
 
 A thread, not a Python signal handler, does the noticing: a handler only runs between two byte codes
@@ -38,23 +40,28 @@ from common.system.errors import (
     Replaced,
     RunError,
     Stopped,
+    disk_refuses,
     is_out_of_memory,
 )
 
 PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
 SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
+# "read,write": the pipe of signals of the process that became this one, with those it did not
+# hear
+_SIGNALS = "XTTS_SIGNALS"
 
-# The supervisor kills after 5 s (nothing to save), 10 s, or 30 s while the status says "saving"; a
-# child leaves just before.
+# The supervisor kills after 5 s (nothing to save), 10 s, or, while the status says "saving", as
+# long as that says a save may take (at least 30 s); a child leaves just before.
 GRACE_S = 4.5
 SAVER_GRACE_S = 9.5
 SAVE_S = 29.5
 ORPHAN_S = 8.0
 REPLACE_S = 58.0
-_HEARD_S = 0.3
 
 _PR_SET_PDEATHSIG = 1
+_LEAVES_AFTER_SAVE_S = 2.5
 _STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
+_HEARD = (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 log = logging.getLogger("lifecycle")
 
@@ -71,10 +78,15 @@ class Stop(threading.Event):
         self.reason = ""
         self.exit_code = TERMINATED
         self._saves = saves
+        self.save_s = SAVE_S  # how long a stop waits for a save
         self._saving = 0
+        self._saved_at = 0.0
         self._since = 0.0
         self._hooks: list[Callable[[int], None]] = []
         self.parent_fd: int | None = None
+        self._parent = 0
+        self._signal_fds = (-1, -1)
+        self._hearing = threading.Lock()  # held by whoever takes signals from the pipe
 
     @property
     def orphaned(self) -> bool:
@@ -118,6 +130,7 @@ class Stop(threading.Event):
             yield
         finally:
             self._saving -= 1
+            self._saved_at = time.monotonic()
 
     def remaining_s(self) -> float | None:
         """Seconds until the process is forced out; None: no stop yet."""
@@ -125,10 +138,12 @@ class Stop(threading.Event):
             return None
         if self.orphaned:
             limit = ORPHAN_S
+        elif self._saving:
+            limit = max(REPLACE_S, self.save_s) if self.replaced else self.save_s
         elif self.replaced:
             limit = REPLACE_S
         elif self._saves:
-            limit = SAVE_S if self._saving else SAVER_GRACE_S
+            limit = max(SAVER_GRACE_S, self._saved_at - self._since + _LEAVES_AFTER_SAVE_S)
         else:
             limit = GRACE_S
         return self._since + limit - time.monotonic()
@@ -186,6 +201,10 @@ def _outcome(main: Callable[[Stop], int | None], stop: Stop) -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else (OK if e.code is None else FAILED)
     except Exception as e:  # noqa: BLE001 - the process's edge
+        refusal = disk_refuses(e)
+        if refusal is not None:
+            log.error("%s", refusal)
+            return refusal.exit_code
         log.error("%s: %s", type(e).__name__, e, exc_info=True)
         return HOPELESS if _is_hopeless(e) else FAILED
 
@@ -202,14 +221,16 @@ def watch(stop: Stop) -> None:
 
     Call from the main thread.
     """
-    read_fd, write_fd = os.pipe()
+    read_fd, write_fd = stop._signal_fds = _signal_pipe()
     os.set_blocking(write_fd, False)
-    for sig in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2):
+    for sig in _HEARD:
         signal.signal(
             sig, lambda *_: None
         )  # the wakeup fd only hears of signals that have a Python handler
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    stop._parent = os.getppid()
     parent_fd = stop.parent_fd = _parent_fd()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # `begin_anew` holds them back
     threading.Thread(
         target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True
     ).start()
@@ -223,21 +244,33 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
     closed, locks too (`Lock.keep`). Nothing may be left to save. From the main thread; raises the
     stop's error.
     """
-    # A signal from here on ends the process at once; one that came before is heard of in a moment,
-    # by the watching thread.
-    for sig in _STOP_SIGNALS:
-        signal.signal(sig, signal.SIG_DFL)
-    stop.wait(_HEARD_S)
-    stop.check()
-    if stop.parent_fd is not None:
-        os.set_inheritable(stop.parent_fd, True)
-        os.environ[PARENT_FD] = str(stop.parent_fd)
-    os.environ.update(env)
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    signal.set_wakeup_fd(-1)
-    os.execv(sys.executable, [sys.executable, *argv])
+    with stop._hearing:  # the watching thread takes no signal from here on: they stay in the pipe
+        stop.check()
+        if stop.parent_fd is not None:
+            os.set_inheritable(stop.parent_fd, True)
+            os.environ[PARENT_FD] = str(stop.parent_fd)
+        for fd in stop._signal_fds:
+            os.set_inheritable(fd, True)
+        os.environ[_SIGNALS] = "{},{}".format(*stop._signal_fds)
+        os.environ.update(env)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # While other threads live, they take a signal into the pipe; once they are gone, it waits
+        # until the new process listens.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        os.execv(sys.executable, [sys.executable, *argv])
+
+
+def _signal_pipe() -> tuple[int, int]:
+    """(read end, write end), with what the process before the exec had not heard."""
+    text = os.environ.pop(_SIGNALS, "")
+    if not text:
+        return os.pipe()
+    read_fd, write_fd = map(int, text.split(","))
+    for fd in (read_fd, write_fd):
+        os.set_inheritable(fd, False)
+    return read_fd, write_fd
 
 
 def _parent_fd() -> int | None:
@@ -268,15 +301,18 @@ def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
             fds.remove(parent_fd)
             _orphan(stop)
         if signal_fd in ready:
-            for number in os.read(signal_fd, 64):
-                _on_signal(stop, signal.Signals(number))
+            with stop._hearing:
+                for number in os.read(signal_fd, 64):
+                    _on_signal(stop, signal.Signals(number))
 
 
 def _on_signal(stop: Stop, sig: signal.Signals) -> None:
-    if sig == signal.SIGUSR1:
+    if sig == signal.SIGUSR1 and stop._saves:
         stop.request("replace", "SIGUSR1", REPLACED)
-    elif sig == signal.SIGUSR2:
+    elif sig == signal.SIGUSR2 and os.getppid() != stop._parent:
         _orphan(stop)
+    elif sig in (signal.SIGUSR1, signal.SIGUSR2):
+        stop.request("stop", sig.name, TERMINATED)
     elif sig in _STOP_SIGNALS:
         if sig == signal.SIGINT and stop.is_set() and time.monotonic() - stop._since > 0.5:
             os._exit(INTERRUPTED)  # a second Ctrl-C
@@ -291,9 +327,11 @@ def _orphan(stop: Stop) -> None:
 
 def _force(stop: Stop) -> NoReturn:
     log.warning(
-        "did not stop in time after %s (compiling, or waiting for a device?): forced out; stacks"
-        " follow",
+        "did not stop in time after %s (%s): forced out; stacks follow",
         stop.reason,
+        "the save that was being written is lost; train.save_grace_s bounds the wait for it"
+        if stop._saving
+        else "compiling, or waiting for a device?",
     )
     with contextlib.suppress(OSError, ValueError):
         faulthandler.dump_traceback(all_threads=True)

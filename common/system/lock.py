@@ -122,7 +122,11 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
     while True:
         fd = _try(path)
         if fd is not None:
-            _sign(fd, what)
+            try:
+                _sign(fd, what)
+            except OSError as e:
+                os.close(fd)
+                raise BadInput(f"cannot write {path}: {e.strerror}; make room on its disk") from e
             return Lock(path, fd)
         by = _read(path)
         if clock() - start > (ORPHAN_WAIT_S if by is not None and by.leaving else _RETRY_S):
@@ -156,6 +160,8 @@ def holder(path: str | os.PathLike) -> Holder | None:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(Path(path)) or Holder(0)
+    except OSError as e:
+        raise _no_locks(Path(path), e) from e
     finally:
         os.close(fd)
     return None
@@ -184,15 +190,27 @@ def _try(path: Path) -> int | None:
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError as e:
+        os.close(fd)
+        raise _no_locks(path, e) from e
     os.close(fd)
     return None
+
+
+def _no_locks(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"cannot lock {path}: {error.strerror or error}; without locks two trainers could write one"
+        " run. Put the run folder on a disk that has them (a local one; NFS with its lock service;"
+        " Lustre mounted with flock)"
+    )
 
 
 def _sign(fd: int, what: str) -> None:
     pid, create_time = identity()
     text = os.environ.get(SUPERVISOR, "")
     boss = [int(text.split(":")[0]), float(text.split(":")[1])] if ":" in text else None
-    body = f"{pid}\n{json.dumps({'create_time': create_time, 'what': what, 'supervisor': boss})}\n".encode()
+    about = {"create_time": create_time, "what": what, "supervisor": boss}
+    body = f"{pid}\n{json.dumps(about)}\n".encode()
     os.ftruncate(fd, 0)
     os.pwrite(fd, body, 0)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from common.system.lock import identity, is_alive
 
-SAVING = "saving"  # the phase in which the supervisor waits up to 30 s at a stop
+SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
 DONE = "done"  # nothing left to do but to say so
 LEFT = "left"
 
@@ -52,6 +52,7 @@ class Status:
     target: int | None = None  # how many the trainer asks for now
     eta_s: float | None = None
     message: str = ""
+    save_grace_s: float | None = None  # how long a stop waits for a save of this trainer
     exit_code: int | None = None
     time: float = 0.0
 
@@ -108,7 +109,7 @@ class StatusFile:
             new = dataclasses.replace(self._status, **changes)
             urgent = any(
                 getattr(new, f) != getattr(self._status, f)
-                for f in ("phase", "stage", "message", "saved_step", "exit_code")
+                for f in ("phase", "stage", "message", "saved_step", "save_grace_s", "exit_code")
             )
             self._status = dataclasses.replace(new, time=time.time())
             if urgent or time.monotonic() - self._written >= self._min_interval_s:
@@ -161,6 +162,20 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
     return sorted(found, key=lambda s: (s.role != "trainer", s.name))
 
 
+def as_json(run_dir: str | os.PathLike) -> dict:
+    """`launch.py status --json`: the run folder, the time, and every process as it reported, with
+    whether it is `alive`.
+    """
+    processes = [dataclasses.asdict(s) | {"alive": s.alive} for s in read_all(run_dir)]
+    return {"run": str(run_dir), "time": time.time(), "processes": processes}
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss."""
+    s = int(max(0.0, seconds))
+    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"
+
+
 def table(run_dir: str | os.PathLike) -> Table:
     """`launch.py status`: one row per process."""
     t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
@@ -170,6 +185,8 @@ def table(run_dir: str | os.PathLike) -> Table:
         "device",
         "doing",
         "step",
+        "epoch",
+        "ETA",
         "loss",
         "utt/s",
         "data wait",
@@ -194,6 +211,8 @@ def table(run_dir: str | os.PathLike) -> Table:
             s.device or "-",
             doing,
             steps.strip(),
+            str(s.epoch) if s.role == "trainer" and s.step else "-",
+            duration(s.eta_s) if s.eta_s is not None and s.alive else "-",
             _number(s.loss, ".3f"),
             _number(s.utterances_per_s, ".1f"),
             _number(s.wait_percent, ".0f", " %"),

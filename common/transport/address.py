@@ -15,6 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from common.system.documents import read_json
+from common.system.files import digest, write_atomically
+
+_MOST_BYTES = 1 << 16  # of an endpoint file
 MAX_IPC_PATH = 107  # bytes in sockaddr_un.sun_path, less the final zero
 
 
@@ -38,12 +42,8 @@ class Endpoint:
         """Replace `path` (RUN/endpoint.json) in one step, so that a reader never sees
         half of it.
         """
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(
-            json.dumps({"address": self.address, "public_key": self.public_key, "pid": self.pid})
-            + "\n"
-        )
-        os.replace(aside, path)
+        body = {"address": self.address, "public_key": self.public_key, "pid": self.pid}
+        write_atomically(path, json.dumps({**body, "digest": digest(body)}) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Endpoint | None:
@@ -52,11 +52,14 @@ class Endpoint:
         Raises ChannelError if it is not one.
         """
         try:
-            data = json.loads(path.read_text())
-            return cls(str(data["address"]), data.get("public_key"), data.get("pid"))
+            data = read_json(path, _MOST_BYTES)
+            found = cls(str(data["address"]), data.get("public_key"), data.get("pid"))
+            if data.pop("digest", None) not in (None, digest(data)):
+                raise ValueError("its digest differs")
+            return found
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise ChannelError(
                 f"{path}: not an endpoint file; the trainer rewrites it when it starts"
             ) from None
@@ -141,10 +144,21 @@ def connectable(bound: str) -> str:
 
 
 def check_ipc_free(address: str) -> None:
-    """Raises ChannelError if somebody listens there: ZeroMQ would unlink a live socket's path and
-    take its producers away silently.
+    """Raises ChannelError if somebody listens there, or something else than a socket is: ZeroMQ
+    would unlink the path, and take a live socket's producers away silently. A socket that nobody
+    listens at may be taken over.
     """
     path = address[len("ipc://") :]
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ChannelError(f"{address}: cannot listen there ({error.strerror})") from None
+    if not is_socket:
+        raise ChannelError(
+            f"{address}: {path} exists and is no socket; give the socket a path of its own"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -20,7 +20,7 @@ class NoData(RuntimeError):
         self.connected = connected
 
 
-class Stopped(RuntimeError):
+class StopAsked(RuntimeError):
     """should_stop() said so while waiting."""
 
 

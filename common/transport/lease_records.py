@@ -6,6 +6,7 @@ The rules are in common/transport/leases.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.transport.messages import Data
@@ -15,11 +16,13 @@ FREE, LEASED, READY, DELIVERED, FAILED = "free", "leased", "ready", "delivered",
 
 @dataclass(frozen=True)
 class Rules:
-    """When a lease or a producer is given up.
+    """When a lease or a producer is given up, and with how many batches a generation begins.
 
     lease_ttl_s: for a batch; dead_after_s: of silence, then a producer counts as frozen;
     compile_grace_s: for which a `compiling` status stops a lease's clock; compile_budget_s: for
-    which all of a producer's do in one generation; max_nacks: refusals by which a batch fails.
+    which all of a producer's do in one generation; max_nacks: refusals by which a batch fails;
+    start: how many batches may exist at first, at most the window; from there the number adapts
+    (see target.py); None: always the window.
     """
 
     lease_ttl_s: float = 30.0
@@ -27,6 +30,7 @@ class Rules:
     compile_grace_s: float = 120.0
     compile_budget_s: float = 600.0
     max_nacks: int = 3
+    start: int | None = None
 
 
 @dataclass
@@ -100,3 +104,30 @@ class Peer:
             return -math.inf
         left_s = max(0.0, rules.compile_budget_s - self.compiled_s)
         return self.busy_since + min(rules.compile_grace_s, left_s)
+
+    def says(self, status: str, now: float, rules: Rules) -> None:
+        """A heartbeat's text.
+
+        While it begins with `compiling`, the clock of the peer's leases stands still: for
+        `compile_grace_s` with each text, and for `compile_budget_s` with all of them in a
+        generation.
+        """
+        if status == self.status:
+            return
+        if self.busy_since is not None:
+            until = min(now, self.compiling_until(rules))
+            for record in self.leases.values():
+                record.deadline += max(0.0, until - max(self.busy_since, record.issued))
+            self.compiled_s += until - self.busy_since
+        self.status, self.busy_since = status, now if status.startswith("compiling") else None
+
+
+def choose(item: Item, able: list[Peer], peers: Iterable[Peer], now: float) -> Peer | None:
+    """Who gets an item, of the peers with credit left: clean ones first, then the one with the
+    fewest leases for its capacity; who failed it only where nobody else can take it.
+    """
+    others = any(
+        p.id != item.failed_by and p.state == "ready" and now >= p.backoff_until for p in peers
+    )
+    fit = [p for p in able if p.id != item.failed_by or not others]
+    return min(fit, key=lambda p: (p.backoff, len(p.leases) / p.capacity, p.id), default=None)

@@ -27,7 +27,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from common.transport.delivery import Difference
+from common.transport.digests import Digests
 from common.transport.lease_records import (
     DELIVERED,
     FAILED,
@@ -38,6 +38,7 @@ from common.transport.lease_records import (
     LeaseRecord,
     Peer,
     Rules,
+    choose,
 )
 from common.transport.messages import Data, Lease, Message, Nack, Ready, Revoke
 from common.transport.target import IN_HAND, Target
@@ -45,7 +46,7 @@ from common.transport.target import IN_HAND, Target
 BACKOFF_S, MAX_BACKOFF_S = 0.25, 30.0
 LATER_S = 1.0  # before a peer that could not make a batch just then is asked again
 MAX_CAPACITY = 64
-REMEMBERED = 4096  # closed leases and digests kept for late copies, and differences between these
+REMEMBERED = 4096  # closed leases kept for late copies
 LEASE_BITS = 63  # of a lease's number, at random: who was not told it cannot name it
 
 
@@ -63,9 +64,8 @@ class LeaseBook:
         rules: Rules,
         clock: Callable[[], float],
         on_event: Callable[..., None],
-        start: int | None = None,
     ):
-        self.window, self.rules, self._start = window, rules, start
+        self.window, self.rules = window, rules
         self.clock, self._on_event = clock, on_event
         self.gen = 0
         self.peers: dict[bytes, Peer] = {}
@@ -81,13 +81,10 @@ class LeaseBook:
         self.exhausted = False
         self.released = 0  # items trained, = position of the oldest unreleased one
         self.next_position = 0  # the next one to deliver
-        self.target = Target(self.window, self._start)
+        self.target = Target(self.window, self.rules.start)
         self._items: dict[int, Item] = {}
         self._records: OrderedDict[int, LeaseRecord] = OrderedDict()
-        self._digests: OrderedDict[tuple[str, int, tuple[int, ...]], tuple[str, str]] = (
-            OrderedDict()
-        )
-        self.differing: deque[Difference] = deque(maxlen=REMEMBERED)  # not yet taken
+        self.digests = Digests()
 
     def event(self, kind: str, **fields: Any) -> None:
         self.counts[kind] += 1
@@ -148,30 +145,12 @@ class LeaseBook:
         peer = self.peers.pop(peer_id, None)
         if peer is not None:
             self._free_all(peer, "lost", why)
-            self.event(
-                "peer_lost",
-                peer=peer.label,
-                why=why,
-                state=peer.state,
-                produced=peer.produced,
-                status=peer.status,
-            )
+            fields = {"state": peer.state, "produced": peer.produced, "status": peer.status}
+            self.event("peer_lost", peer=peer.label, why=why, **fields)
 
     def peer_status(self, peer: Peer, status: str) -> None:
-        """Heartbeat text.
-
-        While it begins with `compiling`, the clock of its leases stands still: for
-        `compile_grace_s` with each text, and for `compile_budget_s` with all of them in a
-        generation."""
-        if status == peer.status:
-            return
-        now = self.clock()
-        if peer.busy_since is not None:
-            until = min(now, peer.compiling_until(self.rules))
-            for record in peer.leases.values():
-                record.deadline += max(0.0, until - max(peer.busy_since, record.issued))
-            peer.compiled_s += until - peer.busy_since
-        peer.status, peer.busy_since = status, now if status.startswith("compiling") else None
+        """Heartbeat text; see `Peer.says`."""
+        peer.says(status, self.clock(), self.rules)
 
     def stalled(self, seconds: float) -> None:
         """This process itself stood still (SIGSTOP, a suspended machine): that time counts against
@@ -227,7 +206,7 @@ class LeaseBook:
                 return
             if item.state != FREE:
                 continue
-            peer = self._choose(item, able, now)
+            peer = choose(item, able, self.peers.values(), now)
             if peer is not None:
                 self._lease(item, peer, now)
                 able = [p for p in able if len(p.leases) < p.capacity]
@@ -240,38 +219,18 @@ class LeaseBook:
                 position = self.released + len(self._items)
                 self._items[position] = Item(position, entry[0], int(entry[1]))
 
-    def _choose(self, item: Item, able: list[Peer], now: float) -> Peer | None:
-        """A peer with credit left: clean ones first, then the one with the fewest leases for its
-        capacity.
-        """
-        others = any(
-            p.id != item.failed_by and p.state == "ready" and now >= p.backoff_until
-            for p in self.peers.values()
-        )
-        fit = [p for p in able if p.id != item.failed_by or not others]
-        return min(fit, key=lambda p: (p.backoff, len(p.leases) / p.capacity, p.id), default=None)
-
     def _lease(self, item: Item, peer: Peer, now: float) -> None:
         set_aside, number = tuple(self._set_aside(item.plan, item.g)), secrets.randbits(LEASE_BITS)
-        ttl_s = self.rules.lease_ttl_s * 2 ** min(
-            item.expired, 4
-        )  # a batch that nobody makes in time gets more of it, or would never be made
+        # A batch that nobody makes in time gets more of it, or would never be made.
+        ttl_s = self.rules.lease_ttl_s * 2 ** min(item.expired, 4)
         record = LeaseRecord(number, item, peer.id, now, now + ttl_s, set_aside)
         item.state, item.lease = LEASED, record.id
         peer.leases[record.id] = self._records[record.id] = record
-        while (
-            len(self._records) > REMEMBERED
-            and next(iter(self._records.values())).outcome is not None
-        ):
-            self._records.popitem(last=False)
-        self.event(
-            "lease",
-            plan=item.plan,
-            g=item.g,
-            lease=record.id,
-            peer=peer.label,
-            position=item.position,
-        )
+        records = self._records
+        while len(records) > REMEMBERED and next(iter(records.values())).outcome is not None:
+            records.popitem(last=False)
+        fields = {"plan": item.plan, "g": item.g, "lease": record.id, "peer": peer.label}
+        self.event("lease", **fields, position=item.position)
         self.outbox.append(
             (peer.id, Lease(self.gen, item.plan, item.g, record.id, item.position, set_aside))
         )
@@ -307,11 +266,8 @@ class LeaseBook:
 
     def _strike(self, peer: Peer, why: str) -> None:
         wait_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(peer.backoff, 10))
-        peer.strikes, peer.backoff, peer.backoff_until = (
-            peer.strikes + 1,
-            peer.backoff + 1,
-            self.clock() + wait_s,
-        )
+        peer.strikes, peer.backoff = peer.strikes + 1, peer.backoff + 1
+        peer.backoff_until = self.clock() + wait_s
         self.event("strike", peer=peer.label, why=why, strikes=peer.strikes, backoff_s=wait_s)
 
     # answers
@@ -359,18 +315,15 @@ class LeaseBook:
         return "accepted"
 
     def _accept(self, item: Item, record: LeaseRecord, data: Data, peer: Peer) -> None:
-        if (
-            item.lease is not None and item.lease != record.id
-        ):  # it had been leased to another meanwhile
+        if item.lease is not None and item.lease != record.id:  # leased to another meanwhile
             other = self._records[item.lease]
             self.outbox.append((other.peer, Revoke(self.gen, other.id)))
             self._close(other, "revoked", "another copy came first")
         if record.outcome is None:
             self._close(record, "accepted")
             peer.backoff = max(0, peer.backoff - 1)
-            for behind in (
-                peer.leases.values()
-            ):  # the peer gets on: leases it takes up after this one start to count now
+            # The peer gets on: leases it takes up after this one start to count now.
+            for behind in peer.leases.values():
                 if behind.item.position > item.position:
                     behind.deadline = max(behind.deadline, self.clock() + self.rules.lease_ttl_s)
         item.state, item.data, item.set_aside = READY, data, record.set_aside
@@ -381,16 +334,9 @@ class LeaseBook:
         if record.rejected:
             return
         plan, g = record.item.plan, record.item.g
-        key = (plan, g, record.set_aside)  # what the bytes may depend on
-        known, by = self._digests.setdefault(key, (digest, label))
-        self._digests.move_to_end(key)
-        if len(self._digests) > REMEMBERED:
-            self._digests.popitem(last=False)
-        if known != digest:
-            self.event(
-                "digest_mismatch", plan=plan, g=g, digests=(known, digest), peers=(by, label)
-            )
-            self.differing.append(Difference(plan, g, (by, label), (known, digest)))
+        found = self.digests.compare(plan, g, record.set_aside, digest, label)
+        if found is not None:
+            self.event("digest_mismatch", plan=plan, g=g, digests=found.digests, peers=found.makers)
 
     def on_nack(self, peer: Peer, nack: Nack) -> None:
         record = self._answered(peer, nack)
@@ -408,9 +354,8 @@ class LeaseBook:
         self._fail(record, "nacked", nack.why)
         self._strike(peer, "nack")
         able = {p.id for p in self.peers.values() if p.state == "ready"}
-        if len(item.nacks) >= self.rules.max_nacks and able <= {
-            peer_id for peer_id, _ in item.nacks
-        }:
+        refusing = {peer_id for peer_id, _ in item.nacks}
+        if len(item.nacks) >= self.rules.max_nacks and able <= refusing:
             item.state = FAILED
             self.event("batch_failed", plan=item.plan, g=item.g, why=nack.why)
 
@@ -436,14 +381,8 @@ class LeaseBook:
             return None
         data, item.data, item.state = item.data, None, DELIVERED
         self.next_position += 1
-        self.event(
-            "deliver",
-            plan=item.plan,
-            g=item.g,
-            digest=data.digest,
-            position=item.position,
-            peer=item.producer,
-        )
+        fields = {"plan": item.plan, "g": item.g, "digest": data.digest}
+        self.event("deliver", **fields, position=item.position, peer=item.producer)
         return item, data
 
     def release(self) -> tuple[str, int] | None:
@@ -472,17 +411,12 @@ class LeaseBook:
         if item is None or item.state != DELIVERED or position != self.next_position - 1:
             return False
         item.state, self.next_position = FREE, position
-        self._digests = OrderedDict(
-            (k, v) for k, v in self._digests.items() if k[:2] != (item.plan, item.g)
-        )
-        for record in (
-            self._records.values()
-        ):  # a late copy of what was rejected must not be taken for the new one
+        self.digests.forget(item.plan, item.g)
+        # A late copy of what was rejected must not be taken for the new one.
+        for record in self._records.values():
             if record.item is item:
-                record.item, record.rejected = (
-                    Item(position, item.plan, item.g, state=DELIVERED),
-                    True,
-                )
+                record.item = Item(position, item.plan, item.g, state=DELIVERED)
+                record.rejected = True
         self.event(
             "reject", plan=item.plan, g=item.g, reason=reason, peer=item.producer, strike=strike
         )

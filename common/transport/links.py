@@ -10,9 +10,11 @@ alone they bound memory per peer, and lose what they hold when it dies.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import uuid
 from collections.abc import Mapping
+from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -48,6 +50,19 @@ CHANGES = {
 }
 
 Received = tuple[bytes, str, "Message | WireError"]
+
+
+class ServerLink(Protocol):
+    """What the trainer's end needs of a transport (RouterLink, or LocalHub in one process)."""
+
+    address: str
+    public_key: str | None
+    bytes_received: int
+
+    def receive(self, timeout_s: float) -> tuple[list[Received], bool]: ...
+    def send(self, peer: bytes, run: str, message: Message) -> str: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Wake:
@@ -120,6 +135,7 @@ class RouterLink:
         self._zap: zmq.Socket | None = None
         self._monitor: zmq.Socket | None = None
         self._door: Doorkeeper | None = None
+        self._socket_file: tuple[str, int] | None = None  # path and inode of what was bound
         try:
             self._open(bind, window, max_frame_bytes)
         except BaseException:
@@ -157,6 +173,9 @@ class RouterLink:
         except zmq.ZMQError as error:
             raise ChannelError(explain_bind(bind, error.errno, str(error))) from None
         self.address = connectable(router.last_endpoint.rstrip(b"\0").decode())
+        if bind.startswith("ipc://"):
+            path = bind.removeprefix("ipc://")
+            self._socket_file = path, os.lstat(path).st_ino
         self.public_key = self._keys.pair.public if self._keys else None
         if bind.startswith("tcp://"):
             self._door = Doorkeeper(int(self.address.rsplit(":", 1)[1]), max_frame_bytes)
@@ -224,6 +243,11 @@ class RouterLink:
             self._monitor.close(0)
         self._context.destroy(linger=0)
         self._wake.close()
+        if self._socket_file is not None:
+            path, inode = self._socket_file
+            with contextlib.suppress(OSError):  # gone already, or another's by now
+                if os.lstat(path).st_ino == inode:
+                    os.unlink(path)
 
 
 class DealerLink:

@@ -12,57 +12,37 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from common.transport import lease_records, server_status, wire
 from common.transport.address import ChannelError
-from common.transport.delivery import BatchFailed, Delivery, Difference, NoData, Stopped
+from common.transport.answers import Answers
+from common.transport.delivery import BatchFailed, Delivery, Difference, NoData, StopAsked
 from common.transport.keys import ServerKeys
 from common.transport.lease_records import Rules
 from common.transport.leases import LeaseBook
-from common.transport.links import RECEIVE_AT_ONCE, Received, RouterLink
+from common.transport.links import RECEIVE_AT_ONCE, RouterLink, ServerLink
 from common.transport.messages import (
     Alive,
-    Bye,
     Data,
-    Heartbeat,
-    Lease,
-    Message,
-    Nack,
     Offer,
     Ready,
-    Refuse,
     Stop,
     Welcome,
-    WireError,
 )
 
 HEARTBEAT_S = 1.0
 POLL_S = 0.2  # how often next() looks at should_stop
-TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of probing and draining
+TICK_S, FINE_S = 0.1, 0.02  # resolution of expiry and back-off; of asking again and draining
 # of next(), whatever the cause: a first step may compile for minutes before its release()
 MAX_WAIT_S = 900.0
-MAX_PEERS = 512
 STALL_S = 2.0  # this process stood still for longer than that: nobody else is to blame
-PROBES_S = (
+ASK_AGAIN_S = (
     0.0,
     0.03,
     0.1,
     0.3,
 )  # after a disconnect: ask again, as the pipe goes a little later than the event comes
-
-
-class ServerLink(Protocol):
-    """What LeaseServer needs of a transport (RouterLink, or LocalHub in one process)."""
-
-    address: str
-    public_key: str | None
-    bytes_received: int
-
-    def receive(self, timeout_s: float) -> tuple[list[Received], bool]: ...
-    def send(self, peer: bytes, run: str, message: Message) -> str: ...
-    def wake(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def _ignore(kind: str, **fields: Any) -> None:
@@ -81,10 +61,9 @@ class LeaseServer:
     from any other.
 
     bind: ipc:///path (see address.ipc_address) or tcp://host:port with `keys`. max_frame_bytes: of
-    the largest array that a batch has. start: how many batches may exist at first, at most
-    `window`; from there the number adapts (see target.py). None: always the window. on_event(kind,
-    gen=…, t=…, **fields) gets every lease, lease_end, data, deliver, release, strike, peer and
-    error event, in order, under the server's lock: it must be quick and must not call the server.
+    the largest array that a batch has. on_event(kind, gen=…, t=…, **fields) gets every lease,
+    lease_end, data, deliver, release, strike, peer and error event, in order, under the server's
+    lock: it must be quick and must not call the server.
     Raises ChannelError when the address cannot be had.
     """
 
@@ -98,26 +77,20 @@ class LeaseServer:
         keys: ServerKeys | None = None,
         max_frame_bytes: int = wire.MAX_FRAME_BYTES,
         on_event: Callable[..., None] = _ignore,
-        clock: Callable[[], float] = time.monotonic,
         link: ServerLink | None = None,
-        start: int | None = None,
     ):
         if window < 1:
             raise ChannelError(f"window {window}: at least one batch must be allowed")
         self._run = wire.check_run_id(run_id)
-        self._clock = clock
         self._changed = threading.Condition()  # guards the book
-        self._book = LeaseBook(window, rules=rules, clock=clock, on_event=on_event, start=start)
-        self._offer = Offer("")
-        self._accept: Callable[[Ready], str | None] = lambda ready: None
-        self._last_lost = ""
+        self._book = LeaseBook(window, rules=rules, clock=time.monotonic, on_event=on_event)
         self._stopping, self._closing_until = False, None
         self._error: BaseException | None = None
-        self._probes: deque[float] = deque()
-        self._garbage: dict[bytes, int] = {}
+        self._questions: deque[float] = deque()
         self._link = link or RouterLink(
             bind, window=window, max_frame_bytes=max_frame_bytes, keys=keys
         )
+        self._answers = Answers(self._book, self._link, self._run)
         self.endpoint, self.public_key = self._link.address, self._link.public_key
         self._thread = threading.Thread(target=self._run_loop, name="lease-server", daemon=True)
         self._thread.start()
@@ -148,10 +121,10 @@ class LeaseServer:
                     f"generation {generation} is not above {self._book.gen}: producers would"
                     " ignore it"
                 )
-            self._offer, self._accept = offer, accept
+            self._answers.offer, self._answers.accept = offer, accept
             self._book.open(generation, schedule, set_aside)
             for peer in self._book.peers.values():
-                self._greet(peer)
+                self._answers.greet(peer)
             self._changed.notify_all()
         self._link.wake()
 
@@ -161,7 +134,8 @@ class LeaseServer:
         """The next batch of the schedule, None at its end.
 
         Raises NoData when the batch has not come after timeout_s (names the cause), BatchFailed
-        when every producer refuses it, Stopped within 0.2 s of should_stop(). One thread at a time.
+        when every producer refuses it, StopAsked within 0.2 s of should_stop(). One thread at a
+        time.
         """
         start = since = last = time.monotonic()
         with self._changed:
@@ -188,7 +162,7 @@ class LeaseServer:
                 if self._book.gen and self._book.at_end():
                     return None
                 if should_stop():
-                    raise Stopped("told to stop while waiting for a batch")
+                    raise StopAsked("told to stop while waiting for a batch")
                 now = time.monotonic()
                 still = _standstill(last, now)
                 start, since, last = start + still, since + still, now
@@ -234,9 +208,7 @@ class LeaseServer:
         call.
         """
         with self._changed:
-            found = list(self._book.differing)
-            self._book.differing.clear()
-            return found
+            return self._book.digests.take_differing()
 
     def target(self) -> int:
         """How many batches may exist now."""
@@ -275,7 +247,7 @@ class LeaseServer:
             if ready >= wanted or (at_end and idle):
                 return
             if should_stop():
-                raise Stopped("told to stop while waiting for batches")
+                raise StopAsked("told to stop while waiting for batches")
             now = time.monotonic()
             still = _standstill(last, now)
             start, since, last = start + still, since + still, now
@@ -289,7 +261,9 @@ class LeaseServer:
     def _no_data(self, waited_s: float) -> NoData:
         with self._changed:
             return NoData(
-                server_status.why_no_data(self._book, self.endpoint, waited_s, self._last_lost),
+                server_status.why_no_data(
+                    self._book, self.endpoint, waited_s, self._answers.last_lost
+                ),
                 len(self._book.peers),
             )
 
@@ -330,38 +304,38 @@ class LeaseServer:
             self._link.close()
 
     def _loop(self) -> None:
-        heartbeat_at, last = 0.0, self._clock()
+        heartbeat_at, last = 0.0, time.monotonic()
         timeout_s = TICK_S
         while True:
             messages, disconnected = self._link.receive(timeout_s)
             right = [
                 isinstance(m, Data) and wire.digest(m.arrays) == m.digest for _, _, m in messages
             ]  # outside the lock
-            now = self._clock()
+            now = time.monotonic()
             with self._changed:
                 if now - last > STALL_S:
                     self._book.stalled(now - last)
                 last = now
-                self._on_messages(messages, right)
+                self._answers.take(messages, right)
                 if (
                     len(messages) < RECEIVE_AT_ONCE
                 ):  # all that peers have said is read: only now may one be called silent
                     self._book.tick()
                 if disconnected:
-                    self._probes.extend(now + delay for delay in PROBES_S)
-                if now >= heartbeat_at or self._due_probe(now):
+                    self._questions.extend(now + delay for delay in ASK_AGAIN_S)
+                if now >= heartbeat_at or self._due_question(now):
                     heartbeat_at = now + HEARTBEAT_S
                     self._heartbeat()
                 if not self._stopping:
                     self._book.assign()
-                self._flush()
+                self._answers.flush(self._stopping)
                 self._changed.notify_all()
                 if self._stopping and (
                     not self._waiting_for() or time.monotonic() >= self._closing_until
                 ):
                     return
             del messages  # else the last batch would stay in memory until the next one comes
-            timeout_s = FINE_S if self._stopping or self._probes else TICK_S
+            timeout_s = FINE_S if self._stopping or self._questions else TICK_S
 
     def _waiting_for(self) -> list[str]:
         """Producers that have been told to stop and can still say BYE."""
@@ -369,10 +343,10 @@ class LeaseServer:
             peer.label for peer in self._book.peers.values() if peer.state in ("joining", "ready")
         ]
 
-    def _due_probe(self, now: float) -> bool:
+    def _due_question(self, now: float) -> bool:
         due = False
-        while self._probes and min(self._probes) <= now:
-            self._probes.remove(min(self._probes))
+        while self._questions and min(self._questions) <= now:
+            self._questions.remove(min(self._questions))
             due = True
         return due
 
@@ -380,120 +354,6 @@ class LeaseServer:
         """Sent to every peer; with ROUTER_MANDATORY it is also how a killed one is found."""
         for peer in self._book.peers.values():
             self._book.outbox.append((peer.id, Alive(self._book.gen)))
-
-    def _flush(self) -> None:
-        """Send what has collected.
-
-        A peer that cannot be reached loses its leases, which are leased again at once.
-        """
-        book = self._book
-        while book.outbox:
-            peer_id, message = book.outbox.popleft()
-            if peer_id not in book.peers:
-                continue
-            sent = self._link.send(peer_id, self._run, message)
-            if sent == "gone":
-                self._lost(peer_id, "disconnected")
-                if not self._stopping:
-                    book.assign()
-            elif sent == "full" and book.peers[peer_id].state != "frozen":
-                book.counts["eagain"] += 1  # must stay 0: credits bound what is under way
-                if isinstance(message, Lease):
-                    self._lost(peer_id, "does not read")
-
-    def _lost(self, peer_id: bytes, why: str) -> None:
-        peer = self._book.peers[peer_id]
-        if peer.name:
-            self._last_lost = f"{peer.label} (pid {peer.pid}) {why} after {peer.produced} batches"
-        self._garbage.pop(peer_id, None)
-        self._book.peer_lost(peer_id, why)
-
-    def _on_messages(self, messages: list[Received], right: list[bool]) -> None:
-        for (peer_id, run, message), digest_is_right in zip(messages, right, strict=True):
-            self._on_message(peer_id, run, message, digest_is_right)
-
-    def _on_message(
-        self, peer_id: bytes, run: str, message: Message | WireError, digest_is_right: bool
-    ) -> None:
-        book = self._book
-        if isinstance(message, WireError):
-            self._on_garbage(peer_id, run, message)
-            return
-        if peer_id not in book.peers and len(book.peers) >= MAX_PEERS:
-            self._link.send(
-                peer_id,
-                run,
-                Refuse(book.gen, f"this trainer has {MAX_PEERS} producers, which is the most"),
-            )
-            return
-        peer = book.heard(peer_id)
-        if run != self._run:
-            self._refuse(
-                peer, f"this trainer runs {self._run}, the producer belongs to run {run}", run
-            )
-        elif peer.state == "refused":
-            self._refuse(peer, peer.refused, run)
-        elif isinstance(message, Bye):
-            self._lost(peer_id, "left")
-        elif isinstance(message, Heartbeat):
-            peer.gen = message.gen
-            book.peer_status(peer, message.status)
-            if message.gen != book.gen or message.ready != (peer.state == "ready"):
-                self._greet(peer)
-        elif message.gen != book.gen:
-            book.event("stale", peer=peer.label, type=message.TYPE, of=message.gen)
-            self._greet(peer)
-        elif isinstance(message, Ready):
-            self._on_ready(peer, message, run)
-        elif isinstance(message, Data):
-            book.on_data(peer, message, digest_is_right)
-        elif isinstance(message, Nack):
-            book.on_nack(peer, message)
-
-    def _on_ready(self, peer: lease_records.Peer, message: Ready, run: str) -> None:
-        reason = self._accept(message)
-        if reason is None:
-            self._book.peer_ready(peer, message)
-        else:
-            peer.name, peer.pid = message.name, message.pid
-            self._refuse(peer, reason, run)
-
-    def _greet(self, peer: lease_records.Peer) -> None:
-        """WELCOME, at most once a second per generation: a producer may take a minute to answer
-        READY.
-        """
-        now = self._clock()
-        if (
-            self._book.gen == 0
-            or peer.state == "refused"
-            or (peer.welcomed_gen == self._book.gen and now - peer.welcomed_at < HEARTBEAT_S)
-        ):
-            return
-        peer.welcomed_gen, peer.welcomed_at = self._book.gen, now
-        self._book.outbox.append((peer.id, Welcome(self._book.gen, self._offer)))
-
-    def _refuse(self, peer: lease_records.Peer, reason: str, run: str) -> None:
-        self._book.peer_refused(peer, reason)
-        self._link.send(
-            peer.id, run, Refuse(self._book.gen, reason)
-        )  # addressed in the producer's own run, or it would not listen
-
-    def _on_garbage(self, peer_id: bytes, run: str, error: WireError) -> None:
-        """Count it; the first of a peer is reported in full.
-
-        A producer of another version is told so.
-        """
-        seen = self._garbage[peer_id] = self._garbage.get(peer_id, 0) + 1
-        peer = self._book.peers.get(peer_id)
-        self._book.event(
-            "garbage",
-            peer=peer.label if peer else peer_id.hex()[-8:],
-            error=str(error) if seen == 1 else "again",
-        )
-        if len(self._garbage) > 1000:
-            self._garbage.clear()
-        if error.version is not None and error.version != wire.VERSION and run:
-            self._link.send(peer_id, run, Refuse(self._book.gen, str(error)))
 
     def _check_alive(self) -> None:
         if self._error is not None:

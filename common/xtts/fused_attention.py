@@ -101,12 +101,14 @@ def _module(b: int, t: int, h: int, d: int, s: int, causal: bool, backward: bool
     names = ", ".join(f"%arg{i}" for i in range(len(operands)))
     arguments = ", ".join(f"%arg{i}: {kind}" for i, kind in enumerate(operands))
     returned = ", ".join(f"%0#{i}" for i in range(len(results)))
-    return f"""module @fmha attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32}} {{
+    outside = ", ".join(_time_outside_heads(r) for r in results)
+    one = "mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32"
+    return f"""module @fmha attributes {{{one}}} {{
   func.func public @main({arguments}) -> ({", ".join(results)}) {{
     %0:{len(results) + 1} = stablehlo.custom_call @{target}({names}) {{
       api_version = 2 : i32, backend_config = "{config}",
       operand_layouts = [{", ".join(map(_row_major, operands))}],
-      result_layouts = [{", ".join(_time_outside_heads(r) for r in results)}, dense<0> : tensor<1xindex>]
+      result_layouts = [{outside}, dense<0> : tensor<1xindex>]
     }} : ({", ".join(operands)}) -> ({", ".join(results)}, tensor<0xui8>)
     return {returned} : {", ".join(results)}
   }}

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from common.xtts.dims import GptDims
 from common.xtts.gpt import Cache, Gpt
+from common.xtts.prefixes import pack_prefixes, round_up
 
-PREFIX_MULTIPLE = 32
 CODES_MULTIPLE = 128
 FAKE_ID = 1
 
@@ -70,9 +70,8 @@ class SamplingOptions:
             f"repetition_penalty must be positive, not {self.repetition_penalty}": (
                 not self.repetition_penalty > 0
             ),
-            f"temperature must be positive, not {self.temperature} (greedy: true takes the likeliest code)": (
-                not self.temperature > 0
-            ),
+            f"temperature must be positive, not {self.temperature} (greedy: true takes the"
+            " likeliest code)": not self.temperature > 0,
             f"top_k must be 0 (off) or more, not {self.top_k}": self.top_k < 0,
             f"top_p must be in (0, 1], not {self.top_p}": not 0 < self.top_p <= 1,
             f"max_codes must be at least 1, not {self.max_codes}": (
@@ -290,7 +289,7 @@ class Sampler:
                 f"noise is {list(noise.shape)}, needs at least"
                 f" {[most, rows, self.dims.num_audio_tokens]}"
             )
-        capacity = min(_round_up(most, CODES_MULTIPLE), self.max_codes)
+        capacity = min(round_up(most, CODES_MULTIPLE), self.max_codes)
         state = self._start(
             tf.convert_to_tensor(latents),
             tf.constant(ids),
@@ -421,41 +420,6 @@ def likeliest(gpt: Gpt, drawn: Sequence[Generated]) -> Generated:
     )
 
 
-def pack_prefixes(
-    texts: Sequence[Sequence[int]], dims: GptDims, text_stop_input: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """START t1..tl (STOP) per row, then zeros -> ids, positions int32 [B, T], lengths int32 [B]; T
-    a multiple of 32 if the table allows.
-
-    Raises ValueError: no text, an empty one, one of `max_text_tokens` or more, or an id outside the
-    vocabulary.
-    """
-    if not texts:
-        raise ValueError("no text to speak")
-    rows = [
-        [dims.start_text, *map(int, text), *([dims.stop_text] if text_stop_input else [])]
-        for text in texts
-    ]
-    for text in texts:
-        if not 0 < len(text) < dims.max_text_tokens:
-            raise ValueError(
-                f"a text of {len(text)} tokens; the model takes 1 to {dims.max_text_tokens - 1}:"
-                " split it into sentences"
-            )
-        if min(text) < 0 or max(text) >= dims.num_text_tokens:
-            raise ValueError(
-                f"text id {max(text)} is outside the model's {dims.num_text_tokens} ids: is this"
-                " its vocabulary?"
-            )
-    lengths = np.array([len(row) for row in rows], np.int32)
-    num_positions = min(_round_up(int(lengths.max()), PREFIX_MULTIPLE), dims.num_text_positions)
-    ids, positions = np.zeros((2, len(rows), num_positions), np.int32)
-    for row, text in enumerate(rows):
-        ids[row, : len(text)] = text
-        positions[row, : len(text)] = np.arange(len(text))
-    return ids, positions, lengths
-
-
 def latents_pass(
     gpt: Gpt, latents, text_ids: Sequence[int], codes: Sequence[int], text_stop_input: bool = False
 ) -> tf.Tensor:
@@ -477,7 +441,3 @@ def latents_pass(
         tf.convert_to_tensor(latents), tf.constant(ids, tf.int32), tf.constant(positions, tf.int32)
     )
     return hidden[:, dims.num_latents + len(text) :]
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

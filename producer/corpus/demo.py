@@ -56,13 +56,16 @@ SPEAKERS: dict[str, tuple[Speaker, Speaker]] = {
     "ar": (Speaker("layla", "ar+Annie", 50, 165), Speaker("omar", "ar+m5", 40, 160)),
 }
 
-_README = """This folder was made by `python -m producer.corpus.demo`: synthetic speech by eSpeak NG, texts written for this project.
+_README = """This folder was made by `python -m producer.corpus.demo`: synthetic speech by
+eSpeak NG, texts written for this project.
 
-metadata.csv   audio_file|text|speaker_name|language, UTF-8, one line per recording, the columns named in the first line
+metadata.csv   audio_file|text|speaker_name|language, UTF-8, one line per recording, the columns
+               named in the first line
 wavs/          the recordings, 22 050 Hz, 16 bit, mono
 
-To train on your own voice, put your recordings (WAV, FLAC, MP3 or OGG, 0.5 to 11.6 s each) and a metadata.csv like this one into a
-folder of your own and give that folder as data.train=DIR, or replace what is in here; an existing folder is never overwritten.
+To train on your own voice, put your recordings (WAV, FLAC, MP3 or OGG, 0.5 to 11.6 s each) and a
+metadata.csv like this one into a folder of your own and give that folder as data.train=DIR, or
+replace what is in here; an existing folder is never overwritten.
 `python launch.py scan data.train=DIR` says what of it can be used, and why the rest cannot.
 """
 

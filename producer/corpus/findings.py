@@ -41,24 +41,53 @@ MESSAGES = {
     "loud": "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})",
     "clipped": "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})",
     "low_rate": "{n} clips are sampled below 16 kHz and sound dull ({x})",
-    "quiet": "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})",
-    "offset": "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with a high-pass filter",
-    "cancelled": "{n} clips have channels that cancel each other when they are added; the louder one is taken alone ({x})",
-    "dead_channel": "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})",
+    "quiet": (
+        "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})"
+    ),
+    "offset": (
+        "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with"
+        " a high-pass filter"
+    ),
+    "cancelled": (
+        "{n} clips have channels that cancel each other when they are added; the louder one is"
+        " taken alone ({x})"
+    ),
+    "dead_channel": (
+        "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})"
+    ),
     "doubtful_end": "{n} files may end early: nothing marks the end of their stream ({x})",
-    "found_by_name": "{n} recordings are not where the metadata says; those of their name below the corpus are taken ({x})",
-    "band_limited": "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})",
+    "found_by_name": (
+        "{n} recordings are not where the metadata says; those of their name below the corpus"
+        " are taken ({x})"
+    ),
+    "band_limited": (
+        "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})"
+    ),
     "hum": "{n} clips have a hum of the mains at 50 or 60 Hz ({x})",
     "silence_before": "{n} clips begin with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "silence_after": "{n} clips end with more than 1.5 s of silence (longest {v:.1f} s: {x})",
     "pause": "{n} clips have a pause of more than 3 s (longest {v:.1f} s: {x})",
-    "long_text": "{n} texts are longer than XTTS's limit for their language, where speech may be cut off (longest at {x})",
+    "long_text": (
+        "{n} texts are longer than XTTS's limit for their language, where speech may be cut off"
+        " (longest at {x})"
+    ),
     "other_script": "{n} texts have more than 30 % letters of another script (most at {x})",
-    "fast": "{n} texts have more than 40 characters per second of audio; do they belong to it? (most at {x})",
-    "slow": "{n} texts have too few characters per second of audio; do they belong to it? (fewest at {x})",
-    "faster_than_most": "{n} texts have twice the characters per second of others in their language (most at {x})",
+    "fast": (
+        "{n} texts have more than 40 characters per second of audio; do they belong to it?"
+        " (most at {x})"
+    ),
+    "slow": (
+        "{n} texts have too few characters per second of audio; do they belong to it? (fewest"
+        " at {x})"
+    ),
+    "faster_than_most": (
+        "{n} texts have twice the characters per second of others in their language (most at"
+        " {x})"
+    ),
     "shared": "{n} rows share their audio file with an earlier row (first at {x})",
-    "same_audio": "{n} clips hold the same sound as an earlier row's, in another file (first at {x})",
+    "same_audio": (
+        "{n} clips hold the same sound as an earlier row's, in another file (first at {x})"
+    ),
     "same_text": "{n} rows have the same text as an earlier row of their speaker (first at {x})",
     "in_both": "{n} clips of data.val are in data.train too, so evaluation flatters ({x})",
     "other_language": "{n} rows look like another language than they are said to be: {x}",
@@ -103,17 +132,16 @@ class Finding:
 
     kind: str
     count: int = 0
-    worst: list[tuple[float, int, str, str]] = field(
-        default_factory=list
-    )  # value, minus its number, where it is, what is said of it
+    # value, minus its number, where it is, what is said of it, the utterance's id
+    worst: list[tuple[float, int, str, str, int]] = field(default_factory=list)
     every: dict[str, str] | None = None  # row → why it is rejected, where that is asked for
 
-    def add(self, where: str, said: str, value: float = 0.0) -> None:
-        """`value`: how odd it is; of equal ones the first is kept."""
+    def add(self, where: str, said: str, value: float = 0.0, *, of: int) -> None:
+        """`value`: how odd it is; of equal ones the first is kept. `of`: the utterance's id."""
         self.count += 1
         if self.every is not None:
             self.every[where] = REASONS[self.kind].format(v=value, w=-value)
-        entry = (value, -self.count, where, said)
+        entry = (value, -self.count, where, said, of)
         if len(self.worst) < SHOWN:
             heapq.heappush(self.worst, entry)
         elif entry > self.worst[0]:
@@ -122,31 +150,39 @@ class Finding:
     @property
     def message(self) -> str:
         """In one line, with the worst."""
-        value, _, _, said = max(self.worst)
+        value, _, _, said, _ = max(self.worst)
         return MESSAGES[self.kind].format(n=self.count, v=value, w=-value, x=said)
 
     def to_json(self) -> dict:
-        """Plain values: the rows are the worst twenty, as `file:line`."""
+        """Plain values.
+
+        `worst`: the worst twenty rows as `file:line`; `said` and `utterances`: of each what is
+        said of it, and its id in the manifest.
+        """
+        worst = sorted(self.worst, reverse=True)
         return {
             "kind": self.kind,
             "rows": self.count,
             "message": self.message,
-            "worst": [w[2] for w in sorted(self.worst, reverse=True)],
+            "worst": [w[2] for w in worst],
+            "said": [w[3] for w in worst],
+            "utterances": [w[4] for w in worst],
         }
 
 
 class _Measured:
-    """A number of each row, and the row: compared when all are known.
+    """A number of each row, the row and its id: compared when all are known.
 
-    The rows are there already; a number takes 8 bytes.
+    The rows are there already; a number and an id take 16 bytes.
     """
 
     def __init__(self):
-        self.values, self.rows = array("d"), []
+        self.values, self.rows, self.ids = array("d"), [], array("q")
 
-    def add(self, value: float, row: CorpusRow) -> None:
+    def add(self, value: float, row: CorpusRow, of: int) -> None:
         self.values.append(value)
         self.rows.append(row)
+        self.ids.append(of)
 
 
 class Findings:
@@ -163,41 +199,44 @@ class Findings:
         self._words = LanguageWords()
         self._split_of: dict[str, int] = {}
         self._texts: set[int] = set()
-        self._only: dict[
-            str, str | None
-        ] = {}  # speaker → the row of its single clip; None: it has more
+        # speaker → the row and the id of its single clip; None: it has more
+        self._only: dict[str, tuple[str, int] | None] = {}
         self._pace: dict[str, _Measured] = {}
         self._levels = _Measured()
+        self._looked = 0
         self.unknown_characters: Counter[str] = Counter()
 
     def look_at(self, entry: CorpusRow, facts: AudioFacts) -> None:
-        """Note what is odd about a row that is kept."""
-        where = where_of(entry.row)
+        """Note what is odd about a row that is kept; they come in the order of their ids."""
+        where, of = where_of(entry.row), self._looked
+        self._looked += 1
         for kind, said, value in (*_of_audio(facts), *_of_text(entry, facts, where)):
-            self._kinds[kind].add(where, said, value)
+            self._kinds[kind].add(where, said, value, of=of)
         if facts.searched and any(c in entry.row.id for c in "/\\."):
-            self._kinds["found_by_name"].add(where, f"{where}, {entry.row.id} → {facts.path}")
-        self._pace.setdefault(entry.language, _Measured()).add(_pace(entry, facts), entry)
+            self._kinds["found_by_name"].add(
+                where, f"{where}, {entry.row.id} → {facts.path}", of=of
+            )
+        self._pace.setdefault(entry.language, _Measured()).add(_pace(entry, facts), entry, of)
         if facts.level_db is not None:
-            self._levels.add(facts.level_db, entry)
-        self._only[entry.speaker] = None if entry.speaker in self._only else where
+            self._levels.add(facts.level_db, entry, of)
+        self._only[entry.speaker] = None if entry.speaker in self._only else (where, of)
         text = hash((entry.speaker, entry.row.text))
         if text in self._texts:
-            self._kinds["same_text"].add(where, where)
+            self._kinds["same_text"].add(where, where, of=of)
         elif len(self._texts) < MOST_TEXTS:
             self._texts.add(text)
         self._words.add(entry.row.text, entry.language)
         before = self._split_of.get(facts.path)
         if before is None and facts.content in self._contents:
-            self._kinds["same_audio"].add(where, f"{where}, {facts.path}")
+            self._kinds["same_audio"].add(where, f"{where}, {facts.path}", of=of)
         if facts.content:
             self._contents.add(facts.content)
         if before is None:
             self._split_of[facts.path] = entry.split
         elif before == entry.split:
-            self._kinds["shared"].add(where, f"{where}, {facts.path}")
+            self._kinds["shared"].add(where, f"{where}, {facts.path}", of=of)
         else:
-            self._kinds["in_both"].add(where, facts.path)
+            self._kinds["in_both"].add(where, facts.path, of=of)
 
     def found(self) -> list[Finding]:
         """What was found, of each kind that occurred. To be called once."""
@@ -205,27 +244,29 @@ class Findings:
             self._compare(language, paces)
         if len(self._levels.rows) >= ENOUGH:
             median = float(np.median(self._levels.values))
-            for level, entry in zip(self._levels.values, self._levels.rows, strict=True):
+            levels = self._levels
+            for level, entry, of in zip(levels.values, levels.rows, levels.ids, strict=True):
                 if median - level > SOFTER_DB:
-                    said = f"{where_of(entry.row)}, {level:.0f} dBFS against {median:.0f}"
-                    self._kinds["softer_than_most"].add(where_of(entry.row), said, median - level)
+                    where = where_of(entry.row)
+                    said = f"{where}, {level:.0f} dBFS against {median:.0f}"
+                    self._kinds["softer_than_most"].add(where, said, median - level, of=of)
         for language, other, own, most, rows in self._words.doubts():
             finding = self._kinds["other_language"]
             said = (
                 f"{language}, of whose common words they have {own:.1%}, and {most:.1%} of those of"
                 f" {other}; set data.language"
             )
-            for entry in (
-                self._pace[language].rows
-                if finding.every is not None
-                else self._pace[language].rows[:1]
-            ):
-                finding.add(where_of(entry.row), said)
+            paces = self._pace[language]
+            for entry, of in zip(paces.rows, paces.ids, strict=True):
+                finding.add(where_of(entry.row), said, of=of)
+                if finding.every is None:
+                    break
             finding.count += rows - finding.count
         if len(self._only) > 1:
-            for speaker, where in self._only.items():
-                if where is not None:
-                    self._kinds["lone_speaker"].add(where, f"{speaker}, {where}")
+            for speaker, only in self._only.items():
+                if only is not None:
+                    where, of = only
+                    self._kinds["lone_speaker"].add(where, f"{speaker}, {where}", of=of)
         return [f for f in self._kinds.values() if f.count]
 
     def _compare(self, language: str, paces: _Measured) -> None:
@@ -238,12 +279,12 @@ class Findings:
         high = OUT_OF_LINE / 2 * median if median else np.inf
         others = f" against {median:.1f}" if median else ""
         for i in np.flatnonzero((values < low) | (values > high)):
-            where, pace = where_of(paces.rows[i].row), values[i]
+            where, pace, of = where_of(paces.rows[i].row), values[i], paces.ids[i]
             said = f"{where}, {pace:.1f} per second{others}"
             if pace < low:
-                self._kinds["slow"].add(where, said, -pace)
+                self._kinds["slow"].add(where, said, -pace, of=of)
             elif pace <= FASTEST:
-                self._kinds["faster_than_most"].add(where, said, pace)
+                self._kinds["faster_than_most"].add(where, said, pace, of=of)
 
 
 def misfits(

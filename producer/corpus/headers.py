@@ -108,7 +108,7 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     return AudioFacts(**facts)
 
 
-def probe(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
+def facts_of(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
     """Facts of the recording; None if there is none.
 
     A file that `previous` knows unchanged is not opened, and what is no file

@@ -239,15 +239,18 @@ def missing_reason(candidates: tuple[str, ...]) -> str:
     )
 
 
+def brief(reject: Reject) -> str:
+    """The reason; of the paths that were tried for a missing file the first alone."""
+    head, others, _ = reject.reason.partition(f"{_OTHERS}: ")
+    return f"{head}{_OTHERS})" if reject.kind == MISSING and others else reject.reason
+
+
 def reject_line(reject: Reject, full: bool = False) -> str:
     """`file:line: reason (id)`, the form of compilers, which editors can jump to.
 
     Of the twenty paths that were tried for a missing file only the first is there, unless `full`.
     """
-    reason = reject.reason
-    if reject.kind == MISSING and not full:
-        head, others, _ = reason.partition(f"{_OTHERS}: ")
-        reason = f"{head}{_OTHERS})" if others else reason
+    reason = reject.reason if full else brief(reject)
     return f"{reject.file}:{reject.line}: {reason}" + (f" (id {reject.id})" if reject.id else "")
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import EVAL, TRAIN, Reject
-from common.run.settings import Config, Source
+from common.run.sections import Source
+from common.run.settings import Config
 from common.system.errors import BadInput
 from common.xtts.text.clean import UnknownLanguage, normalize_language, require_backend
 from common.xtts.text.errors import LanguageUnavailable

@@ -19,7 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from common.data.manifest import EVAL, TRAIN, Manifest, ManifestWriter, Reject
+from common.data.manifest import EVAL, TRAIN, Manifest, Reject
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.run.settings import Config
 from common.system.cores import cores
 from common.system.errors import BadInput
@@ -28,7 +29,7 @@ from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextEr
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.batches.decode import SAMPLE_RATE
 from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
-from producer.corpus.headers import AudioFacts, probe
+from producer.corpus.headers import AudioFacts, facts_of
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
 from producer.corpus.text_findings import TextFindings
@@ -164,7 +165,7 @@ def _facts(
 
     def work(first: int) -> list[AudioFacts | None]:
         chunk = enumerate(rows[first : first + _CHUNK], first)
-        return [probe(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
+        return [facts_of(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
 
     with ThreadPoolExecutor(threads, "scan") as pool:
         for found in pool.map(work, range(0, len(rows), _CHUNK)):
@@ -195,6 +196,13 @@ class _Scan:
             self.first_rejects.append(reject)
         self.writer.add_reject(reject)
 
+    def take(self, entry: CorpusRow | Reject, facts: Iterator[AudioFacts | None]) -> None:
+        """The next line of the metadata; `facts` are those of its rows' files, in order."""
+        if isinstance(entry, Reject):
+            self.reject(entry)
+        else:
+            self.judge(entry, next(facts))
+
     def judge(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         """Keep a row or reject it."""
         try:
@@ -221,19 +229,21 @@ class _Scan:
             raise _Rejected(*misfit)
         clean, tokens = self._tokenise(entry)
         number = self.writer.add_utterance(
-            source=entry.source,
-            path=facts.path,
-            name=entry.row.id,
-            text=entry.row.text,
-            clean=clean,
-            tokens=tokens,
-            language=entry.language,
-            speaker=entry.speaker,
-            num_samples=facts.num_samples,
-            source_rate=facts.rate,
-            source_frames=facts.frames,
-            size=facts.size,
-            split=entry.split,
+            NewUtterance(
+                source=entry.source,
+                path=facts.path,
+                name=entry.row.id,
+                text=entry.row.text,
+                clean=clean,
+                tokens=tokens,
+                language=entry.language,
+                speaker=entry.speaker,
+                num_samples=facts.num_samples,
+                source_rate=facts.rate,
+                source_frames=facts.frames,
+                size=facts.size,
+                split=entry.split,
+            )
         )
         self.kept[entry.split] += 1
         self.num_default_language += entry.by_default
@@ -370,6 +380,11 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
             ) from e
 
 
+def _every(num_rows: int) -> int:
+    """Of every how many recordings the samples are looked at."""
+    return 1 if num_rows <= DEEP_FILES else num_rows // SAMPLED_FILES
+
+
 def scan(
     config: Config,
     manifest_path: Path,
@@ -405,15 +420,9 @@ def scan(
     rows = read_rows(config) if rows is None else rows
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
-    every = (
-        int(deep)
-        if deep is not None
-        else 1
-        if len(candidates) <= DEEP_FILES
-        else len(candidates) // SAMPLED_FILES
-    )
+    every = _every(len(candidates)) if deep is None else int(deep)
     threads = config.data.scan_threads or cores()
-    with Manifest.create(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
+    with ManifestWriter(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
         for root in rows.roots:
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer)
@@ -421,17 +430,11 @@ def scan(
         facts = _facts(candidates, threads, every, previous)
         if config.data.reject:
             facts = iter(looked := list(facts))
-            usable = (
-                (e, f)
-                for e, f in zip(candidates, looked, strict=True)
-                if f is not None and not f.error
-            )
+            both = zip(candidates, looked, strict=True)
+            usable = ((e, f) for e, f in both if f is not None and not f.error)
             job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
-            if isinstance(entry, Reject):
-                job.reject(entry)
-            else:
-                job.judge(entry, next(facts))
+            job.take(entry, facts)
             if i % _CHUNK == 0:
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import os
 import shutil
@@ -22,31 +21,30 @@ from safetensors.numpy import load_file, save_file
 
 from common.audio.errors import DecodeError
 from common.data import stateless_random
-from common.data.batch import num_bytes
-from common.data.buckets import Bucket, make_buckets, padded_share, row_lengths
-from common.data.manifest import EVAL, TRAIN, Manifest
-from common.data.plan import Plan, PlanRows, write_plan
+from common.data.manifest import TRAIN, Manifest
 from common.run import beginning
+from common.run import proof as record
 from common.run import settings as config_module
 from common.run.beginning import Beginning
 from common.run.folder import RunFolder
 from common.run.parity import PARITY
-from common.run.settings import Config, Threads
-from common.run.stages import STAGES, StageSpec, family_of, stages_of
+from common.run.sections import Threads
+from common.run.settings import Config
+from common.run.stages import NETWORKS, family_of, stages_of
 from common.system.errors import BadInput
-from common.system.files import digest, file_digest, write_atomically
+from common.system.files import digest, file_digest, fsync_tree
 from common.xtts import filterbank
 from common.xtts.checkpoints import pretrained
 from common.xtts.dims import ModelDims
 from common.xtts.text.clean import UnknownLanguage, normalize_language
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
 from producer.batches.decode import decode
-from producer.batches.rows import hidden_share, layout_of, most_codes
+from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin
-from producer.creation.resume import compare, names, newest, without_effect
+from producer.creation import begin, mend, plans, room
+from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -75,20 +73,17 @@ def prepare_run(
             f"parity {config.parity}: "
             + ", ".join(f"{k}={v}" for k, v in PARITY[config.parity].items())
         )
-    existing = RunFolder(folder) if (folder / "identity.json").is_file() else None
-    if existing is None and folder.exists() and (folder / "checkpoints").exists():
-        raise BadInput(
-            f"{folder} has checkpoints but no identity.json: it is not a whole run; choose another"
-            " run= folder"
-        )
+    existing = RunFolder(folder) if record.is_run(folder) else None
+    if existing is None:
+        _check_no_history(folder)
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
-    if existing is not None:
-        config = _keep_arithmetic(config, existing.config)
-    config = config_module.resolve(config, on_cpu, cores)
-    if existing is not None:
-        config = _keep_machine_settings(config, existing.config)
+    config = (
+        config_module.resolve(config, on_cpu, cores)
+        if existing is None
+        else resumed(config, existing, on_cpu, cores)
+    )
     aside = folder / ".new"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,17 +94,20 @@ def prepare_run(
             f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
         ) from e
     try:
-        identity = _make(config, aside, existing, start, out)
+        with room.needed(folder):
+            identity = _make(config, aside, existing, start, out)
         config = config.model_copy(
             update={"model": config.model.model_copy(update={"weights": named})}
         )
         if existing is None:
-            _move_in(config, aside, folder, identity)
+            with room.needed(folder):
+                _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
             for setting in without_effect(existing, config):
                 out(f"warning: no effect on this run: {setting}")
             lost = compare(identity, existing, config, aside / "manifest.sqlite")
+            mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
             if lost:
                 out(
                     f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
@@ -117,17 +115,40 @@ def prepare_run(
                     " aside when their turn comes. To train on them, restore the files and start"
                     " again"
                 )
-            for name in (
-                ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
-            ):  # of the same corpus, wherever it lies now
-                os.replace(aside / name, folder / name)
-            config_module.dump(config, folder / "config.yaml")
+            for line in (
+                *changes(existing.config, config),
+                *moved_schedule(existing.config, config),
+            ):
+                out(f"changed: {line}")
+            # Of the same corpus, wherever it lies now.
+            scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
+            with room.needed(folder):
+                mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
+            for line in mend.told(existing, mended):
+                out(line)
             out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if existing is not None:
+    if existing is not None and "manifest" in vars(existing):
         existing.manifest.close()
     return RunFolder(folder)
+
+
+def _check_no_history(folder: Path) -> None:
+    """BadInput: training took place in a folder that is no run any more."""
+    for stage in {s.folder for s in NETWORKS}:
+        for name in ("checkpoints", "ledger.jsonl"):
+            if (folder / stage / name).exists():
+                raise BadInput(
+                    f"{folder / stage} has {name} but {folder} no identity.json: it is not a whole"
+                    " run; restore the file from a copy, or choose another run= folder"
+                )
+
+
+def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Config:
+    """The settings that a run goes on with where `config` is asked for."""
+    config = config_module.resolve(_keep_arithmetic(config, existing.config), on_cpu, cores)
+    return _keep_machine_settings(config, existing.config)
 
 
 def _check(config: Config, start: Beginning | None) -> None:
@@ -217,7 +238,7 @@ def _make(
         aside / "manifest.sqlite",
         tokenizer,
         rows=rows,
-        previous=existing.manifest if existing is not None else None,
+        previous=existing.manifest if _is_whole(existing, "manifest.sqlite") else None,
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
@@ -236,12 +257,12 @@ def _make(
             dvae,
             aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
         )
-    plans = {
-        s.name: _plans(config, aside / "plan" / s.name, s, manifest, dims)
+    digests = {
+        s.name: plans.write(config, aside / "plan" / s.name, s, manifest, dims)
         for s in stages_of(config.model.size)
     }
-    _check_memory(config, aside, dims)
-    for line in _plan_lines(config, aside, manifest, dims):
+    plans.check_memory(config, aside, dims)
+    for line in plans.lines(config, aside, manifest, dims):
         out(line)
     manifest.close()
     write_rejects(result.report.rejects, aside / "rejects.tsv")
@@ -252,7 +273,7 @@ def _make(
         "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),
         "seed": config.seed,
         "manifest": manifest.digest,
-        "plan": plans,
+        "plan": digests,
         "accumulate": config.train.accumulate,
         "dims": dims.to_dict(),
         "vocabulary": tokenizer.digest,
@@ -288,7 +309,7 @@ def make_vocabulary(
         "parity": config.text.coqui_cleaning,
     }
     try:
-        if existing is not None and (config.text.extend or not vocab):
+        if _is_whole(existing, "vocab.json") and (config.text.extend or not vocab):
             return Tokenizer.load(existing.path / "vocab.json", **options)
         if vocab:
             return _extended(Tokenizer.load(vocab, **options), config, rows, out)
@@ -360,7 +381,8 @@ def _mel_stats(
         return stats.astype(np.float32)
     if not any(s.networks for s in stages_of(config.model.size)):
         return np.ones(dims.audio.num_mels, np.float32)
-    if existing is not None and existing.manifest.digest == manifest.digest:
+    whole = all(_is_whole(existing, n) for n in ("manifest.sqlite", "mel_stats.safetensors"))
+    if whole and existing.manifest.digest == manifest.digest:
         return existing.mel_stats
     ids = np.flatnonzero(manifest.columns()["split"] == TRAIN)
     chosen = ids[
@@ -379,6 +401,11 @@ def _mel_stats(
     return filterbank.mel_stats(itertools.chain([first], waves))
 
 
+def _is_whole(existing: RunFolder | None, name: str) -> bool:
+    """There is a run, and this file of it is as it was written."""
+    return existing is not None and name not in existing.damaged
+
+
 def _decodable(
     manifest: Manifest, ids: np.ndarray, errors: list[DecodeError]
 ) -> Iterator[np.ndarray]:
@@ -390,103 +417,14 @@ def _decodable(
             log.warning("not used for the mel statistics: %s", e)
 
 
-def _plans(
-    config: Config, folder: Path, stage: StageSpec, manifest: Manifest, dims: ModelDims
-) -> dict[str, str]:
-    """Write both plans of a stage; returns their digests."""
-    columns = manifest.columns()
-    n = len(columns["split"])
-    if stage.crops:
-        buckets = [
-            Bucket(config.dvae.batch_size, config.dvae.crop_frames, 0, config.dvae.crop_frames // 4)
-        ]
-        of = np.zeros(n, np.int16)
-    else:
-        buckets, of = make_buckets(
-            columns["num_tokens"],
-            _num_codes(config, columns, dims),
-            num_buckets=config.batching.buckets,
-            batch_size=config.batching.batch_size,
-            positions_per_batch=config.batching.positions_per_batch,
-            num_latents=dims.gpt.num_latents,
-            layout=layout_of(config),
-        )
-    seed = int(stateless_random.key(config.seed, STAGES.index(stage.name)) >> np.uint64(1))
-    digests = {}
-    for name, split, sampling in (
-        ("train", TRAIN, config.batching.sampling),
-        ("eval", EVAL, "fixed"),
-    ):
-        ids, pool = np.flatnonzero(columns["split"] == split), None
-        if not stage.crops and config.batching.prompt == "speaker":
-            # Training never hears the evaluation set. An evaluation may take its voices from both:
-            # nothing is learnt from it.
-            lenders = ids if name == "train" else np.arange(n)
-            pool = lenders, columns["speaker"][lenders]
-        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
-        digests[name] = write_plan(
-            folder, name, rows, seed=seed, sampling=sampling, buckets=buckets
-        )
-    return digests
-
-
-def _check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
-    """BadInput where the window times the largest batch is more than the budget."""
-    buckets = [
-        (s.kind, b)
-        for s in stages_of(config.model.size)
-        for b in Plan.open(aside / "plan" / s.name, "train").buckets
-    ]
-    sizes = [num_bytes(kind, bucket, dims, config.transport.mel_dtype) for kind, bucket in buckets]
-    window = config.transport.high_water_mark
-    if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
-        fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
-        raise BadInput(
-            f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is"
-            f" {window * max(sizes) / 1e6:.0f} MB, over"
-            f" transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches"
-            " would fit"
-        )
-
-
-def _plan_lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> list[str]:
-    plan = Plan.open(aside / "plan" / "gpt", "train")
-    evaluation = Plan.open(aside / "plan" / "gpt", "eval").num_utterances
-    shapes = ", ".join(f"{b.batch_size}x{b.row_len + dims.gpt.num_latents}" for b in plan.buckets)
-    columns, ids = manifest.columns(), np.asarray(plan.order)
-    lengths = row_lengths(
-        columns["num_tokens"], _num_codes(config, columns, dims), layout_of(config)
-    )[columns["split"] == TRAIN]
-    padding = padded_share(lengths, [b.row_len for b in plan.buckets])
-    lines = [
-        f"plan: {plan.num_utterances} training and {evaluation} evaluation utterances,"
-        f" {plan.batches_per_epoch} batches/epoch; rows x positions {shapes}, {100 * padding:.1f} %"
-        " of them padding"
-    ]
-    if config.batching.prompt == "speaker":
-        alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
-        lines.append(
-            f"conditioning clips: of another utterance of the speaker; {alone} utterances are their"
-            " speaker's only one"
-        )
-    elif config.batching.mask_prompt is True and len(ids):
-        share = hidden_share(columns["num_samples"][ids], dims.audio)
-        lines.append(
-            f"conditioning clips: of the utterance itself, so that {share:.0%} of the codes are no"
-            " targets (see batching.prompt)"
-        )
-    return lines
-
-
-def _num_codes(config: Config, columns: dict[str, np.ndarray], dims: ModelDims) -> np.ndarray:
-    return most_codes(columns["num_samples"], config.batching.code_phases, dims.audio)
-
-
-# -- same run?
-# --------------------------------------------------------------------------------------------------
+def _own_plans(run: RunFolder, to: Path) -> None:
+    """The plans of a run once more, from its own manifest and settings."""
+    for s in stages_of(run.config.model.size):
+        plans.write(run.config, to / "plan" / s.name, s, run.manifest, run.dims)
 
 
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
+    fsync_tree(aside)
     for name in (
         "manifest.sqlite",
         "vocab.json",
@@ -502,4 +440,4 @@ def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
                 shutil.rmtree(target)
             os.replace(aside / name, target)
     config_module.dump(config, folder / "config.yaml")
-    write_atomically(folder / "identity.json", json.dumps(identity, indent=1))
+    mend.first_record(folder, identity, config).write()

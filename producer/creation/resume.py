@@ -4,19 +4,27 @@ created.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import Manifest, Utterance
+from common.run.describe import IDENTITY_SECTIONS
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
+from common.run.settings_text import flat
+from common.system.documents import parse_json
 from common.system.errors import BadInput
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
-_IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
+_IDENTITY_SETTINGS = (
+    "train.accumulate",
+    "transport.mel_dtype",
+    "dvae.tune",
+    "dvae.batch_size",
+    "dvae.crop_frames",
+)
 _NAMED = 3
 
 
@@ -107,13 +115,10 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
         if set(differs) <= {"manifest", "plan", "mel_stats"} and changes.only_losses and few:
             return changes.gone
         files = f"; clips {changes}" if changes.gone or changes.new else ""
-    old, new = (
-        {s: c.model_dump()[s] for s in _IDENTITY_SECTIONS} for c in (existing.config, config)
-    )
-    changed = sorted(set(_flat(old).items()) ^ set(_flat(new).items()))
-    keys = sorted({k for k, _ in changed})
+    old, new = (_deciding(c) for c in (existing.config, config))
+    keys = sorted(k for k in {**old, **new} if old.get(k) != new.get(k))
     settings = (
-        "; ".join(f"{k}: {_flat(old).get(k)} there, {_flat(new).get(k)} now" for k in keys)
+        "; ".join(f"{k}: {old.get(k)} there, {new.get(k)} now" for k in keys)
         or "the files of the corpus changed"
     )
     raise BadInput(
@@ -121,6 +126,32 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
         " the new run a folder of its own with run=…, or restore the old"
         f" {'files and ' if files else ''}settings to resume"
     )
+
+
+def changes(old: Config, new: Config) -> list[str]:
+    """Settings that are not what they were, "train.epochs: 3 → 4" each; the folder's name is
+    none.
+    """
+    before, now = (flat(c.model_dump(exclude={"run"})) for c in (old, new))
+    keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    return [f"{k}: {before.get(k, 'unset')} → {now.get(k, 'unset')}" for k in keys]
+
+
+def moved_schedule(old: Config, new: Config) -> list[str]:
+    """What changed settings do to the learning rate, where they do more to it than they say."""
+    said = []
+    for before, now, name in (
+        (old.train, new.train, "train"),
+        (old.dvae, new.dvae, "dvae"),
+    ):
+        ends = [(c.max_steps, getattr(c, "epochs", None)) for c in (before, now)]
+        optim = now.optim
+        if ends[0] != ends[1] and optim.schedule == "cosine" and optim.decay_steps is None:
+            said.append(
+                f"the cosine of {name}.optim ends with the run: the learning rate of every step"
+                f" from here on is another than was planned ({name}.optim.decay_steps keeps it)"
+            )
+    return said
 
 
 def without_effect(run: RunFolder, config: Config) -> list[str]:
@@ -133,8 +164,8 @@ def without_effect(run: RunFolder, config: Config) -> list[str]:
         )
     if config.dvae != run.config.dvae and run.dvae_weights.is_file():
         old, new = (
-            _flat(run.config.dvae.model_dump(), "dvae"),
-            _flat(config.dvae.model_dump(), "dvae"),
+            flat(run.config.dvae.model_dump(), "dvae"),
+            flat(config.dvae.model_dump(), "dvae"),
         )
         changed = ", ".join(f"{k}={v}" for k, v in new.items() if v != old.get(k))
         found.append(
@@ -161,19 +192,26 @@ def newest(run: RunFolder) -> str:
 def _set_aside(run: RunFolder) -> set[int]:
     """Ids of the clips that turned out bad while it trained."""
     files = [run.stage_folder(stage) / "quarantine.jsonl" for stage in run.stages]
-    return {
-        json.loads(line)["id"]
-        for file in files
-        if file.is_file()
-        for line in file.read_text().splitlines()
-    }
+    return {number for file in files for number in _ids(file)}
 
 
-def _flat(tree, prefix: str = "") -> dict[str, str]:
-    if not isinstance(tree, dict):
-        return {prefix: repr(tree)}
+def _ids(file: Path) -> Iterator[int]:
+    """The ids in a list of clips set aside; a damaged line counts for none: checkpoints have the
+    list that is trained by.
+    """
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        try:
+            number = parse_json(line)["id"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(number, int):
+            yield number
+
+
+def _deciding(config: Config) -> dict[str, str]:
+    """The settings that decide what is trained, by their dotted names."""
     return {
         k: v
-        for name, sub in tree.items()
-        for k, v in _flat(sub, f"{prefix}.{name}" if prefix else name).items()
+        for k, v in flat(config.model_dump()).items()
+        if k.split(".")[0] in IDENTITY_SECTIONS or k in _IDENTITY_SETTINGS
     }

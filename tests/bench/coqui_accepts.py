@@ -1,6 +1,7 @@
 """Whether Coqui takes what we export, and reads what we trained on. Run by hand:
 
-    python tests/bench/coqui_accepts.py --coqui venv-0.27/bin/python --coqui venv-0.28/bin/python [--work runs/coqui_accepts]
+    python tests/bench/coqui_accepts.py --coqui venv-0.27/bin/python --coqui venv-0.28/bin/python
+        [--work runs/coqui_accepts]
 
 Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57
 (coqui-tts 0.28.0 does not speak with 5.24), and pypinyin, cutlet, fugashi, unidic-lite and
@@ -197,8 +198,10 @@ def coqui_make(work: Path) -> None:
                 p.copy_(0.05 * torch.randn_like(p))
         model.mel_stats.copy_(torch.linspace(2, 5, 80))
     torch.save({"model": model.state_dict(), "config": config.to_dict()}, out / "model.pth")
-    dvae = DiscreteVAE(channels=80, normalization=None, positional_dims=1, num_tokens=1024, codebook_dim=512, hidden_dim=512,
-                       num_resnet_blocks=3, kernel_size=3, num_layers=2, use_transposed_convs=False)  # fmt: skip
+    dvae = DiscreteVAE(channels=80, normalization=None, positional_dims=1, num_tokens=1024,
+        codebook_dim=512, hidden_dim=512,
+                       num_resnet_blocks=3, kernel_size=3, num_layers=2,
+                       use_transposed_convs=False)  # fmt: skip
     torch.save(dvae.state_dict(), out / "dvae.pth")
     torch.save(model.mel_stats.clone(), out / "mel_stats.pth")
     voice = {
@@ -409,9 +412,12 @@ def whole(coqui: str, work: Path, clips: Path, steps: int) -> None:
     run("ours: import", *launch, "import-coqui", "--model", published, "--out", pretrained)
     write_corpus(work / "corpus", clips)
     settings = (
-        f"run={work / 'run'}", f"model.weights={pretrained}", "text.extend={languages: [fa], tokens: 150}",
-        "data.train={path: %s, format: coqui}" % (work / "corpus"), "batching.batch_size=2", "batching.buckets=1", "train.accumulate=1",
-        f"train.max_steps={steps}", "train.save_every=10", "train.log_every=5", "samples.count=0", "data.eval_fraction=0.1",
+        f"run={work / 'run'}", f"model.weights={pretrained}",
+        "text.extend={languages: [fa], tokens: 150}",
+        "data.train={path: %s, format: coqui}" % (work / "corpus"), "batching.batch_size=2",
+        "batching.buckets=1", "train.accumulate=1",
+        f"train.max_steps={steps}", "train.save_every=10", "train.log_every=5", "samples.count=0",
+        "data.eval_fraction=0.1",
     )  # fmt: skip
     config = str(ROOT / "configs" / "finetune_xtts.yaml")
     run(

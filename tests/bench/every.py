@@ -2,7 +2,8 @@
 another, on as many cards as there are
 (CUDA_VISIBLE_DEVICES chooses among them).
 
-    python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step] [--cards 2] [--tiny]
+    python -m tests.bench.every --data DIR --out OUT [--seconds 560] [--only check,step]
+        [--cards 2] [--tiny]
 
 Benchmarks of one card run on the cards side by side, those of two wait for both. Each has a limit
 and is ended when that is over; OUT holds per benchmark its printed output (NAME.txt) and its
@@ -127,28 +128,39 @@ def pieces(args: argparse.Namespace, cards: int) -> list[Piece]:
         "bf16,tf32",
     ]
     return [
-        Piece("pipeline", 2, 700, [*pipeline, "--rows", "ours,shared,cached", "--json", f"{out}/pipeline.json"]),
-        Piece("pipeline_launches", 2, 500, [*launches, *pipeline, "--rows", "ours", "--json", f"{out}/launches.json"]),
-        step("ours", 300, "ours|gemm ceiling", "--batch", few(32, 4), "--profile", f"{out}/kernels"),
+        Piece("pipeline", 2, 700,
+            [*pipeline, "--rows", "ours,shared,cached", "--json", f"{out}/pipeline.json"]),
+        Piece("pipeline_launches", 2, 500,
+            [*launches, *pipeline, "--rows", "ours", "--json", f"{out}/launches.json"]),
+        step("ours", 300, "ours|gemm ceiling", "--batch", few(32, 4), "--profile",
+            f"{out}/kernels"),
         step("variants", 500, variants, "--batch", few(32, 4)),
-        Piece("check", 1, 200, [python, "-m", "tests.bench.step", "--check", "--size", size, "--layers", few(30, 2)]),
+        Piece("check", 1, 200,
+            [python, "-m", "tests.bench.step", "--check", "--size", size, "--layers", few(30, 2)]),
         Piece("check_gpus", 2, 200, [python, "launch.py", "check", *two]),
-        Piece("two_gpus", 2, 400, [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json", f"{out}/two_gpus.json"]),
-        Piece("restart", 2, 500, [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
+        Piece("two_gpus", 2, 400,
+            [python, "tests/bench/two_gpus.py", *real, "--steps", few(200, 20), "--json",
+                f"{out}/two_gpus.json"]),
+        Piece("restart", 2, 500,
+            [python, "tests/bench/restart.py", *real, "--json", f"{out}/restart.json"]),
         step("saving", 240, "ours, saving", "--batch", few(32, 4)),
         step("baselines", 1000, f"ours|{plain}", "--batch", few(32, 4)),
-        *([step("coqui", 300, "coqui fp32|coqui tf32|coqui bf16", "--batch", "32", "--coqui", args.coqui)] if args.coqui else []),
+        *([step("coqui", 300, "coqui fp32|coqui tf32|coqui bf16", "--batch", "32", "--coqui",
+            args.coqui)] if args.coqui else []),
         step("batches", 500, "ours", "--batch", few(16, 2) if args.tiny else "8,16,24,48"),
         step("card_24gb", 300, "ours, recompute", *capped(112, 22.5)),
         step("card_24gb_kept", 300, "ours", *capped(32, 22.5)),
         step("card_16gb", 300, "ours, recompute", *capped(64, 14.5)),
         step("card_12gb", 300, "ours, recompute", *capped(32, 10.5)),
-        Piece("learn_xtts", 1, 420, [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
-        Piece("learn_small", 1, 280, [*learn, *small, "--batch-size", "8", "--json", f"{out}/learn_small.json"]),
+        Piece("learn_xtts", 1, 420,
+            [*learn, "--size", size, "--steps", few(300, 25), "--json", f"{out}/learn_xtts.json"]),
+        Piece("learn_small", 1, 280,
+            [*learn, *small, "--batch-size", "8", "--json", f"{out}/learn_small.json"]),
         step("caches", 500, caches, "--batch", few(32, 4)),
         step("levers", 700, levers, "--batch", few(32, 4), "--layers", few(4, 2)),
         step("flags", 700, flags, "--batch", few(32, 4), "--layers", few(4, 2)),
-        Piece("features", 1, 120, [python, "tests/bench/features.py", "--size", size, "--json", f"{out}/features.json"]),
+        Piece("features", 1, 120,
+            [python, "tests/bench/features.py", "--size", size, "--json", f"{out}/features.json"]),
     ]  # fmt: skip
 
 
@@ -233,7 +245,7 @@ def main() -> int:
     q.add_argument("--cards", type=int, help="use so many of them")
     q.add_argument("--tiny", action="store_true")
     args = q.parse_args()
-    from common.gpu.choose import list_gpus
+    from common.gpu.listing import list_gpus
 
     args.out = args.out.resolve()
     args.data = str(Path(args.data).resolve())

@@ -1,7 +1,8 @@
 """Decoding, resampling and mels: how many times faster than the sound is long, per CPU core,
 against librosa and torchaudio; and on a GPU.
 
-    python tests/bench/features.py [--seconds 10] [--clips 8] [--repeats 20] [--size xtts] [--json FILE]
+    python tests/bench/features.py [--seconds 10] [--clips 8] [--repeats 20] [--size xtts]
+        [--json FILE]
 
 Each row is measured in a process of its own, pinned to one core and then to two before its
 interpreter loads anything; the fastest of the repeats counts, and for the ratio the median over
@@ -378,7 +379,7 @@ def main() -> int:
 
 def _has_gpu() -> bool:
     sys.path.insert(0, str(ROOT))
-    from common.gpu.choose import list_gpus
+    from common.gpu.listing import list_gpus
 
     return bool(list_gpus().gpus)
 

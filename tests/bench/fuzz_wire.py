@@ -30,9 +30,7 @@ import psutil
 import zmq
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-import channel_bench as cb  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from common.run.folder import RunFolder  # noqa: E402
 from common.transport.address import Endpoint  # noqa: E402
@@ -40,6 +38,7 @@ from common.transport.client import LeaseClient  # noqa: E402
 from common.transport.keys import run_keys  # noqa: E402
 from common.transport.lease_records import Rules  # noqa: E402
 from common.transport.server import LeaseServer  # noqa: E402
+from tests.support import channels as cb  # noqa: E402
 from tests.support.arithmetic_runs import assert_exact, settings  # noqa: E402
 from tests.support.chaos import Driver  # noqa: E402
 from tests.support.corpora import make_corpus  # noqa: E402

@@ -1,7 +1,8 @@
 """Which gradients were not finite, and with which kernels they are: for a run that `N steps in a
 row were not finite` has ended.
 
-    python tests/bench/nonfinite.py --run RUN [--steps 3] [--kernels "as trained|plain attention|…"] [--json FILE]
+    python tests/bench/nonfinite.py --run RUN [--steps 3]
+        [--kernels "as trained|plain attention|…"] [--json FILE]
 
 Takes the weights of the newest checkpoint (which those steps did not change), makes the batches of
 the last skipped steps again, and computes their gradients on this device with the kernels that the

@@ -75,8 +75,10 @@ def coqui_make(work: Path) -> None:
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
     torch.save({"config": model.config, "model": model.state_dict(), "step": 0}, work / "model.pth")
-    dvae = DiscreteVAE(channels=80, normalization=None, positional_dims=1, num_tokens=1024, codebook_dim=512, hidden_dim=512,
-                       num_resnet_blocks=3, kernel_size=3, num_layers=2, use_transposed_convs=False)  # fmt: skip
+    dvae = DiscreteVAE(channels=80, normalization=None, positional_dims=1, num_tokens=1024,
+        codebook_dim=512, hidden_dim=512,
+                       num_resnet_blocks=3, kernel_size=3, num_layers=2,
+                       use_transposed_convs=False)  # fmt: skip
     torch.save(dvae.state_dict(), work / "dvae.pth")
     say(
         f"  {sum(p.numel() for p in model.gpt.parameters()):,} parameters,"

@@ -1,7 +1,8 @@
 """From files on disk to trained utterances: what the whole pipeline reaches of what its step could
 do.
 
-    python tests/bench/pipeline.py --data DIR | --make 2000 [--size xtts] [--steps 300] [--rows ours,tfdata,service,shared] [--json FILE]
+    python tests/bench/pipeline.py --data DIR | --make 2000 [--size xtts] [--steps 300]
+        [--rows ours,tfdata,service,shared] [--json FILE]
                                    [--batch-size 32] [--buckets 2] [key=value …]
 
 ours      the real run (`launch.py profile`), producers on the data GPU, codes computed for every
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.gpu import choose
+from common.gpu.listing import list_gpus
 from common.run import settings as config_module
 from launch import cores, environment
 from tests.support.corpora import sentence, write_metadata, write_wav
@@ -312,7 +314,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     from producer.creation.prepare import prepare_run
 
     data = Path(args.data) if args.data else make_corpus(folder / "corpus", args.make, args.rate)
-    on_cpu = not choose.list_gpus().gpus
+    on_cpu = not list_gpus().gpus
     overrides = [
         f"run={json.dumps(str(folder / 'run'))}",
         f"data.train={json.dumps(str(data))}",
@@ -325,7 +327,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict, str]:
     ]
     overrides += ["data_gpu=cpu", "model_gpu=cpu"] if on_cpu else []
     config = config_module.load(ROOT / "configs" / "ljspeech.yaml", overrides)
-    devices = choose.choose_gpus(config, choose.list_gpus(), os.environ)
+    devices = choose.choose_gpus(config, list_gpus(), os.environ)
     run = prepare_run(
         config,
         on_cpu=on_cpu,

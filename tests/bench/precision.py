@@ -1,7 +1,8 @@
 """Whether the fast kernels learn as well as plain float32: the same steps on the same batches from
 the same weights, and their losses.
 
-    python -m tests.bench.precision --data DIR [--size xtts] [--layers N] [--steps 300] [--batch-size 8] [--ways bf16,fp32] [--json FILE]
+    python -m tests.bench.precision --data DIR [--size xtts] [--layers N] [--steps 300]
+        [--batch-size 8] [--ways bf16,fp32] [--json FILE]
 
 The clips of DIR (a corpus in any format that `launch.py scan` reads, 32 clips are enough) are made
 to batches once, with the codes of a random encoder and a codebook drawn from what it makes of these

@@ -1,7 +1,8 @@
 """What a SIGKILLed trainer costs: killed at a step of stage 2 under live producers, and everything
 until the next one trains.
 
-    python tests/bench/restart.py --data DIR [--size xtts] [--kill-at 50] [--batch-size 16] [--json FILE] [key=value …]
+    python tests/bench/restart.py --data DIR [--size xtts] [--kill-at 50] [--batch-size 16]
+        [--json FILE] [key=value …]
 
 Starts launch.py as a user would with two producers and a checkpoint each 20 steps, kills the
 trainer and lets the supervisor restart it. Printed: the producers' process ids before and after,

@@ -1,7 +1,8 @@
 """How many clips a scan reads in ten seconds, by container: headers alone, with warm files; every
 sample; and a librosa.load loop.
 
-    python tests/bench/scan.py [--clips 20000] [--seconds 2] [--rate 22050] [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
+    python tests/bench/scan.py [--clips 20000] [--seconds 2] [--rate 22050]
+        [--suffix .wav .flac .mp3 .ogg] [--threads 2] [--json FILE]
 
 One corpus for each suffix: a hundred recordings, each linked under many names. The fastest of three
 scans counts.

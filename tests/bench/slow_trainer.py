@@ -1,6 +1,7 @@
 """A trainer slower than its producers: the window holds and memory stays flat.
 
-    python tests/bench/slow_trainer.py [--seconds 120] [--step-ms 1000] [--producers 3] [--batch-mb 2] [--json FILE]
+    python tests/bench/slow_trainer.py [--seconds 120] [--step-ms 1000] [--producers 3]
+        [--batch-mb 2] [--json FILE]
 
 Starts the real launcher on arithmetic batches of a chosen size, samples the resident memory of
 every process, and reads the lease log. Prints one table and exits 1 if leased − trained reached the

@@ -1,11 +1,16 @@
 """Speech from nothing: a synthetic voice recorded, both stages trained on it, and a recogniser
 asked what the result says.
 
-    python tests/bench/speech_from_nothing.py corpus --work W      2.3 h of speech by one voice of Flite, 50 sentences held out
-    python tests/bench/speech_from_nothing.py train  --work W      launch.py with configs/speech.yaml; again resumes
-    python tests/bench/speech_from_nothing.py speak  --work W      the held-out sentences as codes and mels, spoken_*.npz
-    python tests/bench/speech_from_nothing.py vocode --work W      Griffin-Lim; pictures of three
-    python tests/bench/speech_from_nothing.py score  --work W      word error rates under pocketsphinx (`pip install pocketsphinx`)
+    python tests/bench/speech_from_nothing.py corpus --work W
+        2.3 h of speech by one voice of Flite, 50 sentences held out
+    python tests/bench/speech_from_nothing.py train --work W
+        launch.py with configs/speech.yaml; again resumes
+    python tests/bench/speech_from_nothing.py speak --work W
+        the held-out sentences as codes and mels, spoken_*.npz
+    python tests/bench/speech_from_nothing.py vocode --work W
+        Griffin-Lim; pictures of three
+    python tests/bench/speech_from_nothing.py score --work W
+        word error rates under pocketsphinx (`pip install pocketsphinx`)
 
 Every phase may be killed and started again. The first three run where the GPU is, the last two
 anywhere (`vocode` needs librosa and matplotlib). The recogniser is pocketsphinx with the English

@@ -1,7 +1,8 @@
 """How long a run takes to its first step of stage 2: begun, resumed, begun again on the same
 settings, and after its trainer is SIGKILLed.
 
-    python -m tests.bench.start --data DIR --runs FOLDER [--rows begun,resumed,again] [--seconds 12] [--json FILE] [-- LAUNCH'S ARGUMENTS]
+    python -m tests.bench.start --data DIR --runs FOLDER [--rows begun,resumed,again]
+        [--seconds 12] [--json FILE] [-- LAUNCH'S ARGUMENTS]
 
 Starts launch.py as a user would. Each row is printed when it is there: seconds from the start of
 launch.py, or from the killing, to the time at which the ledger's next step had ended. What

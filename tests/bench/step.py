@@ -1,10 +1,15 @@
 """Milliseconds per training step: one row per lever, each in a process of its own, in one table.
 
-    python -m tests.bench.step                                     every row at batch 32 and size xtts
-    python -m tests.bench.step --rows ours,torch --batch 8,16,32   some rows, several batch sizes
-    python -m tests.bench.step --layers 6 --rows all               the levers' effects with short compilations
-    python -m tests.bench.step --check                             gradients of the fast kernels against plain float32
-    python -m tests.bench.step --rows ours --profile OUT           where a step's time goes, kernel by kernel
+    python -m tests.bench.step
+        every row at batch 32 and size xtts
+    python -m tests.bench.step --rows ours,torch --batch 8,16,32
+        some rows, several batch sizes
+    python -m tests.bench.step --layers 6 --rows all
+        the levers' effects with short compilations
+    python -m tests.bench.step --check
+        gradients of the fast kernels against plain float32
+    python -m tests.bench.step --rows ours --profile OUT
+        where a step's time goes, kernel by kernel
 
 The step is the whole one: conditioning encoder, perceiver, GPT, heads, losses, gradients and AdamW,
 on clips of 10 s with 150 text tokens, on data already on the device. `--json FILE` is read first
@@ -178,7 +183,8 @@ def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         }
         done = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds, preexec_fn=dies_with_me()
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds,
+            preexec_fn=dies_with_me()
         )  # fmt: skip
         result = _last_json(done.stdout) or {"error": _why(done)}
     except subprocess.TimeoutExpired:

@@ -83,6 +83,7 @@ ROWS: dict[str, dict] = {
     "ours, warm cache": {**_fast(), "cache": "warm"},
     "ours, warm autotuning": {**_fast(), "cache": "autotuning"},
     "ours, saving": {**_fast(), "save": True},
+    "ours, autotuned": {**_fast(), "xla": "--xla_gpu_autotune_level=4"},
     "ours, autotune level 2": {**_fast(), "xla": "--xla_gpu_autotune_level=2"},
     "ours, fusions not autotuned": {
         **_fast(),

@@ -1,7 +1,8 @@
 """Milliseconds per batch from a producer process to this one: the channel against plain PUSH/PULL
 and the tf.data service.
 
-    python tests/bench/transport.py [--megabytes 8.2] [--batches 40] [--rounds 15] [--rows "channel ipc|…"] [--json]
+    python tests/bench/transport.py [--megabytes 8.2] [--batches 40] [--rounds 15]
+        [--rows "channel ipc|…"] [--json]
 
 One producer process per row, all of them up all the time. The rows take turns in short stretches,
 each after what had been waiting for it was drained, and are compared within a round, so that a busy
@@ -332,7 +333,8 @@ def main() -> None:
     sys.stdout.write(f"{'':28}{'ms':>8}{'best':>8}{'GB/s':>8}{'CPU ms':>9}\n")
     for name, r in report.items():
         sys.stdout.write(
-            f"{name:28}{r['ms']:8.2f}{r['best_ms']:8.2f}{size / r['ms'] / 1e6:8.2f}{r['cpu_ms']:9.2f}\n"
+            f"{name:28}{r['ms']:8.2f}{r['best_ms']:8.2f}{size / r['ms'] / 1e6:8.2f}"
+            f"{r['cpu_ms']:9.2f}\n"
         )
     for name, r in compared.items():
         sys.stdout.write(

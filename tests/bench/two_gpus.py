@@ -1,7 +1,8 @@
 """A real run on two GPUs, watched from outside: which process holds memory on which card, and how
 fast it is.
 
-    python tests/bench/two_gpus.py --data DIR [--size xtts] [--steps 200] [--batch-size 16] [--json FILE] [key=value …]
+    python tests/bench/two_gpus.py --data DIR [--size xtts] [--steps 200] [--batch-size 16]
+        [--json FILE] [key=value …]
 
 Starts launch.py as a user would, asks NVML twice a second for every compute process and the cards'
 utilisation, and prints per process the memory it held on each card, then ms/step, utterances/s and

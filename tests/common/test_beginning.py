@@ -15,6 +15,7 @@ import launch
 from common.run import beginning
 from common.run import settings as config_module
 from common.run.folder import RunFolder
+from common.run.published import publish
 from common.system.errors import BadInput
 from common.xtts import weights
 from common.xtts.checkpoints import pretrained, pth, shapes
@@ -95,7 +96,7 @@ def folder(tmp_path_factory):
     dvae = Dvae(nothing.dims.dvae)
     dvae.initialise(2)
     nothing.dvae_weights.parent.mkdir(exist_ok=True)
-    stages.publish_dvae(nothing, weights.state_dict(dvae))
+    publish(nothing, weights.state_dict(dvae))
     with_checkpoints(nothing)
     exported = [
         "export-coqui",
@@ -205,7 +206,9 @@ def test_what_nothing_can_begin_with(folder, text, message):
         prepare(tree(folder, "young", model={"size": "tiny"}))
     if text == "sums":
         (folder / "sums").mkdir(exist_ok=True)
-        (folder / "sums/identity.json").write_text('{"kind": "arithmetic"}')
+        (folder / "sums/identity.json").write_text(
+            '{"kind": "arithmetic", "run_id": "0", "dims": {}}'
+        )
     with pytest.raises(BadInput, match=message):
         beginning.locate(str(folder / text))
 

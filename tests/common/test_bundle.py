@@ -43,7 +43,8 @@ def test_a_bundle_holds_what_a_producer_needs_and_no_more(run, file, tmp_path):
         for part in ("json", "order.npy", "offsets.npy")
     }
     assert there == plans | {
-        "config.yaml", "identity.json", "manifest.sqlite", "vocab.json", "mel_stats.safetensors", "keys/client.json", "bundle.json"
+        "config.yaml", "identity.json", "manifest.sqlite", "vocab.json", "mel_stats.safetensors",
+        "keys/client.json", "bundle.json"
     }  # fmt: skip
     for name in there - {"bundle.json"}:
         assert (work / name).read_bytes() == (run.path / name).read_bytes(), name

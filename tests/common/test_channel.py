@@ -14,7 +14,7 @@ from common.transport import wire
 from common.transport.client import Endpoint, Refused
 from common.transport.links import DealerLink, RouterLink
 from common.transport.messages import Data, Notes, Offer
-from common.transport.server import ChannelError, Stopped
+from common.transport.server import ChannelError, StopAsked
 from tests.support import channel_fixtures
 from tests.support import channels as cb
 
@@ -85,7 +85,7 @@ def test_delivered_but_not_trained_batches_count_in_the_window(channel):
     for _ in range(2):
         server.next(cb.LATER_S)
     with pytest.raises(
-        Stopped
+        StopAsked
     ):  # waits for release(), which another thread may call: no NoData while a step compiles
         server.next(0.1, should_stop=iter([False, False, False, True]).__next__)
     server.release()

@@ -13,7 +13,7 @@ import pytest
 from common.transport import wire
 from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
 from common.transport.messages import Offer
-from common.transport.server import ChannelError, NoData, Stopped
+from common.transport.server import ChannelError, NoData, StopAsked
 from tests.support import channel_fixtures
 from tests.support import channels as cb
 
@@ -181,7 +181,7 @@ def test_no_data_names_the_cause(ipc):
 def test_waiting_ends_soon_after_should_stop(channel):
     server = channel.serve(cb.train_schedule())
     start = time.monotonic()
-    with pytest.raises(Stopped):
+    with pytest.raises(StopAsked):
         server.next(cb.LATER_S, should_stop=lambda: time.monotonic() - start > 0.3)
     assert time.monotonic() - start < SOON_S
 

@@ -2,6 +2,10 @@
 
 import dataclasses
 import io
+import os
+import signal
+import subprocess
+import time
 import types
 
 import pytest
@@ -59,6 +63,29 @@ def test_what_is_not_known_yet_is_left_out():
     assert "  evaluating: 4 batches  " in progress_line(
         [dataclasses.replace(known, phase="evaluating", message="4 batches")], 60
     )
+
+
+def test_s11_a_run_that_stands_still_says_so_and_who_is_stopped():
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        training = at(
+            phase="training", step=62, loss=2.5, utterances_per_s=15.7, eta_s=303, pid=os.getpid()
+        )
+        producer = dataclasses.replace(PRODUCER, pid=child.pid)
+        moving = dataclasses.replace(training, time=time.time())
+        assert "15.7 utt/s" in progress_line([moving, producer], 60)
+        still = dataclasses.replace(training, time=time.time() - 40)
+        assert progress_line([still, producer], 60) == "gpt 62/700  no step for 40 s"
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        line = progress_line([still, producer], 60)
+        assert line == (
+            "gpt 62/700  no step for 40 s  producer-0 is stopped"
+            f" (kill -CONT {child.pid} lets it go on)"
+        )
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize(("role", "lines"), [("trainer", 7), ("producer", 2)])

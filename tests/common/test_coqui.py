@@ -18,8 +18,9 @@ from safetensors.numpy import load_file, save_file
 import launch as launcher
 from common.xtts import weights
 from common.xtts.checkpoints import pretrained, pth, shapes
-from common.xtts.checkpoints.coqui import GPT, HIFIGAN, import_model
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model
+from common.xtts.checkpoints.coqui_tensors import GPT, HIFIGAN
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.dims import SIZES, GptDims
 from common.xtts.dvae import Dvae
@@ -136,7 +137,8 @@ def test_what_the_folder_holds(files):
         model_arrays(dataclasses.replace(GPT_DIMS, num_text_tokens=NUM_TOKENS)),
     )
     assert sorted(contents(plain)) == [
-        "dims.json", "dvae.safetensors", "hifigan.safetensors", "mel_stats.safetensors", "model.safetensors",
+        "dims.json", "dvae.safetensors", "hifigan.safetensors", "mel_stats.safetensors",
+        "model.safetensors",
         "speaker_encoder.safetensors", "vocab.json",
     ]  # fmt: skip
     gpt = load_file(plain / "model.safetensors")

@@ -10,17 +10,21 @@ import pytest
 
 import launch
 from common.launcher import flags
-from common.run import settings
+from common.run import describe, settings
 
 ROOT = Path(launch.__file__).parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
 NO_CONFIG = {
     "producer",
+    "split",
+    "transcribe",
     "bundle",
     "synthesize",
     "import-coqui",
     "export-coqui",
+    "report",
+    "serve",
     "trainer",
     "status",
     "stop",
@@ -95,11 +99,14 @@ def test_commands_are_taken(page, command):
         return
     rest = [{"N": "7", "FILE": str(ROOT / "configs" / "demo.yaml")}.get(w, w) for w in rest]
     args = flags.parse(launch._parser(name), rest)
+    if name == "config":
+        describe.text_of([] if args.settings in (["KEY"], ["[KEY]"]) else args.settings)
+        return
     if args.config and not Path(args.config).is_absolute():
         args.config = str(ROOT / args.config)
     if name not in NO_CONFIG:
         settings.load(args.config or ROOT / "configs" / "ljspeech.yaml", flags.overrides(args))
-    elif name in ("trainer", "status", "stop", "bundle"):
+    elif name in ("trainer", "status", "stop", "bundle", "serve"):
         assert flags.overrides(args), f"{command}: which run?"
 
 
@@ -131,7 +138,7 @@ def test_the_readme_lists_every_flag_with_its_key():
 def test_settings_that_pages_name_exist():
     for page in PAGES:
         for key in re.findall(
-            r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z_.]+)\b",
+            r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z0-9_.]+)\b",
             page.read_text(),
         ):
             section, tree = settings.Config, key.split(".")

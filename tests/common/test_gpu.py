@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.gpu import choose
-from common.gpu.choose import CPU, DRIVER_MB, Gpu, Listing
+from common.gpu.choose import CPU, DRIVER_MB
+from common.gpu.listing import Gpu, Listing, list_gpus
 from common.run import settings as config
 from common.system.errors import BadInput
 
@@ -113,6 +114,54 @@ def test_mask_entries_end_at_the_first_that_names_nothing():
     assert choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": ""}) == []
     assert choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
     assert len(choose.visible_devices(listing, {"CUDA_VISIBLE_DEVICES": "MIG-1234,MIG-5678"})) == 2
+
+
+@pytest.mark.parametrize("masked", ["0,GPU-00000000-aaaa", "GPU-00000000,0", "1,GPU-00000001"])
+def test_s5_two_entries_of_one_card_share_it(masked):
+    env = {"CUDA_VISIBLE_DEVICES": masked}
+    d = choose.choose_gpus(settings(data_gpu="0", model_gpu="1"), cards(2), env)
+    assert d.producers[0].memory_mb
+    assert d.trainer.memory_mb
+    assert "is shared" in d.notes[0]
+    assert d.sampler is CPU
+    by_default = choose.choose_gpus(
+        settings(), cards(2), {"CUDA_VISIBLE_DEVICES": "0,GPU-00000000,1"}
+    )
+    assert visible(by_default) == (["0"], "1")
+    assert by_default.trainer.memory_mb is None
+    config_ = settings(data_gpu="0", model_gpu="1")
+    extra = choose.choose_one(config_, None, 0, cards(2, 24_000), env)
+    assert extra.memory_mb
+
+
+@pytest.mark.parametrize(
+    ("masked", "named"),
+    [
+        ("0,7", "7 names no GPU of this machine, which has 2"),
+        ("1,GPU-ffff,0", "GPU-ffff names no GPU of this machine, which has 2, and hides 0"),
+        ("0,x", "x names no GPU"),
+        ("0,1", None),
+        ("0,-1", None),
+        ("", None),
+    ],
+)
+def test_s6_an_entry_that_names_nothing_is_named(masked, named):
+    notes = choose.mask_notes(cards(2), {"CUDA_VISIBLE_DEVICES": masked})
+    assert (named in notes[0]) if named else notes == []
+
+
+def test_s6_a_device_has_its_logical_and_its_physical_index():
+    env = {"CUDA_VISIBLE_DEVICES": "5,6"}
+    d = choose.choose_gpus(settings(), cards(8), env)
+    assert str(d.trainer) == "GPU 1 (physical 6, 0000:07:00.0, GPU-00000006-aaaa, Card)"
+    assert d.notes == ()
+
+
+def test_another_device_order_is_warned_about_where_indices_are_used():
+    env = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert "another order than nvidia-smi" in choose.mask_notes(cards(2), env)[0]
+    by_uuid = env | {"CUDA_VISIBLE_DEVICES": "GPU-00000000,GPU-00000001"}
+    assert choose.mask_notes(cards(2), by_uuid) == []
 
 
 def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card():
@@ -328,7 +377,7 @@ class FakeNvml:
 
 def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
     nvml = FakeNvml()
-    listing = choose.list_gpus(nvml)
+    listing = list_gpus(nvml)
     assert [(g.index, g.uuid, g.memory_mb, g.free_mb) for g in listing.gpus] == [
         (0, "GPU-0", 81920, 40960), (1, "MIG-0", 10240, 5120), (2, "MIG-3", 10240, 5120),
     ]  # fmt: skip
@@ -337,7 +386,7 @@ def test_nvml_lists_cards_and_mig_slices_in_place_of_their_card():
 
 
 def test_nvml_failures_become_reasons():
-    assert "Driver Not Loaded" in choose.list_gpus(FakeNvml("init")).reason
+    assert "Driver Not Loaded" in list_gpus(FakeNvml("init")).reason
     broken = FakeNvml("count")
-    assert "Unknown Error" in choose.list_gpus(broken).reason
+    assert "Unknown Error" in list_gpus(broken).reason
     assert broken.open == 0

@@ -141,7 +141,7 @@ def test_nothing_is_held_after_delivery_and_books_stay_small(bench):
     assert bench.book.nbytes() == 0
     assert bench.book.in_state(FREE, LEASED, READY, DELIVERED) == 0
     assert len(bench.book._records) <= 4096
-    assert len(bench.book._digests) <= 4096
+    assert len(bench.book.digests) <= 4096
 
 
 def test_what_is_set_aside_is_asked_for_when_the_lease_is_sent():

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from common.data.manifest import EVAL, TRAIN, Manifest, Reject, decode_tokens, encode_tokens
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.system.errors import BadInput
 
 
 def fill(path, root, n=5, change=None):
-    with Manifest.create(path) as w:
+    with ManifestWriter(path) as w:
         source = w.add_source(root)
         for i in range(n):
             values = {
@@ -30,7 +31,7 @@ def fill(path, root, n=5, change=None):
                 "source_frames": 48000 + 2 * i,
                 "size": 1000 + i,
             }
-            w.add_utterance(**values | (change(i) if change else {}))
+            w.add_utterance(NewUtterance(**values | (change(i) if change else {})))
         w.add_reject(Reject("/c/metadata.csv", 9, "bad", "0.40 s < 0.50 s", "audio <11025 samples"))
         w.set_split([n - 1], EVAL)
         w.add_file(str(root / "wavs/0.wav"), 1000, 123456789012345678, {"rate": 48000})
@@ -155,12 +156,17 @@ def test_several_sources_below_one_data_root(tmp_path):
     row = dict.fromkeys(("name", "text", "clean", "language", "speaker"), "en") | dict.fromkeys(
         ("num_samples", "source_rate", "source_frames", "size"), 1
     )
-    with Manifest.create(tmp_path / "m.sqlite") as w:
+    with ManifestWriter(tmp_path / "m.sqlite") as w:
         for name in ("a", "b"):
             w.add_utterance(
-                source=w.add_source(f"/far/{name}"), path=f"/far/{name}/1.wav", tokens=[1], **row
+                NewUtterance(
+                    source=w.add_source(f"/far/{name}"),
+                    path=f"/far/{name}/1.wav",
+                    tokens=[1],
+                    **row,
+                )
             )
-        w.add_utterance(source=1, path="/else/2.wav", tokens=[1], **row)
+        w.add_utterance(NewUtterance(source=1, path="/else/2.wav", tokens=[1], **row))
     for name in ("a", "b"):
         (tmp_path / "here" / name).mkdir(parents=True)
     with Manifest.open(tmp_path / "m.sqlite", data_roots=tmp_path / "here") as m:
@@ -176,16 +182,18 @@ def test_a_folder_scanned_twice_is_one_data_root_and_two_of_one_name_are_two(tmp
         ("num_samples", "source_rate"), 1
     )
     for name, roots in (("twice", ("/far/a", "/far/a")), ("names", ("/far/a/wavs", "/far/b/wavs"))):
-        with Manifest.create(tmp_path / name) as w:
+        with ManifestWriter(tmp_path / name) as w:
             for i, root in enumerate(roots):
                 at = f"{root}/{i}.wav"
                 w.add_utterance(
-                    source=w.add_source(root),
-                    path=at,
-                    tokens=[1],
-                    source_frames=1,
-                    size=10 + i,
-                    **row,
+                    NewUtterance(
+                        source=w.add_source(root),
+                        path=at,
+                        tokens=[1],
+                        source_frames=1,
+                        size=10 + i,
+                        **row,
+                    )
                 )
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
@@ -208,7 +216,7 @@ def test_a_folder_scanned_twice_is_one_data_root_and_two_of_one_name_are_two(tmp
 def test_nothing_is_left_of_a_scan_that_failed(tmp_path):
     path = fill(tmp_path / "m.sqlite", tmp_path)
     before = path.read_bytes()
-    with pytest.raises(TypeError), Manifest.create(path) as w:
+    with pytest.raises(TypeError), ManifestWriter(path) as w:
         w.add_source(None)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.sqlite"]

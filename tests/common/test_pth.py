@@ -2,6 +2,7 @@
 broken is named, and nothing is run.
 """
 
+import collections
 import contextlib
 import io
 import os
@@ -16,7 +17,8 @@ import numpy as np
 import pytest
 
 from common.xtts.checkpoints import pth
-from common.xtts.checkpoints.pth import Opaque, PthError, PthFile, StoredTensor
+from common.xtts.checkpoints.pth import Opaque, PthFile, StoredTensor
+from common.xtts.checkpoints.pth_zip import PthError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -64,8 +66,10 @@ def test_the_old_format_is_refused_with_the_way_out():
 
 
 TREE = {
-    "model": {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "none": np.zeros((0, 3), np.float32)},
-    "half": np.ones(3, np.float16), "big": 2**40, "negative": -(2**40), "small": -5, "share": 0.5, "yes": True, "no": False, "nil": None,
+    "model": {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7),
+        "none": np.zeros((0, 3), np.float32)},
+    "half": np.ones(3, np.float16), "big": 2**40, "negative": -(2**40), "small": -5, "share": 0.5,
+    "yes": True, "no": False, "nil": None,
     "list": [1, "two", [3.0]], "پارسی": "متن", "empty": {},
 }  # fmt: skip
 
@@ -347,3 +351,19 @@ def test_other_files_are_named(tmp_path):
     write_pickle(path, b"\x80\x02N.", {"byteorder": b"big"})
     with pytest.raises(PthError, match="big-endian"):
         PthFile(path)
+
+
+@pytest.mark.parametrize("name", ["Counter", "OrderedDict"])
+def test_a_pickle_cannot_change_a_class_of_this_process(tmp_path, name):
+    """BUILD with a slot state sets attributes of whatever object lies on the stack."""
+    state = b"N}X\x05\x00\x00\x00ownedK\x01s\x86"
+    path = tmp_path / "model.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            "a/data.pkl", b"\x80\x02ccollections\n" + name.encode() + b"\n" + state + b"b."
+        )
+    try:
+        PthFile(path).close()
+    except PthError:
+        pass
+    assert not hasattr(getattr(collections, name), "owned")

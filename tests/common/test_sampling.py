@@ -13,6 +13,7 @@ import tensorflow as tf
 from common.xtts import weights
 from common.xtts.dims import GptDims
 from common.xtts.gpt import Gpt
+from common.xtts.prefixes import pack_prefixes
 from common.xtts.sampling import (
     Controls,
     Generated,
@@ -22,7 +23,6 @@ from common.xtts.sampling import (
     likeliest,
     log_likelihood,
     max_codes,
-    pack_prefixes,
     processed_scores,
     speakable,
 )

@@ -232,7 +232,7 @@ def test_too_many_open_files_are_no_full_disk():
 
 
 def test_more_producers_than_there_can_be_are_told_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.transport.server.MAX_PEERS", 1)
+    monkeypatch.setattr("common.transport.answers.MAX_PEERS", 1)
     server = LeaseServer(f"ipc://{tmp_path}/s", cb.RUN, 4)
     server.open(1, cb.OFFER, cb.train_schedule(5))
     first = cb.Producer(LeaseClient(lambda: Endpoint(server.endpoint), cb.RUN, "p0"))

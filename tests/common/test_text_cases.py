@@ -28,7 +28,8 @@ from common.xtts.text.tokenizer import Tokenizer
 MONEY = [
     # T1: the unit is never cut off
     ("pt", "Custa $21 hoje.", "custa vinte e um dólares hoje."),
-    ("pt", "£200 e 1.250,50€", "duzentas libras e mil duzentos e cinquenta euros e cinquenta cêntimos"),
+    ("pt", "£200 e 1.250,50€",
+        "duzentas libras e mil duzentos e cinquenta euros e cinquenta cêntimos"),
     ("es", "$31 o £31", "treinta y un dólares o treinta y una libras"),
     ("it", "$21, €1", "ventuno dollari, un euro"),
     ("fr", "1 000 000 € ou £21", "un million d'euros ou vingt et une livres"),
@@ -38,7 +39,8 @@ MONEY = [
     ("en", "₪3 ฿4 ₴5", "three shekels four baht five hryvnias"),
     ("de", "¥500 und 20 ₺", "fünfhundert yen und zwanzig lira"),
     ("ru", "1 ₽, 2 ₽, 5 ₽, 21 ₴", "один рубль, два рубля, пять рублей, двадцать одна гривна"),
-    ("pl", "22 zł, 5,50 zł, 1 ₴", "dwadzieścia dwa złote, pięć złotych, pięćdziesiąt groszy, jedna hrywna"),
+    ("pl", "22 zł, 5,50 zł, 1 ₴",
+        "dwadzieścia dwa złote, pięć złotych, pięćdziesiąt groszy, jedna hrywna"),
     ("cs", "2 £ a 5 Kč", "dvě libry a pět korun"),
     ("hu", "$2 és 12 Ft", "két dollár és tizenkét forint"),
     ("tr", "100 TL, ₺5", "yüz lira, beş lira"),
@@ -61,7 +63,8 @@ MONEY = [
     ("en", "2.5k views, 4K", "two thousand, five hundred views, four k"),
     ("de", "5,5 Mio. € und 3 Mrd. $", "fünf komma fünf millionen euro und drei milliarden dollar"),
     ("fr", "1,5 M€ et 20k€", "un virgule cinq millions d'euros et vingt mille euros"),
-    ("ru", "5,5 млн руб. и 5 тыс. руб. ныне", "пять целых пять десятых миллиона рублей и пять тысяч рублей ныне"),
+    ("ru", "5,5 млн руб. и 5 тыс. руб. ныне",
+        "пять целых пять десятых миллиона рублей и пять тысяч рублей ныне"),
     ("fa", "۵ میلیون $", "پنج میلیون دلار"),
     ("hi", "₹1.5 करोड़", "एक करोड़ पचास लाख रुपये"),
     # T5: codes
@@ -72,7 +75,8 @@ MONEY = [
     ("en", "TRY 5 times", "try five times"),  # a word where it stands before the number
     # signs on both sides, negative, ranges, two signs beside a number
     ("en", "-$5, $-5 and US$5", "minus five dollars, minus five dollars and five dollars"),
-    ("en", "in 2020 $30, then 5€ 10€", "in two thousand and twenty thirty dollars, then five euro ten euro"),
+    ("en", "in 2020 $30, then 5€ 10€",
+        "in two thousand and twenty thirty dollars, then five euro ten euro"),
     ("en", "5-10 €", "five - ten euro"),
     ("en", "it cost $5.", "it cost five dollars."),
     ("nl", "€ 5,- of 20.-- €", "vijf euro of twintig euro"),
@@ -86,7 +90,8 @@ READ = [
     ("fa", "۳/۵", "سه و نیم"),
     ("fa", "۱/۲ و -۲٫۵", "یک دوم و منفی دو و نیم"),
     ("fa", "۱۴۰۲/۵/۱", "یک مرداد هزار و چهارصد و دو"),
-    ("en", "8:30, 8:05, 8:00, 14:00, 8:00 pm", "eight thirty, eight oh five, eight o'clock, fourteen hundred, eight pm"),
+    ("en", "8:30, 8:05, 8:00, 14:00, 8:00 pm",
+        "eight thirty, eight oh five, eight o'clock, fourteen hundred, eight pm"),
     ("de", "8:30 Uhr, 8.30 Uhr, 1:00 Uhr", "acht uhr dreißig, acht uhr dreißig, ein uhr"),
     ("fr", "10h30 et 1:00", "dix heures trente et une heure"),
     ("es", "a las 8:30", "a las ocho treinta"),
@@ -103,7 +108,8 @@ READ = [
     ("de", "um 1 Uhr", "um ein uhr"),
     ("en", "a ratio of 16:9, John 3:2", "a ratio of sixteen:nine, john three:two"),
     ("en", "2024-05-03", "may third, twenty twenty-four"),
-    ("en", "13.5.2024 or 5/13/1984", "may thirteenth, twenty twenty-four or may thirteenth, nineteen eighty-four"),
+    ("en", "13.5.2024 or 5/13/1984",
+        "may thirteenth, twenty twenty-four or may thirteenth, nineteen eighty-four"),
     ("en", "5/3/2024", "five/three/two thousand and twenty-four"),  # May or March: nobody knows
     ("de", "3.5.2024", "dritte mai zweitausendvierundzwanzig"),
     ("fr", "1/5/2024", "premier mai deux mille vingt-quatre"),
@@ -114,7 +120,8 @@ READ = [
     ("hu", "2024.05.03.", "kétezer-huszonnégy május három."),
     ("en", "31.31.2024", "thirty-one point three one.two thousand and twenty-four"),
     # fractions
-    ("en", "½ cup, 2½ cups, 3/5, 1 1/2", "one half cup, two and one half cups, three fifths, one and one half"),
+    ("en", "½ cup, 2½ cups, 3/5, 1 1/2",
+        "one half cup, two and one half cups, three fifths, one and one half"),
     ("de", "¾", "drei viertel"),
     ("fr", "⅔", "deux tiers"),
     ("ru", "⅖ и ½", "две пятых и одна вторая"),
@@ -124,7 +131,8 @@ READ = [
     ("hi", "⅗", "तीन बटा पाँच"),
     ("en", "24/7 and/or 10/3", "twenty-four/seven and/or ten/three"),
     # negative numbers, and hyphens that are none
-    ("en", "-5 or (-2.5), 3-4, covid-19", "minus five or (minus two point five), three - four, covid-nineteen"),
+    ("en", "-5 or (-2.5), 3-4, covid-19",
+        "minus five or (minus two point five), three - four, covid-nineteen"),
     ("en", "1990-2000", "one thousand, nine hundred and ninety - two thousand"),
     ("en", "x=-3", "x=minus three"),
     ("en", "the 1990s, '80s and 1900s", "the nineteen nineties, eighties and nineteen hundreds"),
@@ -134,7 +142,8 @@ READ = [
     ("ru", "−5", "минус пять"),
     ("hi", "-5", "ऋण पाँच"),
     # units
-    ("en", "12.5kg, 1 km, 100 km/h", "twelve point five kilograms, one kilometer, one hundred kilometers per hour"),
+    ("en", "12.5kg, 1 km, 100 km/h",
+        "twelve point five kilograms, one kilometer, one hundred kilometers per hour"),
     ("en", "-3 °C", "minus three degrees celsius"),
     ("pl", "22 GB i 5 km", "dwadzieścia dwa gigabajty i pięć kilometrów"),
     ("ru", "5 км", "пять километров"),
@@ -153,7 +162,9 @@ READ = [
     ("hi", "12,34,567", "बारह लाख चौंतीस हज़ार पाँच सौ सड़सठ"),
     ("ru", "1,5 и 21,01", "одна целая пять десятых и двадцать одна целая одна сотая"),
     ("en", "0.000001", "zero point zero zero zero zero zero one"),
-    ("de", "999999999999999", "neunhundertneunundneunzig billionen neunhundertneunundneunzig milliarden neunhundertneunundneunzig millionen"
+    ("de", "999999999999999",
+     "neunhundertneunundneunzig billionen neunhundertneunundneunzig milliarden"
+     " neunhundertneunundneunzig millionen"
      " neunhundertneunundneunzigtausendneunhundertneunundneunzig"),
 ]  # fmt: skip
 
@@ -206,10 +217,14 @@ def test_t2_an_amount_without_words_is_refused_and_never_read_as_the_number(
 
 # Where our currency names differ from num2words', and why.
 DIFFERS = {
-    ("hu", "EUR"): "num2words has English names", ("hu", "GBP"): "the same", ("hu", "USD"): "the same", ("hu", "INR"): "the same",
-    ("hu", "RUB"): "the same", ("hu", "HUF"): "the same", ("ko", "JPY"): "joined to the number", ("ko", "KRW"): "joined to the number",
-    ("ko", "USD"): "joined to the number", ("ja", "JPY"): "joined to the number", ("es", "THB"): "a plural in s, as the Academy has it",
-    ("es", "ILS"): "Spanish spelling", ("es", "IRR"): "iraní is left out", ("es", "KRW"): "plural", ("es", "UAH"): "feminine, as CLDR",
+    ("hu", "EUR"): "num2words has English names", ("hu", "GBP"): "the same",
+    ("hu", "USD"): "the same", ("hu", "INR"): "the same",
+    ("hu", "RUB"): "the same", ("hu", "HUF"): "the same", ("ko", "JPY"): "joined to the number",
+    ("ko", "KRW"): "joined to the number",
+    ("ko", "USD"): "joined to the number", ("ja", "JPY"): "joined to the number",
+    ("es", "THB"): "a plural in s, as the Academy has it",
+    ("es", "ILS"): "Spanish spelling", ("es", "IRR"): "iraní is left out", ("es", "KRW"): "plural",
+    ("es", "UAH"): "feminine, as CLDR",
     ("ru", "UAH"): "the same words",
 }  # fmt: skip
 
@@ -315,8 +330,10 @@ WHOLE = [
     "日本語です。",
 ]
 DAMAGED = [
-    ("en", "it\ufffds"), ("en", "itâ€™s"), ("fr", "cafÃ© au lait"), ("de", "fÃ¼r"), ("ru", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚ Ð¼Ð¸Ñ€"), ("ru", "РїСЂРёРІРµС‚"),
-    ("fa", "Ø³Ù„Ø§Ù… Ø¯Ù†ÛŒØ§"), ("fa", "ط³ظ„ط§ظ…"), ("en", "5 â‚¬ each"), ("tr", "Ä°stanbul"), ("cs", "ÄŒeskÃ½"), ("en", "a \ud83d b"),
+    ("en", "it\ufffds"), ("en", "itâ€™s"), ("fr", "cafÃ© au lait"), ("de", "fÃ¼r"),
+    ("ru", "Ð¿Ñ€Ð¸Ð²ÐµÑ‚ Ð¼Ð¸Ñ€"), ("ru", "РїСЂРёРІРµС‚"),
+    ("fa", "Ø³Ù„Ø§Ù… Ø¯Ù†ÛŒØ§"), ("fa", "ط³ظ„ط§ظ…"), ("en", "5 â‚¬ each"), ("tr", "Ä°stanbul"),
+    ("cs", "ÄŒeskÃ½"), ("en", "a \ud83d b"),
     ("en", "itâ\x80\x99s"), ("fr", "voilÃ\xa0 tout"), ("fr", "voilÃ  tout"),
 ]  # fmt: skip
 
@@ -339,7 +356,8 @@ def test_d15_whole_text_is_not_damaged(text):
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("farsi", "fa"), ("Persian", "fa"), ("فارسی", "fa"), ("english", "en"), ("Deutsch", "de"), ("español", "es"), ("germn", "de"),
+    [("farsi", "fa"), ("Persian", "fa"), ("فارسی", "fa"), ("english", "en"), ("Deutsch", "de"),
+        ("español", "es"), ("germn", "de"),
      ("Chinese (Mandarin)", "zh"), ("norwegian", "no")],
 )  # fmt: skip
 def test_a_language_by_name_is_answered_with_its_code(name, code):
@@ -372,9 +390,12 @@ def test_letters_of_a_foreign_script_are_counted():
 # -- whatever comes ------------------------------------------------------------------------------
 
 PIECES = [
-    "abc xyz ÄÖÜß éàç", "привет ёЁ", "سلام یک پژ", "こんにちはカタカナ漢字", "안녕하세요", "你好世界", "नमस्ते", "Ωμέγα", "שלום", "ไทย",
-    "0123456789", "٠١٢٣۴۵۶۷۸۹", "१२३４５６", "$€£¥₹₽₺₿¢﷼", "..,,::;;//--−%°#&@'\"“”‘’«»…()[]", "½¾⅓²³①Ⅷ",
-    "\u200b\u200c\u200d\u200e\ufeff\u00ad\u0640\u3164\x00\x1b\x07", "😀🇮🇷", "k M bn Mio. km kg m² °C USD SGD Rs. zł руб. million",
+    "abc xyz ÄÖÜß éàç", "привет ёЁ", "سلام یک پژ", "こんにちはカタカナ漢字", "안녕하세요",
+    "你好世界", "नमस्ते", "Ωμέγα", "שלום", "ไทย",
+    "0123456789", "٠١٢٣۴۵۶۷۸۹", "१२३４５６", "$€£¥₹₽₺₿¢﷼", "..,,::;;//--−%°#&@'\"“”‘’«»…()[]",
+    "½¾⅓²³①Ⅷ",
+    "\u200b\u200c\u200d\u200e\ufeff\u00ad\u0640\u3164\x00\x1b\x07", "😀🇮🇷",
+    "k M bn Mio. km kg m² °C USD SGD Rs. zł руб. million",
     " \t\n\u00a0\u2009\u202f", "İIıi", "st. Dr. co. ing. p. b.", "e\u0301a\u0308", "\u0600\u06dd",
 ]  # fmt: skip
 

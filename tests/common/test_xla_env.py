@@ -12,24 +12,24 @@ from common.gpu.xla_env import CACHE, cache_folder, xla_env
 from tests.bench.step import ROWS
 
 GPU = Device("gpu", "GPU-1", 1)
-TRITON = "--xla_gpu_enable_triton_gemm=false"
+OWN = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
 
 
 def test_flags_are_added_to_the_users_own(tmp_path):
     env = xla_env({"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=true --mine=1"}, GPU, tmp_path)
     assert env == {
         "XLA_FLAGS": (
-            "--xla_gpu_enable_triton_gemm=true --mine=1"
+            "--xla_gpu_enable_triton_gemm=true --mine=1 --xla_gpu_autotune_level=0"
             f' --xla_gpu_per_fusion_autotune_cache_dir="{tmp_path}"'
         ),
         CACHE: str(tmp_path),
     }
-    assert xla_env({}, GPU) == {"XLA_FLAGS": TRITON}
+    assert xla_env({}, GPU) == {"XLA_FLAGS": OWN}
 
 
 def test_a_longer_name_is_another_flag_and_a_cache_of_the_users_own_is_left_to_the_user(tmp_path):
     given = "--xla_gpu_enable_triton_gemm_int4=true -xla_gpu_per_fusion_autotune_cache_dir=/mine"
-    assert xla_env({"XLA_FLAGS": given}, GPU, tmp_path) == {"XLA_FLAGS": f"{given} {TRITON}"}
+    assert xla_env({"XLA_FLAGS": given}, GPU, tmp_path) == {"XLA_FLAGS": f"{given} {OWN}"}
 
 
 @pytest.mark.parametrize(

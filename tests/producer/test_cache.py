@@ -20,6 +20,7 @@ from tests.support.producer_runs import make_run, tone, write_dvae
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from common.data.manifest import TRAIN, Manifest
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.transport.wire import digest
 from producer.batches.cache import CodesCache
 from producer.batches.decode import decode
@@ -90,6 +91,80 @@ while True:
     for u in range(2000):
         cache.put(u, (np.arange(1, 2 + u % 250) * (u + 3)) % 1021)
 """
+
+
+def _flip(data, rng):
+    for at in rng.integers(0, len(data), 200):
+        data[at] ^= 1 << int(rng.integers(8))
+
+
+def _shorten(data, rng):
+    del data[int(rng.integers(len(data))) :]
+
+
+def _empty_pages(data, rng):
+    for at in rng.integers(0, len(data), 4) // 4096 * 4096:
+        data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+
+
+def _swap_pages(data, rng):
+    a, b = (int(x) * 4096 for x in rng.integers(0, len(data) // 4096, 2))
+    data[a : a + 4096], data[b : b + 4096] = data[b : b + 4096], data[a : a + 4096]
+
+
+def _shift(data, rng):
+    at = int(rng.integers(len(data)))
+    data[at:at] = rng.bytes(int(rng.integers(1, 600)))
+
+
+def _swap_slots(data, rng):
+    a, b = (int(x) * 508 for x in rng.integers(0, 100, 2))
+    data[a : a + 508], data[b : b + 508] = data[b : b + 508], data[a : a + 508]
+
+
+def _random(data, rng):
+    at = int(rng.integers(len(data) // 2))
+    data[at : at + 5000] = rng.bytes(5000)
+
+
+@pytest.mark.parametrize(
+    "damage", [_flip, _shorten, _empty_pages, _swap_pages, _shift, _swap_slots, _random]
+)
+def test_damage_of_any_kind_costs_codes_and_never_gives_wrong_ones(tmp_path, damage):
+    """A disk that loses, mixes up or invents bytes: what comes back is right or absent, what was
+    untouched comes back, and what is put again stays.
+    """
+    whole = CodesCache(tmp_path / "whole", 250, KEY)
+    for u in range(100):
+        whole.put(u, codes_of(u))
+    data = (tmp_path / "whole" / "codes.bin").read_bytes()
+    for seed in range(10):
+        hurt, folder = bytearray(data), tmp_path / str(seed)
+        damage(hurt, np.random.default_rng(seed))
+        folder.mkdir()
+        (folder / "codes.bin").write_bytes(hurt)
+        cache = CodesCache(folder, 250, KEY)
+        for u in range(100):
+            got, n = cache.get(u, len(codes_of(u))), 8 + 2 * len(codes_of(u))
+            slot = slice(u * 508, u * 508 + n)
+            assert (got is not None) == (hurt[slot] == data[slot])
+            if got is not None:
+                np.testing.assert_array_equal(got, codes_of(u))
+        for u in range(100):
+            cache.put(u, codes_of(u))
+            np.testing.assert_array_equal(cache.get(u, len(codes_of(u))), codes_of(u))
+        cache.close()
+
+
+def test_the_store_is_bounded_by_the_corpus(tmp_path):
+    """However often and with whatever codes a clip is put, its slot is all that it takes."""
+    cache = CodesCache(tmp_path, 250, KEY)
+    for round_ in range(5):
+        for u in range(50):
+            cache.put(u, (codes_of(u + round_)), stamp=str(round_))
+    assert (tmp_path / "codes.bin").stat().st_size <= 50 * (8 + 2 * 250)
+    assert cache.get(7, len(codes_of(11)), "4") is not None
+    assert cache.get(7, len(codes_of(10)), "3") is None
 
 
 def test_three_writers_and_sigkill_at_any_time(tmp_path):
@@ -172,7 +247,7 @@ def mixed_rates(folder):
     """A run whose clips are at 22 050, 44 100 and 48 000 Hz."""
     run = make_run(folder, [1.1 + 0.17 * i for i in range(9)], num_eval=1, audio=AUDIO)
     rates = [(22050, 44100, 48000)[i % 3] for i in range(9)]
-    with Manifest.create(folder / "manifest.sqlite") as m:
+    with ManifestWriter(folder / "manifest.sqlite") as m:
         m.add_source(folder / "clips")
         for u, rate in zip(run.manifest.utterances(range(9)), rates, strict=True):
             frames = u.num_samples * rate // 22050
@@ -196,7 +271,9 @@ def mixed_rates(folder):
                 "language": "en",
                 "speaker": "a",
             }
-            m.add_utterance(source=0, path=path, **words, **facts, split=TRAIN if u.id < 8 else 1)
+            m.add_utterance(
+                NewUtterance(source=0, path=path, **words, **facts, split=TRAIN if u.id < 8 else 1)
+            )
     run.manifest = Manifest.open(folder / "manifest.sqlite")
     return run
 

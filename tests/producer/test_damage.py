@@ -6,7 +6,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import BadInput
 from common.xtts.clips import ReferenceClipError, load_clip
 from producer.batches.decode import decode
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.readers import READERS
 from producer.corpus.readers.paths import FixedPlace
 from tests.support import scan_cases
@@ -63,7 +63,7 @@ def test_a_recording_that_one_refuses_all_refuse(tmp_path, damage):
     """
     path = tmp_path / "a.wav"
     path.write_bytes(damage.blob)
-    facts = probe(FixedPlace(str(path)), deep=True)
+    facts = facts_of(FixedPlace(str(path)), deep=True)
     refused = {}
     for read in (load_clip, decode):
         try:

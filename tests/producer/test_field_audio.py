@@ -15,7 +15,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import BadInput
 from common.xtts.clips import ReferenceClipError, load_clip
 from producer.batches.decode import decode
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.readers.paths import FixedPlace
 from producer.corpus.scan import scan
 from producer.creation.prepare import _mel_stats
@@ -326,7 +326,7 @@ def test_d9_mp3_whose_length_header_gives_no_length_is_read_whole(tmp_path):
 
 
 def scan_reason(path):
-    return probe(FixedPlace(str(path)), deep=True).error
+    return facts_of(FixedPlace(str(path)), deep=True).error
 
 
 def piped_flac(path, samples, cut=0):

@@ -303,9 +303,11 @@ def _vctk(root):
 
 
 LAYOUTS = {  # name → (what makes it, reader, speakers)
-    "hugging face": (_hf, "jsonl", 1), "nemo": (_nemo, "jsonl", 2), "lhotse": (_lhotse, "jsonl", 2), "list": (_json_list, "jsonl", 1),
+    "hugging face": (_hf, "jsonl", 1), "nemo": (_nemo, "jsonl", 2), "lhotse": (_lhotse, "jsonl", 2),
+    "list": (_json_list, "jsonl", 1),
     "libritts": (_libritts, "libritts", 2), "common voice": (_common_voice, "common_voice", 2),
-    "release": (_common_voice_release, "common_voice", 2), "css10": (_css10, "css10", 1), "m-ailabs": (_mailabs, "mailabs", 1),
+    "release": (_common_voice_release, "common_voice", 2), "css10": (_css10, "css10", 1),
+    "m-ailabs": (_mailabs, "mailabs", 1),
     "sidecar": (_sidecar, "sidecar", 2), "texts apart": (_texts_apart, "sidecar", 2),
     "parquet": (_parquet, "parquet", 2), "vctk": (_vctk, "vctk", 2),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from common.audio.errors import DecodeError
 from common.audio.levels import require_sound, shape
 from common.data.corpus_terms import FindingKind, Format
 from producer.corpus.findings import MESSAGES, REASONS, misfits
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.languages import WORDS
 from producer.corpus.readers import READERS
 from producer.corpus.rows import read_rows
@@ -128,7 +128,7 @@ def test_each_finding_may_be_set_to_reject(tmp_path, scanned):
     names = {f"{root}/metadata.csv:{u.id + 2}": u.name for u in s.utterances}
     found = {f["kind"]: {names[w] for w in f["worst"]} for f in s.report.findings}
     entries = read_rows(scan_cases.settings(root)).entries
-    looked = [(entry, probe(entry.row.place, True)) for entry in entries]
+    looked = [(entry, facts_of(entry.row.place, True)) for entry in entries]
     for name, kind in misfit.items():
         assert name in found[kind], (name, kind, found[kind])
         assert not any(n.startswith("good") for n in found[kind])

@@ -19,7 +19,7 @@ from common.audio.errors import DecodeError
 from common.system.errors import BadInput
 from common.xtts.clips import ReferenceClipError, load_clip
 from producer.batches.decode import decode
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.readers.paths import FixedPlace
 from producer.corpus.rows import read_rows
 from tests.support import scan_cases
@@ -27,13 +27,18 @@ from tests.support.corpora import sine
 from tests.support.damage import BUILD, GOOD, RATE, encoded
 
 TOKENS = [
-    b"|", b"\t", b",", b";", b'"', b"\n", b"\r\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"{", b"}", b"[", b"]", b"\\",
-    b"../", b"C:\\", b"//", b"%00", b"%", b"1e999", b"null", b"\xe2\x80\xa8", "é".encode("utf-16"), b"a" * 5000, b"text", b"audio",
+    b"|", b"\t", b",", b";", b'"', b"\n", b"\r\n", b"\0", b"\xff\xfe", b"\xef\xbb\xbf",
+    b"\xed\xa0\x80", b"{", b"}", b"[", b"]", b"\\",
+    b"../", b"C:\\", b"//", b"%00", b"%", b"1e999", b"null", b"\xe2\x80\xa8", "é".encode("utf-16"),
+    b"a" * 5000, b"text", b"audio",
 ]  # fmt: skip
 METADATA = {
-    "ljspeech": "metadata.csv", "coqui": "metadata.csv", "csv": "metadata.csv", "jsonl": "manifest.jsonl", "piper": "metadata.csv",
-    "css10": "transcript.txt", "vctk": "txt/p225/p225_001.txt", "libritts": "84/1/84_1_001.normalized.txt",
-    "common_voice": "validated.tsv", "mailabs": "en_US/by_book/female/mary/book/metadata.csv", "sidecar": "001.txt",
+    "ljspeech": "metadata.csv", "coqui": "metadata.csv", "csv": "metadata.csv",
+    "jsonl": "manifest.jsonl", "piper": "metadata.csv",
+    "css10": "transcript.txt", "vctk": "txt/p225/p225_001.txt",
+    "libritts": "84/1/84_1_001.normalized.txt",
+    "common_voice": "validated.tsv", "mailabs": "en_US/by_book/female/mary/book/metadata.csv",
+    "sidecar": "001.txt",
     "parquet": "train.parquet",
 }  # fmt: skip
 COUNTS = [pytest.param(240, id="few"), pytest.param(10_000, id="many", marks=pytest.mark.slow)]
@@ -81,7 +86,7 @@ def test_mutated_metadata(tmp_path, reader, count):
             for entry in rows.entries:
                 str(entry).encode()
                 if hasattr(entry, "row"):
-                    probe(entry.row.place, False)
+                    facts_of(entry.row.place, False)
             read += 1
         assert time.process_time() - start < 2
     assert read
@@ -91,9 +96,11 @@ def _recordings() -> dict[str, bytes]:
     """A short recording in each container that libsndfile writes."""
     tone = (sine(8000) + 0.02 * np.random.default_rng(0).standard_normal(8000)).astype(np.float32)
     kinds = [
-        ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("WAV", "ULAW"), ("RF64", "PCM_16"), ("W64", "PCM_16"),
+        ("WAV", "PCM_16"), ("WAV", "FLOAT"), ("WAV", "IMA_ADPCM"), ("WAV", "ULAW"),
+        ("RF64", "PCM_16"), ("W64", "PCM_16"),
         ("AIFF", "PCM_16"),
-        ("AU", "PCM_16"), ("CAF", "ALAC_16"), ("NIST", "PCM_16"), ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", None), ("VOC", "PCM_16"),
+        ("AU", "PCM_16"), ("CAF", "ALAC_16"), ("NIST", "PCM_16"), ("FLAC", "PCM_16"),
+        ("OGG", "VORBIS"), ("MP3", None), ("VOC", "PCM_16"),
     ]  # fmt: skip
     found = {
         f"{name} {subtype}": encoded(tone, RATE, name, subtype)
@@ -134,7 +141,7 @@ def test_mutated_recordings(tmp_path, kind, count):
             mutated(data[:256], draw, HEADS) + data[256:] if small else mutated(data, draw, HEADS)
         )
         start = time.process_time()
-        facts = probe(FixedPlace(str(path)), deep=True)
+        facts = facts_of(FixedPlace(str(path)), deep=True)
         assert bool(facts.error) == bool(facts.kind)
         for read in (decode, load_clip):
             with contextlib.suppress(DecodeError, ReferenceClipError):
@@ -152,5 +159,5 @@ def test_descriptors_stay_flat_under_damage(tmp_path):
     for data in RECORDINGS.values():
         for _ in range(5):
             path.write_bytes(mutated(data, draw, HEADS))
-            probe(FixedPlace(str(path)), deep=True)
+            facts_of(FixedPlace(str(path)), deep=True)
     assert abs(len(os.listdir("/proc/self/fd")) - before) <= 2

@@ -124,7 +124,8 @@ def test_c04_quote_marks_are_text(tmp_path):
 
 def test_c05_line_ends_and_blank_lines(tmp_path):
     (tmp_path / "metadata.csv").write_bytes(
-        "a|x|x\r\nb|y|y\r\n\r\n  \r\nc|ä\u2028\x85z|ä\u2028\x85z\r\nd|q|w\r\n\r\n\r\n".rstrip().encode()
+        "a|x|x\r\nb|y|y\r\n\r\n  \r\n"
+        "c|ä\u2028\x85z|ä\u2028\x85z\r\nd|q|w\r\n\r\n\r\n".rstrip().encode()
     )
     found = read(tmp_path)
     assert [(r.line, r.id, r.text) for r in found] == [

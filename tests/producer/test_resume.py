@@ -10,7 +10,7 @@ from common.system.errors import BadInput
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from tests.support.absent_files import Channel, FromFiles
-from tests.support.arithmetic_runs import arithmetic_run, outcome, replay
+from tests.support.arithmetic_runs import arithmetic_run, edit_identity, outcome, replay
 from tests.support.corpora import make_corpus, sine, write_wav
 from tests.support.loop_runs import train
 from trainer import session
@@ -107,9 +107,7 @@ def test_clips_set_aside_before_count_among_those_that_may_be_lost(tmp_path):
 
 def test_runs_made_before_their_identity_had_code_phases_are_what_they_were(tmp_path):
     run = arithmetic_run(tmp_path, batching__code_phases=4)
-    identity = json.loads((run.path / "identity.json").read_text())
-    del identity["code_phases"]
-    (run.path / "identity.json").write_text(json.dumps(identity))
+    edit_identity(run.path, without="code_phases")
     arithmetic_run(tmp_path, batching__code_phases=4)
     with pytest.raises(
         BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"

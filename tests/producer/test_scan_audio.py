@@ -111,7 +111,8 @@ from common.xtts.text.tokenizer import Tokenizer
 from producer.corpus.scan import scan
 {before}
 c = config.parse({{"data": {{"train": "{root}", "scan_threads": 8}}}})
-print(scan(c, "{root.parent}/m.sqlite", Tokenizer.train([("one two", "en")], 64, ["en"])).report.headline())
+tokenizer = Tokenizer.train([("one two", "en")], 64, ["en"])
+print(scan(c, "{root.parent}/m.sqlite", tokenizer).report.headline())
 {after}
 """
     done = subprocess.run(

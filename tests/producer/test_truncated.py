@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from common.data.manifest import Manifest
-from producer.corpus.headers import probe
+from producer.corpus.headers import facts_of
 from producer.corpus.readers.paths import FixedPlace
 from tests.support import scan_cases
 from tests.support.corpora import make_corpus, sine, write_wav
@@ -45,7 +45,7 @@ def wav(
 def facts(folder, data: bytes):
     path = folder / "a.wav"
     path.write_bytes(data)
-    return probe(FixedPlace(str(path)), deep=True)
+    return facts_of(FixedPlace(str(path)), deep=True)
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -126,14 +126,14 @@ def test_other_kinds_of_wav(tmp_path, container, subtype):
     soundfile.write(
         path, np.stack([sine(30000), sine(30000, 880)], 1), 22050, subtype, format=container
     )
-    assert not probe(FixedPlace(str(path)), deep=True).error
+    assert not facts_of(FixedPlace(str(path)), deep=True).error
     os.truncate(path, path.stat().st_size // 2)
-    assert probe(FixedPlace(str(path)), deep=True).kind == "ends early"
+    assert facts_of(FixedPlace(str(path)), deep=True).kind == "ends early"
 
 
 def test_other_formats_are_read_as_before(tmp_path):
     for suffix in (".flac", ".ogg", ".mp3"):
-        assert not probe(
+        assert not facts_of(
             FixedPlace(str(write_wav(tmp_path / f"a{suffix}", sine(44100)))), deep=True
         ).error
 

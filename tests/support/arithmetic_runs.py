@@ -11,6 +11,7 @@ from pathlib import Path
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.run import settings as config
 from common.run.folder import RunFolder
+from common.run.proof import Proof
 from common.transport import wire
 from producer.batches.maker import without
 from producer.creation.prepare import prepare_run
@@ -21,6 +22,8 @@ from trainer import stages
 from trainer.history import ledger
 from trainer.history.checkpoint import Checkpoints
 from trainer.history.schedule import schedule_of
+
+STEP_KEYS = ("step", "epoch", "g", "count", "digest")
 
 
 def settings(run: Path, corpus: Path, **overrides) -> dict:
@@ -62,6 +65,12 @@ def arithmetic_run(
         make_corpus(corpus, num_clips, seconds=lambda i: 0.6 + 0.05 * (i % 9))
     tree = settings(tmp_path / "run", corpus, **overrides)
     return prepare_run(config.parse(tree), on_cpu=True, cores=2, out=out)
+
+
+def edit_identity(folder: Path, without: str = "", **changes) -> None:
+    """Make it a run of the time before runs kept a record of their files, of another identity."""
+    identity = {**Proof.read(folder).identity, **changes}
+    Proof(folder, {k: v for k, v in identity.items() if k != without}).write()
 
 
 @dataclass
@@ -108,13 +117,12 @@ def outcome(run: RunFolder, stage: str) -> Expected:
     """What the run's folder says that one stage came to."""
     files = stages.files_of(run, stage)
     lines = ledger.fold(ledger.read(files.ledger))
-    keys = ("step", "epoch", "g", "count", "digest")
     found = Checkpoints(files.checkpoints, 99).load_latest(None)
     weights = (
         found.tensors["model"]["weights"].tobytes() + found.tensors["optimizer"]["moment"].tobytes()
     )
     assert found.step == lines[-1]["step"]
-    return Expected([{k: line[k] for k in keys} for line in lines], weights)
+    return Expected([{k: line[k] for k in STEP_KEYS} for line in lines], weights)
 
 
 def assert_exact(run: RunFolder) -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +112,10 @@ class Driver:
         self.say("trainer --replace")
         self.extra.append(self._spawn("trainer", "--run", str(self.run), "--replace"))
 
+    def excused(self, code: int) -> bool:
+        """Whether launch.py may have ended so, and is to be started again."""
+        return code == -signal.SIGKILL
+
     def finish(self, timeout_s: float = 400.0) -> None:
         """Open the gate and wait for the run's end; launch.py started again where it was killed.
 
@@ -120,7 +125,7 @@ class Driver:
         deadline = time.monotonic() + timeout_s
         while True:
             code = self.launchers[-1].poll()
-            if code == -signal.SIGKILL:
+            if code is not None and self.excused(code):
                 self.launch()
             elif code is not None:
                 assert code == 0, self.story(f"launch.py ended with {code}")
@@ -186,7 +191,10 @@ class Driver:
         deadline = time.monotonic() + timeout_s
         while not condition():
             code = self.launchers[-1].poll()
-            assert code is None, self.story(f"launch.py ended with {code} before {what}")
+            if code is not None and self.excused(code):
+                self.launch()
+            else:
+                assert code is None, self.story(f"launch.py ended with {code} before {what}")
             assert time.monotonic() < deadline, self.story(f"waited {timeout_s} s for {what}")
             time.sleep(poll_s)
 
@@ -302,7 +310,9 @@ def hurt(driver: Driver, event: str) -> None:
         driver.replace_trainer()
 
 
-def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
+def random_schedule(
+    seed: int, num_events: int, last_step: int, events: Sequence[str] = EVENTS
+) -> Schedule:
     """Two thirds at a step further on and anywhere within it, some of them when the trainer next
     saves or evaluates; a third shortly
     after the event before, which mostly is while something starts."""
@@ -320,7 +330,7 @@ def random_schedule(seed: int, num_events: int, last_step: int) -> Schedule:
             (
                 when,
                 rng.choice(
-                    [e for e in EVENTS if not e.startswith("stop") and (added or e != "remove")]
+                    [e for e in events if not e.startswith("stop") and (added or e != "remove")]
                 ),
             )
         )

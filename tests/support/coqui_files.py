@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from common.xtts.checkpoints import pth, shapes
-from common.xtts.checkpoints.coqui import GPT, HIFIGAN, SPEAKER
+from common.xtts.checkpoints.coqui_tensors import GPT, HIFIGAN, SPEAKER
 from common.xtts.dims import DvaeDims, GptDims
 from common.xtts.text.tokenizer import Tokenizer
 

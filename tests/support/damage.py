@@ -127,8 +127,10 @@ def _parquet(root, blobs, change=lambda columns: columns):
 
 
 BUILD: dict[str, Callable[[Path, list[bytes]], None]] = {
-    "ljspeech": _ljspeech, "coqui": _coqui, "csv": _csv, "jsonl": _jsonl, "piper": _piper, "css10": _css10, "vctk": _vctk,
-    "libritts": _libritts, "common_voice": _common_voice, "mailabs": _mailabs, "sidecar": _sidecar, "parquet": _parquet,
+    "ljspeech": _ljspeech, "coqui": _coqui, "csv": _csv, "jsonl": _jsonl, "piper": _piper,
+    "css10": _css10, "vctk": _vctk,
+    "libritts": _libritts, "common_voice": _common_voice, "mailabs": _mailabs, "sidecar": _sidecar,
+    "parquet": _parquet,
 }  # fmt: skip
 
 
@@ -495,7 +497,8 @@ _metadata(
     "not UTF-8",
 )
 _metadata(
-    "jsonl", "an offset", _line("manifest.jsonl", 2, '{"audio_filepath": "wavs/001.wav", "text": "a", "offset": 3}'), 4,
+    "jsonl", "an offset",
+    _line("manifest.jsonl", 2, '{"audio_filepath": "wavs/001.wav", "text": "a", "offset": 3}'), 4,
     "a part of a longer recording",
 )  # fmt: skip
 _metadata("jsonl", "brackets without end", _line("manifest.jsonl", 2, "[" * 100000), 4, "not JSON")

@@ -23,11 +23,14 @@ class Harness:
         self.book = LeaseBook(
             window,
             rules=Rules(
-                lease_ttl_s=TTL, dead_after_s=DEAD, compile_grace_s=GRACE, compile_budget_s=BUDGET
+                lease_ttl_s=TTL,
+                dead_after_s=DEAD,
+                compile_grace_s=GRACE,
+                compile_budget_s=BUDGET,
+                start=start,
             ),
             clock=lambda: self.now,
             on_event=lambda kind, **fields: self.events.append({"kind": kind, **fields}),
-            start=start,
         )
         self.book.open(
             1,

@@ -14,6 +14,7 @@ from common.run.folder import RunFolder
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from common.transport.client import LeaseClient
+from common.transport.lease_records import Rules
 from common.transport.local import LocalHub
 from common.transport.server import LeaseServer
 from producer.serve import Service
@@ -28,7 +29,7 @@ def channel(run: RunFolder, num_producers: int = 2, make=ArithmeticMaker, start:
     """A lease server with producers in threads."""
     hub = LocalHub()
     server = LeaseServer(
-        "", run.run_id, run.config.transport.high_water_mark, link=hub, start=start
+        "", run.run_id, run.config.transport.high_water_mark, link=hub, rules=Rules(start=start)
     )
     done = threading.Event()
     threads, clients = [], []

@@ -14,12 +14,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from common.launcher import child as children_  # noqa: E402
 from common.launcher import supervise  # noqa: E402
 from common.launcher.child import ProcessSpec, Program  # noqa: E402
 from common.launcher.console import Console  # noqa: E402
@@ -80,6 +82,7 @@ def _launch(run: Path, children: list[str]) -> int:
         float(os.environ["BACKOFF_S"]),
         float(os.environ["DOUBLE_S"]),
     )
+    children_.LOG_BYTES = int(os.environ.get("LOG_BYTES", children_.LOG_BYTES))
     try:
         with Console(program) as view:
             return Supervisor(program, view, lambda: time.monotonic() + _ahead_s(run)).run()
@@ -115,8 +118,9 @@ def _behave(stop: Stop, run: Path, name: str, behaviour: str) -> int | None:
 
 
 def _wait(stop: Stop, status: StatusFile, value: str) -> None:
-    """Work until told to leave; then take `value` seconds to save."""
-    status.update(phase="training", step=1)
+    """Work until told to leave; then take `value` seconds to save, of which "+S" may be taken."""
+    value, _, grace = value.partition("+")
+    status.update(phase="training", step=1, save_grace_s=float(grace) if grace else None)
     stop.wait()
     if value and not stop.orphaned:
         status.update(phase="saving")
@@ -176,6 +180,35 @@ def _advance(stop: Stop, status: StatusFile, value: str) -> int | None:
     return None
 
 
+def _make(stop: Stop, status: StatusFile, value: str) -> None:
+    """Makes a batch and is killed, `value` times; then works on."""
+    starts = sum(1 for _ in open(status._path.parent.parent / f"{status.value.name}.starts"))
+    status.update(phase="working", batches=1)
+    if starts <= int(value):
+        os.kill(os.getpid(), signal.SIGKILL)
+    _wait(stop, status, "")
+
+
+def _anew(stop: Stop, status: StatusFile, value: str) -> None:
+    """Begins anew; the signal `value` arrives at the last moment. Then works until told to
+    leave.
+    """
+    if "ANEW" in os.environ:
+        return _wait(stop, status, "")
+    where, number = value.split("-")
+    execv = os.execv
+
+    def late(*args) -> None:
+        if where == "process":
+            os.kill(os.getpid(), int(number))
+        else:
+            signal.pthread_kill(threading.get_ident(), int(number))
+        execv(*args)
+
+    os.execv = late
+    lifecycle.begin_anew(stop, sys.argv, {"ANEW": "1"})
+
+
 def _deaf(stop: Stop, status: StatusFile, value: str) -> None:
     """Does not hear SIGTERM: the interpreter is stopped by itself."""
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -195,8 +228,9 @@ def _family(stop: Stop, status: StatusFile, value: str) -> None:
 
 
 _KINDS = {
-    "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf, "busy": _busy, "family": _family,
-    "late": _late, "until": _until,
+    "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf,
+    "busy": _busy, "family": _family,
+    "late": _late, "until": _until, "make": _make, "anew": _anew,
 }  # fmt: skip
 
 

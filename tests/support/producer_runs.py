@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.data.buckets import Bucket, make_buckets
 from common.data.manifest import EVAL, TRAIN, Manifest
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.data.plan import PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
@@ -77,7 +78,7 @@ def make_run(
     )
     n = len(lengths_s)
     folder.mkdir(parents=True, exist_ok=True)
-    with Manifest.create(folder / "manifest.sqlite") as m:
+    with ManifestWriter(folder / "manifest.sqlite") as m:
         (folder / "clips").mkdir(exist_ok=True)
         m.add_source(folder / "clips")
         for i, s in enumerate(lengths_s):
@@ -101,7 +102,7 @@ def make_run(
                 "language": "en",
                 "speaker": (speakers or "a" * n)[i],
             }
-            m.add_utterance(source=0, path=path, **words, **facts)
+            m.add_utterance(NewUtterance(source=0, path=path, **words, **facts))
     save_file({"mel_stats": STATS}, folder / "mel_stats.safetensors")
     _write_plans(folder, config, dims)
     config_module.dump(config, folder / "config.yaml")

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
 import subprocess, sys, time
 from tests.bench.owned import dies_with_me
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=dies_with_me())
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleeper, preexec_fn=dies_with_me())
 print(child.pid, flush=True)
 time.sleep(600)
 """

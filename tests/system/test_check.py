@@ -12,7 +12,8 @@ import pytest
 import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu import device
-from common.gpu.choose import CPU, Device, Gpu, Listing
+from common.gpu.choose import CPU, Device
+from common.gpu.listing import Gpu, Listing
 from common.gpu.memory import Account, Context, limit_mb
 from common.launcher import check
 from common.run import settings
@@ -89,7 +90,9 @@ GPU_BUILD_WITHOUT_GPU = """
     class errors:
         OpError = RuntimeError
     class sysconfig:
-        get_build_info = staticmethod(lambda: {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"})
+        get_build_info = staticmethod(
+            lambda: {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+        )
     class config:
         list_physical_devices = staticmethod(lambda kind: [])
 """
@@ -259,8 +262,10 @@ def test_tensorflow_gets_what_the_driver_leaves(given, context, whole, expected)
     ("train", "words"),
     [
         (pretend(3, bad_digest=True), "FAIL wire"),
-        (pretend(2, code=1, says="12:00:00 ERROR trainer: ResourceExhaustedError: OOM\n"), "lower batching.batch_size"),
-        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"), "FAIL model: no step of size arithmetic, batch 8 was made: ERROR"),
+        (pretend(2, code=1, says="12:00:00 ERROR trainer: ResourceExhaustedError: OOM\n"),
+            "lower batching.batch_size"),
+        (pretend(0, code=1, says="12:00:00 ERROR trainer: no kernel\n"),
+            "FAIL model: no step of size arithmetic, batch 8 was made: ERROR"),
         (pretend(3, raises=BadInput("no space")), "FAIL steps: no space"),
     ],
 )  # fmt: skip

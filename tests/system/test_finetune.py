@@ -177,7 +177,8 @@ def test_export_of_the_run_hands_everything_back(folder, finished, capsys):
     assert "texts in other tokens in Coqui, of 8 compared: none" in done.stdout
     assert "the vocabulary grew for fa" in done.stdout
     assert sorted(p.name for p in (folder / "back").iterdir()) == [
-        "README.md", "config.json", "coqui_languages.py", "dvae.pth", "mel_stats.pth", "model.pth", "speakers_xtts.pth", "vocab.json",
+        "README.md", "config.json", "coqui_languages.py", "dvae.pth", "mel_stats.pth", "model.pth",
+        "speakers_xtts.pth", "vocab.json",
         "voices",
     ]  # fmt: skip
     assert (folder / "back/vocab.json").read_bytes() == (run / "vocab.json").read_bytes()

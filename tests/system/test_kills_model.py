@@ -14,65 +14,10 @@ from common.run.folder import RunFolder
 from common.system import status
 from tests.support.chaos import Driver, When
 from tests.support.corpora import make_corpus
-from trainer import stages
+from tests.support.tiny_runs import STEPS, assert_equal, result, tiny_tree
 from trainer.history import ledger
-from trainer.history.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
-STEPS = 12
-
-
-def tree(folder, corpus, num_producers=1):
-    return {
-        "run": str(folder / "run"),
-        "devices": "auto",
-        "data_gpu": "cpu",
-        "model_gpu": "cpu",
-        "data": {"train": str(corpus), "eval_fraction": 0.2},
-        "text": {"vocab_size": 96},
-        "model": {"size": "tiny", "layers": 1},
-        "batching": {"batch_size": 2, "buckets": 1},
-        "train": {
-            "max_steps": STEPS,
-            "accumulate": 2,
-            "eval_every": 5,
-            "save_every": 4,
-            "log_every": 4,
-            "optim": {"learning_rate": 1e-3},
-        },
-        "dvae": {
-            "max_steps": 4,
-            "batch_size": 4,
-            "crop_frames": 32,
-            "eval_every": 0,
-            "save_every": 2,
-        },
-        # Fixed, whatever this machine has: the number of threads decides the bits.
-        "threads": {
-            "trainer_intra": 2,
-            "trainer_inter": 2,
-            "producer_intra": 1,
-            "producer_inter": 1,
-        },
-        "producers": {"count": num_producers},
-        "samples": {"count": 0},
-    }
-
-
-def result(run: RunFolder):
-    """Folded ledgers and the bytes of the final weights and moments, of both stages."""
-    out = []
-    for stage in run.stages:
-        files = stages.files_of(run, stage)
-        lines = ledger.fold(ledger.read(files.ledger))
-        found = Checkpoints(files.checkpoints, 9).load_latest(None)
-        tensors = {
-            (part, k): v.tobytes() for part in found.tensors for k, v in found.tensors[part].items()
-        }
-        out.append(
-            ([(x["step"], x["g"], x["count"], x["digest"], x["loss"]) for x in lines], tensors)
-        )
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +41,10 @@ def finish(driver):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("undisturbed")
-    driver = Driver.create(folder, tree(folder, corpus, num_producers=2), 0, 0)
+    driver = Driver.create(folder, tiny_tree(folder, corpus, num_producers=2), 0, 0)
     driver.launch()
     run = finish(driver)
     return result(run), run
-
-
-def assert_equal(got, want):
-    for stage, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert g[0] == w[0], f"stage {stage + 1}: the ledger differs"
-        differs = [k for k in w[1] if g[1].get(k) != w[1][k]]
-        assert not differs, (
-            f"stage {stage + 1}: {len(differs)} of {len(w[1])} tensors differ: {differs[:5]}"
-        )
 
 
 def test_nothing_is_traced_twice(undisturbed):
@@ -134,7 +70,7 @@ def test_nothing_is_traced_twice(undisturbed):
 def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(
     undisturbed, corpus, tmp_path
 ):
-    driver = Driver.create(tmp_path, tree(tmp_path, corpus), 0, 0)
+    driver = Driver.create(tmp_path, tiny_tree(tmp_path, corpus), 0, 0)
     driver.gate.limit(1, 3)
     driver.launch()
     driver.wait_for(
@@ -171,7 +107,7 @@ def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
 ):
     """The trainer stands between two steps while the sampler dies and comes back."""
     driver = Driver.create(
-        tmp_path, {**tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0
+        tmp_path, {**tiny_tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0
     )
     driver.gate.limit(2, 6)
     driver.launch()

@@ -5,6 +5,7 @@ outside.
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import resource
@@ -21,8 +22,8 @@ import yaml
 from pydantic import BaseModel
 
 import launch
-from common.gpu import choose
-from common.gpu.choose import CPU, Device, Devices, Gpu
+from common.gpu.choose import CPU, Device, Devices
+from common.gpu.listing import Gpu, list_gpus
 from common.launcher import flags, ownership
 from common.run import settings as config
 from common.run.settings import Config
@@ -30,15 +31,17 @@ from common.system import lock, status
 from common.system.cores import cores
 from common.system.errors import BadInput
 from tests.support import processes
-from tests.support.arithmetic_runs import settings
+from tests.support.arithmetic_runs import arithmetic_run, settings
 from tests.support.corpora import make_corpus
 
 ROOT = Path(launch.__file__).parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
 
 OLD_FLAGS = {
-    "--data-gpu", "--model-gpu", "--num-producers", "--buffer-size", "--batch-size", "--train-data", "--val-data", "--epochs",
-    "--max-steps", "--checkpoint-dir", "--num-workers", "--model-start-delay", "--enable-static-shapes", "--enable-memory-isolation",
+    "--data-gpu", "--model-gpu", "--num-producers", "--buffer-size", "--batch-size", "--train-data",
+    "--val-data", "--epochs",
+    "--max-steps", "--checkpoint-dir", "--num-workers", "--model-start-delay",
+    "--enable-static-shapes", "--enable-memory-isolation",
     "--resume",
 }  # fmt: skip
 
@@ -169,7 +172,8 @@ def test_program_shows_every_process_with_its_device(tmp_path):
         c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0))
     )
     assert [(p.name, p.env["CUDA_VISIBLE_DEVICES"]) for p in program.processes] == [
-        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"), ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
+        ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"),
+        ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
     ]  # fmt: skip
     assert program.processes[0].argv[1:] == ("-m", "trainer", "--run", str(tmp_path))
     assert program.processes[1].argv[1:] == (
@@ -204,7 +208,8 @@ def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_
         cache = Path(p.env["XTTS_XLA_CACHE"])
         assert (cache.parents[1], cache.name) == (tmp_path / "cache" / "xla", p.name)
         assert (
-            p.env["XLA_FLAGS"] == "--xla_dump_to=/d --xla_gpu_enable_triton_gemm=false"
+            p.env["XLA_FLAGS"]
+            == "--xla_dump_to=/d --xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
             f' --xla_gpu_per_fusion_autotune_cache_dir="{cache}"'
         )
     assert not [name for name in on_cpu.env if "XLA" in name]
@@ -263,17 +268,14 @@ def test_one_launcher_at_a_time_and_no_folder_left_behind(tmp_path):
     assert [p.name for p in run_dir.iterdir()] == ["mine.txt"]
 
 
-def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_replaced(tmp_path):
+def test_a_running_trainer_is_named_and_keeps_others_out_until_it_is_replaced(tmp_path):
     p = processes.start_child(tmp_path, "trainer", "wait-0.2")
     deadline = time.monotonic() + 280
     while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with (
-        pytest.raises(BadInput, match=rf"in use by trainer \(pid {p.pid}"),
-        ownership.own_run(tmp_path),
-    ):
-        pass
+    with ownership.own_run(tmp_path) as at_work:
+        assert (at_work.pid, at_work.what) == (p.pid, "trainer")
     with pytest.raises(BadInput, match=rf"pid {p.pid}.*--replace"):
         ownership.make_room(tmp_path, False, print)
     threading.Thread(target=p.communicate).start()
@@ -281,6 +283,51 @@ def test_a_running_trainer_keeps_launchers_and_other_trainers_out_until_it_is_re
     assert lock.holder(tmp_path / "lock") is None
     assert p.wait(280) == 4
     assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"train__max_steps": 7}])
+def test_a_launch_goes_on_with_a_trainer_at_work_or_replaces_it(tmp_path, monkeypatch, changes):
+    """Left by `trainer --replace` when the run's own launcher was killed."""
+    run_dir = arithmetic_run(tmp_path, 12).path
+    p = processes.start_child(run_dir, "trainer", "wait-0.1")
+    deadline = time.monotonic() + 280
+    while (s := status.read(run_dir, "trainer")) is None or s.phase != "training":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    threading.Thread(target=p.communicate).start()
+    at_work = []
+
+    def supervise(program, notes, out):
+        at_work.append(lock.holder(run_dir / "lock"))
+        return 0
+
+    monkeypatch.setattr(launch, "_supervise", supervise)
+    tree = settings(run_dir, tmp_path / "corpus", **changes)
+    out = io.StringIO()
+    try:
+        assert launch.train(config.parse(tree), out) == 0
+        if changes:
+            assert at_work == [None]
+            assert p.wait(280) == 4
+            assert "at work with other settings (train.max_steps: 60 → 7)" in out.getvalue()
+        else:
+            assert at_work[0].pid == p.pid
+            assert "going on with it" in out.getvalue()
+    finally:
+        p.kill()
+
+
+def test_two_commands_that_create_or_resume_at_once_exclude_each_other(tmp_path):
+    run_dir = tmp_path / "r"
+    with ownership.preparing(run_dir):
+        with (
+            pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*just now"),
+            ownership.preparing(run_dir),
+        ):
+            pass
+    with ownership.preparing(run_dir):
+        pass
+    assert list(run_dir.iterdir()) == []
 
 
 def test_added_producers_get_names_of_their_own(tmp_path):
@@ -321,7 +368,7 @@ def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("launch") / "corpus", 12, seconds=0.6)
 
 
-@pytest.mark.skipif(bool(choose.list_gpus().gpus), reason="for machines without a GPU")
+@pytest.mark.skipif(bool(list_gpus().gpus), reason="for machines without a GPU")
 def test_a_gpu_that_is_not_there_is_refused_quickly(tmp_path, corpus):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     p = run(f"data.train={corpus}", f"run={tmp_path / 'r'}", "--data-gpu", "99")

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.launcher import child
 from common.launcher.child import ProcessSpec
+from common.launcher.console import LogTail
 from common.system import lifecycle, lock, logs, status
 from common.system.errors import BadInput, Hopeless, Replaced, Stopped
 from common.system.lifecycle import GRACE_S, ORPHAN_S, SAVE_S, SAVER_GRACE_S, Stop
@@ -53,7 +55,13 @@ def test_exit_codes(tmp_path, behaviour, code, line):
 
 @pytest.mark.parametrize(
     ("sig", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 4)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGUSR1, 4),
+        (signal.SIGUSR2, 143),
+    ],
 )
 def test_signals(tmp_path, sig, code):
     p = start(tmp_path, "trainer", "wait-0.1")
@@ -62,6 +70,37 @@ def test_signals(tmp_path, sig, code):
     p.communicate(timeout=LATER_S)
     assert p.returncode == code
     assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("where", ["process", "thread"])
+def test_a_signal_while_a_process_begins_anew_is_heard_by_what_it_becomes(tmp_path, sig, where):
+    """Sent to the process, any thread takes it; sent to the thread that becomes the new process, it
+    waits there.
+    """
+    p = start(tmp_path, "w", f"anew-{where}-{int(sig)}")
+    out, _ = p.communicate(timeout=LATER_S)
+    assert p.returncode == (130 if sig == signal.SIGINT else 143), out
+    assert sig.name in out
+    assert len((tmp_path / "w.starts").read_text().split()) == 2
+
+
+def test_a_log_that_is_too_long_begins_anew_under_its_writers(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "LOG_BYTES", 100)
+    path = tmp_path / "w.log"
+    tail = LogTail(path)
+    with open(path, "ab", buffering=0) as writer:
+        writer.write(b"x" * 90 + b"\n")
+        child.rotate(path)
+        assert not path.with_name("w.log.1").exists()
+        writer.write(b"second line\n")
+        assert tail.lines()[-1] == "second line"
+        child.rotate(path)
+        writer.write(b"third line\n")
+    assert path.read_bytes() == b"third line\n"
+    assert path.with_name("w.log.1").read_bytes().endswith(b"x\nsecond line\n")
+    assert tail.lines() == ["third line"]
+    child.rotate(tmp_path / "none.log")
 
 
 def test_a_busy_child_is_forced_out_with_its_stacks(tmp_path):
@@ -91,6 +130,14 @@ def test_deadlines_follow_the_cause(monkeypatch):
         assert clocked.remaining_s() == SAVE_S
     now += 3
     assert clocked.remaining_s() == SAVER_GRACE_S - 3
+    clocked.save_s = 120.0
+    with clocked.saving():
+        now += 87
+        assert clocked.remaining_s() == 30.0
+    assert clocked.remaining_s() > 0, "what follows a save is not forced out at once"
+    now += 30
+    assert clocked.remaining_s() < 0
+    clocked._since = now
     clocked.request("orphan", "death", 143)
     assert clocked.remaining_s() == ORPHAN_S
     clocked.request("stop", "SIGINT", 130)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.gpu import choose
+from common.gpu.listing import Gpu, Listing
 from common.launcher import remote
 from common.run import bundle
 from common.system.errors import BadInput
@@ -57,18 +58,18 @@ def test_a_producer_of_a_bundle_chooses_among_this_hosts_gpus(file, corpus):
     far = remote.here(
         config.model_copy(update={"data_gpu": "5", "model_gpu": "7", "devices": "gpu"}), corpus
     )
-    card = choose.Gpu(0, "0000:01:00.0", "GPU-a", "H100", 80_000, 79_000)
-    assert choose.choose_one(far, None, 0, choose.Listing((card,)), {}).gpu.uuid == "GPU-a"
-    assert choose.choose_one(far, "cpu", 0, choose.Listing((card,)), {}) == choose.CPU
+    card = Gpu(0, "0000:01:00.0", "GPU-a", "H100", 80_000, 79_000)
+    assert choose.choose_one(far, None, 0, Listing((card,)), {}).gpu.uuid == "GPU-a"
+    assert choose.choose_one(far, "cpu", 0, Listing((card,)), {}) == choose.CPU
     with pytest.raises(BadInput, match=r"ask for the CPU with --gpu cpu$"):
-        choose.choose_one(far, None, 0, choose.Listing(), {})
+        choose.choose_one(far, None, 0, Listing(), {})
     for own in ({"data_gpu": "cpu"}, {"data_gpu": None, "devices": "auto", "jit": False}):
         assert (
             choose.choose_one(
                 remote.here(config.model_copy(update=own), corpus),
                 None,
                 0,
-                choose.Listing((card,)),
+                Listing((card,)),
                 {},
             )
             == choose.CPU

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -132,6 +133,15 @@ def test_trainer_with_progress_is_restarted_without_limit(launch, finish, tmp_pa
     assert "restart 2 of" not in out
 
 
+def test_a_producer_that_makes_batches_is_restarted_without_limit(launch, finish, tmp_path):
+    p = launch("trainer:trainer:until-done", "producer-0:producer:make-5")
+    until(lambda: len(pids(tmp_path, "producer-0")) == 6)
+    (tmp_path / "done").touch()
+    code, out = finish(p)
+    assert code == 0
+    assert "restart 2 of" not in out
+
+
 @pytest.mark.parametrize(
     ("behaviour", "code", "words"),
     [
@@ -218,11 +228,12 @@ def test_a_replaced_trainer_alone_takes_its_company_along(launch, finish, tmp_pa
     assert gone(*pids(tmp_path, "sampler"))
 
 
-def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path):
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said, tmp_path, sig):
     p = launch(
         "trainer:trainer:until-done", "producer-0:producer:wait", "producer-1:producer:until-done"
     )
-    os.kill(until(lambda: working(tmp_path, "producer-0")), signal.SIGTERM)
+    os.kill(until(lambda: working(tmp_path, "producer-0")), sig)
     until(lambda: "producer-0 was asked to stop (exited with 143); not restarted" in said())
     (tmp_path / "done").touch()
     assert finish(p)[0] == 0
@@ -230,9 +241,16 @@ def test_a_producer_that_leaves_by_itself_is_not_restarted(launch, finish, said,
 
 
 @pytest.mark.parametrize(
-    ("sig", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+    ("sig", "code"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 143),
+        (signal.SIGUSR1, 143),
+        (signal.SIGUSR2, 143),
+    ],
 )
-def test_stop_signals(launch, finish, tmp_path, sig, code):
+def test_s1_stop_signals_and_warnings_of_a_batch_system(launch, finish, tmp_path, sig, code):
     """Nobody waits for a deadline: the children leave as soon as they are told."""
     p = launch("trainer:trainer:wait-0.5:grace=120:save=120", "producer-0:producer:wait:grace=120")
     until(lambda: working(tmp_path, "trainer") and working(tmp_path, "producer-0"))
@@ -248,18 +266,24 @@ def test_stop_signals(launch, finish, tmp_path, sig, code):
     assert gone(*pids(tmp_path, "trainer"), *pids(tmp_path, "producer-0"))
 
 
-def test_a_save_gets_the_longer_deadline_and_no_more(launch, finish, later, tmp_path):
-    p = launch("trainer:trainer:wait-600:grace=600:save=1200")
+@pytest.mark.parametrize(
+    "trainer", ["wait-600:grace=600:save=1200", "wait-600+1200:grace=600:save=30"]
+)
+def test_s7_a_save_gets_the_longer_deadline_and_no_more(
+    launch, finish, said, later, tmp_path, trainer
+):
+    """That of the program, or the one that the trainer tells."""
+    p = launch(f"trainer:trainer:{trainer}")
     until(lambda: working(tmp_path, "trainer"))
     p.send_signal(signal.SIGTERM)
     until(lambda: status.read(tmp_path, "trainer").phase == "saving")
     later(900)
-    time.sleep(0.5)  # the launcher has looked at its clock, unless it is slower than that
+    until(lambda: "trainer is saving; it has up to 1200 s" in said())
     assert p.poll() is None
     later(1300)
     code, out = finish(p)
     assert code == 143
-    assert "trainer did not stop within 1200 s: killed" in out
+    assert "trainer did not stop within 1200 s: killed; the save that it was writing is lost" in out
 
 
 @pytest.mark.parametrize("behaviour", ["busy", "deaf"])
@@ -340,6 +364,34 @@ def test_replaced_trainer_is_adopted_and_restarted_when_it_dies(launch, finish, 
         other.stdout.close()
     p.send_signal(signal.SIGTERM)
     assert finish(p)[0] == 143
+
+
+def test_a_trainer_that_is_at_work_already_is_adopted(launch, finish, said, tmp_path):
+    """That of `trainer --replace`, whose launcher outlived the run's own."""
+    other = processes.start_child(tmp_path, "trainer", "wait-0.2")
+    until(lambda: working(tmp_path, "trainer") == other.pid)
+    p = launch("trainer:trainer:wait", "producer-0:producer:wait")
+    until(lambda: f"trainer: pid {other.pid} is at work already; watching it" in said())
+    until(lambda: working(tmp_path, "producer-0"))
+    assert pids(tmp_path, "trainer") == [other.pid]
+    threading.Thread(target=other.communicate).start()
+    p.send_signal(signal.SIGTERM)
+    assert finish(p)[0] == 143
+    assert other.wait(LATER_S) == 143
+    assert status.read(tmp_path, "trainer").saved_step == 1
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_trainer_alone_that_others_stop_has_not_failed(launch, finish, tmp_path, sig):
+    """The run's launcher adopted it, and was told to stop."""
+    p = launch("trainer:trainer:wait-0.2:lock=none:restarts=0", "sampler:sampler:wait:optional=1")
+    until(lambda: working(tmp_path, "sampler"))
+    os.kill(until(lambda: working(tmp_path, "trainer")), sig)
+    code, out = finish(p)
+    assert code == (143 if sig == signal.SIGTERM else 130)
+    assert "trainer was asked to stop: stopping" in out
+    assert "exited with" not in out
+    assert gone(*pids(tmp_path, "sampler"))
 
 
 def test_adopted_trainer_that_finishes_ends_the_program(launch, finish, said, tmp_path):

@@ -16,6 +16,7 @@ import soundfile
 import launch
 from common.run import settings as config_module
 from common.run.folder import RunFolder
+from common.run.published import publish
 from common.system.errors import BadInput
 from common.xtts import weights
 from common.xtts.checkpoints import pth
@@ -40,7 +41,6 @@ from trainer.commands import synthesize as synthesize_command
 from trainer.commands import voices as trainer_voices
 from trainer.commands.speak import of_run, of_weights, sampling
 from trainer.history.checkpoint import Checkpoints
-from trainer.stages import publish_dvae
 
 ROOT = Path(__file__).parents[2]
 TEXT = "one two three four"
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     dvae, checkpoints = Dvae(run.dims.dvae), Checkpoints(run.path / "checkpoints", keep=3)
     dvae.initialise(2)
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    publish_dvae(run, weights.state_dict(dvae))
+    publish(run, weights.state_dict(dvae))
     for step, seed in ((2, 1), (4, 2)):
         gpt = Gpt(run.dims.gpt, seed=seed)
         checkpoints.save(

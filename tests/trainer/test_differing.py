@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-import launch
 from common.system.errors import Hopeless
 from common.transport.delivery import Difference
 from tests.support import loop_runs
@@ -94,7 +93,7 @@ def test_a_run_that_is_not_deterministic_goes_on_and_its_summary_counts(tmp_path
     both = sum(f["differing"] for f in figures["stages"].values())
     out = io.StringIO()
     assert (
-        launch._show_summary(run.path, out)
+        summary.show(run.path, out)
         == f"; {both} batches were made twice, with different bytes (differing.jsonl)"
     )
     assert "made twice" in out.getvalue()

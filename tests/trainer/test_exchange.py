@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 import launch
 from common.xtts.checkpoints import pretrained, pth, shapes
 from common.xtts.checkpoints.coqui import import_model
-from common.xtts.checkpoints.coqui_export import Parts, export_folder, readme
+from common.xtts.checkpoints.coqui_export import Parts, export_folder
+from common.xtts.checkpoints.coqui_readme import readme
 from common.xtts.checkpoints.coqui_rules import Rules
 from common.xtts.checkpoints.pretrained import CoquiError
 from common.xtts.text import clean as cleaning
@@ -380,8 +381,10 @@ def test_what_fails_leaves_what_was_there(imported, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 MIXED = [
-    ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."), ("de", "Er sagte »ja« für 1.000 €."), ("de", "u\u0308ber"),
-    ("ar", "رقم ١٢٣"), ("ar", "مرحبا بكم"), ("en", "plain words"), ("de", "lauter worte"), ("en", "it’s 20%"), ("en", "№ 5"),
+    ("en", "He said “yes” — 1,000 times."), ("en", "Mr. Smith paid $5."),
+    ("de", "Er sagte »ja« für 1.000 €."), ("de", "u\u0308ber"),
+    ("ar", "رقم ١٢٣"), ("ar", "مرحبا بكم"), ("en", "plain words"), ("de", "lauter worte"),
+    ("en", "it’s 20%"), ("en", "№ 5"),
     ("ar", "كتاب"),
 ]  # fmt: skip
 

@@ -17,7 +17,13 @@ from common.system.errors import BadInput, Hopeless, RunError, Stopped
 from common.system.lifecycle import Stop
 from tests.support import loop_runs
 from tests.support.arithmetic_maker import ArithmeticMaker
-from tests.support.arithmetic_runs import arithmetic_run, assert_exact, outcome, replay
+from tests.support.arithmetic_runs import (
+    arithmetic_run,
+    assert_exact,
+    edit_identity,
+    outcome,
+    replay,
+)
 from tests.support.arithmetic_step import ArithmeticStep
 from tests.support.loop_runs import newest, train
 from trainer import readback, session
@@ -294,8 +300,8 @@ def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monk
     )
     made = session._feed
 
-    def feed(run, stage, *args, quarantine, **more):
-        begun = made(run, stage, *args, quarantine=quarantine, **more)
+    def feed(run, stage, server, stop, quarantine, listeners):
+        begun = made(run, stage, server, stop, quarantine, listeners)
         while stage.files.quarantine.parent == run.path and not len(quarantine):  # in stage 2
             time.sleep(0.01)
         return begun
@@ -394,8 +400,6 @@ def test_no_producer_is_an_error_with_a_cause_within_the_deadline(tmp_path):
 def test_another_runs_checkpoint_is_refused(tmp_path):
     run = arithmetic_run(tmp_path, train__max_steps=5)
     train(run)
-    identity = json.loads((run.path / "identity.json").read_text())
-    identity["run_id"] = "00" * 16
-    (run.path / "identity.json").write_text(json.dumps(identity))
+    edit_identity(run.path, run_id="00" * 16)
     with pytest.raises(RunError, match="another run"):
         train(RunFolder(run.path))

@@ -19,6 +19,7 @@ from tests.support.loop_runs import newest, train
 from trainer import stages
 from trainer.history import checkpoint, ledger
 from trainer.history.checkpoint import Checkpoints, SaveFailed
+from trainer.patience import Patience
 
 stop_at = loop_runs.stop_at
 
@@ -26,7 +27,7 @@ stop_at = loop_runs.stop_at
 @pytest.mark.parametrize("cause", ["stop", "replace"])
 def test_a_stop_saves_even_where_saves_take_long(tmp_path, stop_at, monkeypatch, cause):
     """Full size takes 13 s per save; what was trained since the last one must not be dropped."""
-    monkeypatch.setattr("trainer.saves._SHORT_S", -1.0)
+    monkeypatch.setattr(Patience, "left_for_another", False)
     run = arithmetic_run(tmp_path, dvae__max_steps=1, train__save_every=20)
     stop = Stop(saves=True)
     stop_at(stop, 1 + 37, cause)

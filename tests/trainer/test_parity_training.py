@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from common.data.buckets import RowLayout, make_buckets, row_lengths
 from common.data.manifest import TRAIN, Manifest
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.data.plan import PlannedBatch, PlannedStep, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
@@ -96,7 +97,7 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
         )
     config = config_module.resolve(config_module.parse(tree), on_cpu=True, cores=2)
     folder.mkdir()
-    with Manifest.create(folder / "manifest.sqlite") as m:
+    with ManifestWriter(folder / "manifest.sqlite") as m:
         m.add_source(folder)
         for i in UTTERANCES:
             wave, path = case.wave(i), folder / f"c{i}.wav"
@@ -116,11 +117,12 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
                 "language": "en",
                 "speaker": "a",
             }
-            m.add_utterance(source=0, path=path, **words, **facts)
+            m.add_utterance(NewUtterance(source=0, path=path, **words, **facts))
     columns = Manifest.open(folder / "manifest.sqlite").columns()
     codes, latents = -(-columns["num_samples"] // 1024), config.dims.gpt.num_latents
     buckets, of = make_buckets(
-        columns["num_tokens"], codes, num_buckets=1, batch_size=case.ROWS, positions_per_batch=None, num_latents=latents,
+        columns["num_tokens"], codes, num_buckets=1, batch_size=case.ROWS, positions_per_batch=None,
+        num_latents=latents,
         layout=rows.layout_of(config),
     )  # fmt: skip
     for name, ids in (("train", np.arange(len(codes))), ("eval", np.arange(0))):
@@ -153,7 +155,8 @@ def make_run(folder: Path, pretrained: Path, **settings) -> RunFolder:
 def planned(b: int) -> PlannedBatch:
     utterances, seeds = case.batch(b)
     return PlannedBatch(
-        "train", b, 0, 0, np.array(utterances), np.array(utterances), np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
+        "train", b, 0, 0, np.array(utterances), np.array(utterances),
+        np.ones(case.ROWS, np.float32), np.array(seeds, np.uint64), (b, 0)
     )  # fmt: skip
 
 

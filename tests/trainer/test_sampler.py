@@ -20,8 +20,9 @@ import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu.choose import CPU
 from common.gpu.device import DeviceInfo
-from common.run import beginning
+from common.run import beginning, recorded_settings
 from common.run import settings as config_module
+from common.run.published import publish
 from common.system import lock, status
 from common.system.errors import BadInput, Hopeless, Stopped
 from common.system.lifecycle import Stop
@@ -33,7 +34,6 @@ from producer.creation.prepare import prepare_run
 from tests.support.corpora import make_corpus
 from trainer.history.checkpoint import Checkpoints
 from trainer.previews import sampler
-from trainer.stages import publish_dvae
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def run(tmp_path, monkeypatch):
     dvae = Dvae(run.dims.dvae)
     dvae.initialise(2)
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    publish_dvae(run, weights.state_dict(dvae))
+    publish(run, weights.state_dict(dvae))
     status.StatusFile(run.path, "trainer", "trainer").update(phase="training")
     return run
 
@@ -281,9 +281,7 @@ def test_settings_that_change_are_taken_up(run, monkeypatch):
 
     def change():
         every = run.config.samples.model_copy(update={"every": 6})
-        config_module.dump(
-            run.config.model_copy(update={"samples": every}), run.path / "config.yaml"
-        )
+        recorded_settings.write(run.proof, run.config.model_copy(update={"samples": every}))
         script.save(10, 12)
 
     script.acts = [lambda: script.save(4), lambda: script.save(8), change]

@@ -14,7 +14,7 @@ import soundfile
 import launch
 from common.run import settings as config_module
 from common.run.folder import RunFolder
-from common.run.settings import Samples
+from common.run.sections import Samples
 from common.xtts.checkpoints import pth
 from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dvae import Dvae

@@ -135,9 +135,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
     stage = SimpleNamespace(spec=NETWORKS[1], schedule=SimpleNamespace(total_steps=40))
-    finale.finish(
-        run, stage, SimpleNamespace(update=lambda **what: None)
-    )
+    finale.finish(run, stage, SimpleNamespace(update=lambda **what: None))
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert (
         error == "no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run"

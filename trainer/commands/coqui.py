@@ -24,7 +24,7 @@ from common.xtts.checkpoints.coqui import import_model
 from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model, is_one_file
 from common.xtts.checkpoints.coqui_rules import Rules
 from common.xtts.checkpoints.pretrained import CoquiError
-from common.xtts.checkpoints.pth import PthError
+from common.xtts.checkpoints.pth_zip import PthError
 
 IMPORT_FLAGS: dict[str, dict] = {
     "--model": {

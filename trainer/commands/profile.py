@@ -23,9 +23,9 @@ from rich.text import Text
 from common.data.plan import Plan, PlanRows, write_plan
 from common.run import settings as config_module
 from common.run.folder import RunFolder
+from common.run.proof import Proof
 from common.run.settings import Config
 from common.system.errors import OK, BadInput, RunError
-from common.system.files import write_atomically
 from trainer import profile
 
 FEWEST_STEPS = 20
@@ -160,9 +160,7 @@ def borrow(run: RunFolder, config: Config) -> RunFolder:
     ):  # as far as it got: what the profile adds is right for both
         os.symlink(codes.resolve(), folder / "cache" / codes.name)
     config_module.dump(config, folder / "config.yaml")
-    write_atomically(
-        folder / "identity.json", json.dumps({**run.identity, "run_id": os.urandom(16).hex()})
-    )
+    Proof(folder, {**run.identity, "run_id": os.urandom(16).hex()}).write()
     return RunFolder(folder)
 
 

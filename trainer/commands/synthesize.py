@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from common.gpu import choose
 from common.gpu.choose import Device
+from common.gpu.listing import list_gpus
 from common.run import settings as config_module
 from common.run.beginning import as_bad_input, pieces_of
 from common.run.folder import RunFolder
@@ -215,7 +216,7 @@ def device_of(asked: str | None) -> Device:
         raise BadInput(f"--device {asked}: name one device")
     tree = {"devices": "auto"} if asked is None else {"data_gpu": asked, "model_gpu": asked}
     devices = choose.choose_gpus(
-        config_module.parse(tree, "--device"), choose.without_use(choose.list_gpus()), os.environ
+        config_module.parse(tree, "--device"), choose.without_use(list_gpus()), os.environ
     )
     return dataclasses.replace(
         devices.trainer, memory_mb=None

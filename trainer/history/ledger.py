@@ -5,6 +5,8 @@ A line may lag behind the device, but lines up to step N are on disk before chec
 `{"resumed_from": N}` says that the steps after N were lost with a crash and are trained again;
 folding drops the earlier lines of those steps. A torn last line is what a SIGKILL leaves, and is
 dropped. `{"checkpoint": N}` is written after checkpoint N exists.
+`{"settings": {"a.b": "value"}}` are those that hold from there on: all of them first, then what a
+resume changed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ from pathlib import Path
 
 import xxhash
 
+from common.system.documents import parse_json
 from common.system.errors import BadInput
+from common.system.files import bytes_digest
+
+_NUMBERS = ("step", "resumed_from", "checkpoint")
+
+
+def extent(path: str | os.PathLike, num_bytes: int) -> dict:
+    """{"bytes": n, "digest": xxh3-128 of them}: the first `num_bytes` of a ledger."""
+    with open(path, "rb") as file:
+        data = file.read(num_bytes)
+    return {"bytes": len(data), "digest": bytes_digest(data)}
 
 
 def combine(digests: list[str]) -> str:
@@ -38,13 +51,24 @@ def read(path: str | os.PathLike) -> list[dict]:
     lines = []
     for i, text in enumerate(raw):
         try:
-            lines.append(json.loads(text))
+            lines.append(_line(text))
         except ValueError as e:
             raise BadInput(
                 f"{path}:{i + 1}: not a ledger line ({e}); restore the file from a copy, or move it"
                 " away and start a new run"
             ) from e
     return lines
+
+
+def _line(text: bytes) -> dict:
+    """ValueError: no line of a ledger."""
+    line = parse_json(text)
+    if not isinstance(line, dict):
+        raise ValueError("no object")
+    for key in _NUMBERS:
+        if key in line and not (type(line[key]) is int and line[key] >= 0):
+            raise ValueError(f"{key} is no number of a step")
+    return line
 
 
 def fold(lines: list[dict]) -> list[dict]:
@@ -97,6 +121,7 @@ class Ledger:
         self._cut_torn_line()
         self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._length = os.fstat(self._fd).st_size
+        self._hash = xxhash.xxh3_128(self.path.read_bytes())
         self._unwritten: list[bytes] = []
         self._lost: dict[int, dict] = {}
         self.on_difference: Callable[[dict, dict], None] = lambda line, before: None
@@ -116,6 +141,18 @@ class Ledger:
         self._lost = lost_steps(lines, step)
         self._append({"resumed_from": step})
         self.flush()
+
+    def settings(self, now: dict[str, str], lines: list[dict]) -> list[str]:
+        """Note the settings that hold from here on; returns what of them is not as `lines`, the
+        ledger so far, say: "a.b: 3 → 4".
+        """
+        known: dict[str, str] = {}
+        for line in lines:
+            known |= line.get("settings", {})
+        changed = {k: v for k, v in now.items() if known.get(k) != v}
+        if changed:
+            self._append({"settings": changed})
+        return [f"{k}: {known.get(k, 'unset')} → {v}" for k, v in changed.items()] if known else []
 
     def append(self, line: dict) -> None:
         """One step's line. Durable after the next `flush`."""
@@ -146,6 +183,7 @@ class Ledger:
             os.ftruncate(self._fd, self._length)  # no half line in the middle of the file
             raise
         self._length += len(data)
+        self._hash.update(data)
         self._unwritten.clear()
 
     def flush(self) -> None:
@@ -155,6 +193,11 @@ class Ledger:
         """
         self._write_out()
         os.fsync(self._fd)
+
+    @property
+    def extent(self) -> dict:
+        """How far the file goes, and its digest, as the function of this name tells."""
+        return {"bytes": self._length, "digest": self._hash.hexdigest()}
 
     def close(self) -> None:
         """Flush and close."""

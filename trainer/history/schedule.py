@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from common.data.plan import Plan, PlannedStep
 from common.run.folder import RunFolder
-from common.run.settings import Train
+from common.run.sections import Train
 
 
 @dataclass

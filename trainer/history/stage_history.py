@@ -13,7 +13,7 @@ import numpy as np
 
 from common.system.errors import BadInput
 from trainer.history import ledger
-from trainer.history.checkpoint import Checkpoints
+from trainer.history.checkpoint import Checkpoints, Restored
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 
@@ -47,6 +47,7 @@ def restore(
     keep: int,
     facts: dict,
     load: Callable[[dict[str, dict[str, np.ndarray]]], None],
+    settings: dict[str, str] | None = None,
 ) -> tuple[StageHistory, Position]:
     """Open a stage's history and have its newest whole checkpoint loaded; a run without one stands
     at step 0.
@@ -54,6 +55,7 @@ def restore(
     Args:
         keep: how many checkpoints stay.
         load: takes the checkpoint's tensors (`Step.load_state_dict`).
+        settings: those that hold from now on, by their dotted names; for the ledger.
 
     Raises:
         BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
@@ -70,7 +72,49 @@ def restore(
         load(found.tensors)
         position = Position(**found.state["position"])
         log.info("resumed step %d from %s", position.step, found.path.name)
+    _check_ledger(files.ledger, lines, found)
     book = Ledger(files.ledger)
     if lines:
         book.resume(position.step, lines)
+    for change in book.settings(settings or {}, lines):
+        log.info("from step %d on: %s", position.step + 1, change)
     return StageHistory(files, facts, checkpoints, book), position
+
+
+def check_ended(files: StageFiles) -> None:
+    """BadInput: the ledger of a stage that has ended is not what its newest whole checkpoint says
+    it was.
+    """
+    if not files.checkpoints.is_dir():
+        return
+    checkpoints = Checkpoints(files.checkpoints, keep=1)
+    for step in reversed(checkpoints.steps()):
+        try:
+            found = checkpoints.load(step)
+        except ValueError as e:
+            log.warning("%s is damaged (%s); its stage has ended", checkpoints.path(step), e)
+            continue
+        _check_ledger(files.ledger, ledger.read(files.ledger), found)
+        return
+
+
+def _check_ledger(path: Path, lines: list[dict], found: Restored | None) -> None:
+    """BadInput: the ledger is not the history that the checkpoint's weights have seen."""
+    if found is None:
+        return
+    advice = (
+        "; restore the file from a copy, or begin a new run from these weights: run=NEW"
+        f" model.weights={found.path}"
+    )
+    steps = [line for line in ledger.fold(lines) if line["step"] <= found.step]
+    if len(steps) != found.step:
+        raise BadInput(
+            f"{path} tells of {len(steps)} steps, and {found.path.name} was saved after"
+            f" {found.step}: it is lost or cut{advice}"
+        )
+    extent = found.state.get("ledger")  # of checkpoints since they say so
+    if extent is not None and ledger.extent(path, extent["bytes"]) != extent:
+        raise BadInput(
+            f"{path} is damaged: its first {extent['bytes']} bytes are not those that were there"
+            f" when {found.path.name} was saved{advice}"
+        )

@@ -158,6 +158,7 @@ class SampleMaker:
         self._judge, self._spoken = Judge(run, self._synthesizer, held_out, listen), []
         own = _own_texts([r for r in recordings if r.utterance.id in chosen[:wanted]])
         self._lines = [*own, *self._config_texts(run, recordings)]
+        self._recon_made: set[str] = set()
 
     def make(
         self, folder: Path, step: int, events: EventWriter | None = None, interim: bool = False
@@ -168,9 +169,9 @@ class SampleMaker:
         Args:
             step: of the weights; goes into the pictures' titles.
             events: gets the sounds and pictures too, under tags without the step.
-            interim: of a model in training: without the recordings' codes as sound, which stay the
-            same, and without warnings where it
-                does not end a text, which it has yet to learn.
+            interim: of a model in training: the recordings' codes as sound, which stay the same,
+            only the first time; no warnings where it does not end a text, which it has yet to
+            learn.
         """
         if not self._lines:
             log.info("no samples: samples.count is 0, or no utterance could be read")
@@ -244,8 +245,10 @@ class SampleMaker:
         if len(wav):
             sounds["synth"] = wav
             rows.append(MelRow("spoken", (self._mel_of_sound(wav) if mel is None else mel) * stats))
-        if r is not None and not interim:
+        # The same at every step: once, for a run that ends early; and at the run's end.
+        if r is not None and not (interim and line.name in self._recon_made):
             sounds["recon"] = self._recon(line, voice)
+            self._recon_made.add(line.name)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
             if events is not None:
@@ -425,7 +428,9 @@ def _own_texts(recordings: list[_Recording]) -> list[_Line]:
     lines = []
     for r in recordings:
         u = r.utterance
-        name = f"{u.language}_{_file_name(u.name)}"
+        name = _file_name(u.name)
+        if not name.startswith(f"{u.language}_"):  # ids may begin with it themselves
+            name = f"{u.language}_{name}"
         if any(line.name == name for line in lines):  # two sources may use one id
             name = f"{name}-{u.id}"
         lines.append(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from common.gpu.choose import list_gpus
+from common.gpu.listing import list_gpus
 
 SAMPLE_S = 0.25
 LOOK_S = 5.0

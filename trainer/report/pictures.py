@@ -1,19 +1,21 @@
 """Pictures of a run: loss curves and mels, as PNG bytes.
 
-Matplotlib without a display and without its global state; no TensorFlow.
+Matplotlib without a display and without its global state, loaded with the first picture; no
+TensorFlow.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from matplotlib import ticker
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+if typing.TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DPI = 100
 # Colours that stay apart for colour-blind readers (Okabe and Ito), darkest first.
@@ -77,6 +79,8 @@ def curves_picture(title: str, panels: Sequence[Panel]) -> Png:
     """Panels side by side, two to a row. ValueError: none."""
     if not panels:
         raise ValueError("no panels to draw")
+    from matplotlib.figure import Figure
+
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 3.9 * rows + 0.5), dpi=DPI, layout="constrained")
@@ -100,6 +104,8 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
         raise ValueError(
             f"mels to draw must be [frames > 0, channels], got {[row.mel.shape for row in rows]}"
         )
+    from matplotlib.figure import Figure
+
     longest = max(len(row.mel) for row in rows) * hop_s
     figure = Figure(figsize=(11, 2.0 * len(rows) + 1.1), dpi=DPI, layout="constrained")
     note = _drawable(note)
@@ -174,6 +180,8 @@ def _draw_panel(ax, panel: Panel) -> None:
     if not values:
         ax.text(0.5, 0.5, "no data", transform=ax.transAxes, ha="center", va="center", color=FAINT)
     elif min(values) > 0 and max(values) > SPREAD * min(values):
+        from matplotlib import ticker
+
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(ticker.LogFormatter(minor_thresholds=(2, 0.5)))
     if ax.get_legend_handles_labels()[0]:
@@ -205,6 +213,8 @@ def _colour_range(mels: Sequence[np.ndarray]) -> tuple[float, float]:
 
 
 def _encode(figure: Figure) -> Png:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     out = io.BytesIO()
     canvas.print_png(

@@ -13,8 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 from common.run.folder import RunFolder
@@ -139,6 +141,14 @@ def summarise(run: RunFolder, unigram_nats: float | None = None, ended: str = "f
     }
 
 
+def unigram_of(run: RunFolder) -> float | None:
+    """The entropy of the evaluation set's targets that the trainer left in the run; None: not
+    yet.
+    """
+    path = run.path / "eval_codes.json"
+    return json.loads(path.read_text())["unigram_nats"] if path.exists() else None
+
+
 def curves(run: RunFolder, summary: dict) -> Png:
     """Training and evaluation curves of all stages in one picture."""
     panels = []
@@ -177,14 +187,35 @@ def table(summary: dict) -> Table:
     return out
 
 
+def show(run_dir: Path, out: TextIO) -> str:
+    """Print the figures that the trainer left, as a table; what the last line has to say of them
+    besides.
+    """
+    path = run_dir / "summary.json"
+    if not path.is_file():
+        return ""
+    figures = json.loads(path.read_text())
+    width = None if out.isatty() else 110
+    Console(file=out, width=width, markup=False).print(table(figures))
+    differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
+    if not differing:
+        return ""
+    return f"; {differing} batches were made twice, with different bytes (differing.jsonl)"
+
+
 def lines(summary: dict) -> list[str]:
     """The figures as plain lines, for a log or a pipe."""
     out = []
     for figures in summary["stages"].values():
-        rows = [*_learnt(figures), *_ran(figures)]
+        rows = rows_of(figures)
         width = max(len(name) for name, _ in rows)
         out += [figures["title"], *(f"  {name:{width}}  {value}" for name, value in rows)]
     return out
+
+
+def rows_of(figures: dict) -> list[tuple[str, str]]:
+    """A stage's figures as (what, how much): what it learnt, then how it ran."""
+    return [*_learnt(figures), *_ran(figures)]
 
 
 def _learnt(figures: dict) -> list[tuple[str, str]]:

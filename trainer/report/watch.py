@@ -258,10 +258,12 @@ class Watch:
     def warnings(self, speed: Speed) -> list[str]:
         """What deserves a line, each cause once."""
         found = []
-        if speed.measured.wait > MAX_WAIT:
-            v = speed.verdict
+        v = speed.verdict
+        if speed.measured.wait > MAX_WAIT and v.cause != "trainer":  # which is as it should be
             found.append((("wait", v.cause), v.sentence))
-        if (speed.variation or 0.0) > MAX_VARIATION:
+        # On CPUs steps always vary: with other programs, and with the run's own producers.
+        uneven = (speed.variation or 0.0) > MAX_VARIATION
+        if uneven and (speed.gpus or self.settings.producers_on != "cpu"):
             text = (
                 f"steps of one shape vary by {100 * speed.variation:.0f} % of their mean:"
                 f" {self._why_uneven(speed)}"

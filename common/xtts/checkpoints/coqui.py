@@ -11,37 +11,41 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.xtts.checkpoints import coqui_folder, shapes
+from common.xtts.checkpoints.coqui_dvae import (
+    check_same_dvae,
+    dvae_part,
+    dvae_said_by,
+    import_dvae,
+)
 from common.xtts.checkpoints.coqui_folder import CoquiFile, CoquiFiles, plain_key, tensors_in
+from common.xtts.checkpoints.coqui_tensors import (
+    GPT,
+    HIFIGAN,
+    SPEAKER,
+    below,
+    check_tensors,
+    sizes_of,
+    write_part,
+)
 from common.xtts.checkpoints.pretrained import (
     EMBEDDING,
     LATENTS,
     CoquiError,
-    contents_digest,
     digest_of,
     write_document,
-    write_safetensors,
 )
 from common.xtts.dims import GptDims, ModelDims
 from common.xtts.text.tokenizer import Tokenizer, VocabularyError
 
-GPT, HIFIGAN, SPEAKER = (
-    "gpt.",
-    "hifigan_decoder.waveform_decoder.",
-    "hifigan_decoder.speaker_encoder.",
-)
 NUM_MELS = 80
 _V1_AUDIO_TOKENS = 8194
-# In the `config` of an exported model.pth: the `contents_digest` of the DVAE that its GPT was
-# trained with.
-TRAINED_WITH = "dvae_digest"
-_MOST_NAMED = 20
 # What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no
 # other is given.
 _SURPLUS = tuple(
@@ -54,38 +58,7 @@ _SURPLUS = tuple(
         r"gpt\.gpt\.h\.\d+\.attn\.(bias|masked_bias)",
     )
 )
-_DVAE_SURPLUS = re.compile(r"discrete_loss\..*")
 _OLD_WEIGHT_NORM = re.compile(r"(.*)\.weight_([gv])")
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A tensor of a checkpoint as the folder will hold it: float32, or int64 where it counts.
-
-    CoquiError where it is not finite.
-    """
-
-    tensor: Any
-    key: str
-    path: Path
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype("<f4" if self.tensor.dtype.kind == "f" else self.tensor.dtype)
-
-    def read(self) -> np.ndarray:
-        array = self.tensor.read().astype(self.dtype, copy=False)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            bad = int(array.size - np.isfinite(array).sum())
-            raise CoquiError(
-                f"{self.path}: {self.key} holds {bad} values that are not finite; use an earlier"
-                " checkpoint"
-            )
-        return array
 
 
 def import_model(
@@ -125,7 +98,7 @@ def import_model(
     given = {"dvae": dvae, "vocab": vocab, "mel_stats": mel_stats, "speakers": speakers}
     files = coqui_folder.files_of(model)
     if dvae is not None and files.dvae is not None and not other_dvae:
-        _check_same_dvae(files.dvae, Path(dvae))
+        check_same_dvae(files.dvae, Path(dvae))
     files = replace(files, **{k: Path(p) for k, p in given.items() if p is not None})
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
@@ -154,19 +127,19 @@ def fill_folder(
     with coqui_folder.open_file(files.model) as file:
         state, said = model_state(file), _said_by(file, files)
         parts = {
-            n: _below(prefix, state)
+            n: below(prefix, state)
             for n, prefix in (("model", GPT), ("hifigan", HIFIGAN), ("speaker_encoder", SPEAKER))
         }
         stats_part = {"mel_stats": state["mel_stats"]} if "mel_stats" in state else {}
         gpt, vocoder = _checked_sizes(file.path, state, parts, said)
         gpt = _with_vocabulary(gpt, files.vocab, folder)
         file.verify([t for part in (*parts.values(), stats_part) for t in part.values()])
-        digests = {name: _write(folder, name, part, file.path) for name, part in parts.items()}
+        digests = {name: write_part(folder, name, part, file.path) for name, part in parts.items()}
         digests["mel_stats"] = _import_mel_stats(
             file.path, stats_part, files.mel_stats, folder, other_dvae
         )
-        sizes, digests["dvae"] = _import_dvae(file, files.dvae, gpt, folder)
-        of_gpt = _dvae_of_gpt(file, folder, other_dvae)
+        sizes, digests["dvae"] = import_dvae(file, files.dvae, gpt, folder)
+        of_gpt = dvae_said_by(file, folder, other_dvae)
     if files.speakers is not None:
         digests["speakers"] = _import_speakers(files.speakers, gpt, vocoder, folder)
     for name, path in (("vocab", files.vocab), ("config", files.config)):
@@ -187,11 +160,11 @@ def read_sizes(files: CoquiFiles) -> ModelDims:
     """
     with coqui_folder.open_file(files.model) as file:
         state = model_state(file)
-        gpt = _sizes_of(file.path)(shapes.gpt_dims, _below(GPT, state), _said_by(file, files))
+        gpt = sizes_of(file.path)(shapes.gpt_dims, below(GPT, state), _said_by(file, files))
         sizes = None
         if files.dvae is not None:
             with coqui_folder.open_file(files.dvae) as dvae:
-                sizes = _sizes_of(dvae.path)(shapes.dvae_dims, _dvae_part(dvae))
+                sizes = sizes_of(dvae.path)(shapes.dvae_dims, dvae_part(dvae))
     if files.vocab is not None:
         tokenizer = _tokenizer(gpt, files.vocab)
         gpt = replace(gpt, start_text=tokenizer.start, stop_text=tokenizer.stop)
@@ -227,10 +200,6 @@ def _modern(key: str) -> str:
     )
 
 
-def _below(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {k[len(prefix) :]: t for k, t in state.items() if k.startswith(prefix)}
-
-
 def _said_by(file: CoquiFile, files: CoquiFiles) -> dict[str, int]:
     """What the configuration says about sizes: config.json before the one beside the weights."""
     inside = coqui_folder.said_sizes(
@@ -246,7 +215,7 @@ def _checked_sizes(
     path: Path, state: Mapping[str, Any], parts: Mapping[str, Mapping], said: dict[str, int]
 ):
     """(GptDims, VocoderDims) of a whole model. CoquiError: it is not whole."""
-    where = _sizes_of(path)
+    where = sizes_of(path)
     gpt, vocoder = (
         where(shapes.gpt_dims, parts["model"], said),
         where(shapes.vocoder_dims, parts["hifigan"]),
@@ -265,42 +234,6 @@ def _checked_sizes(
             f"{path}: the vocoder takes latents of {vocoder.in_channels}, the GPT's are {gpt.width}"
         )
     return gpt, vocoder
-
-
-def _sizes_of(path: Path):
-    def sizes(function, part: Mapping[str, Any], *more):
-        try:
-            return function({k: t.shape for k, t in part.items()}, *more)
-        except shapes.UnknownSizes as e:
-            raise CoquiError(f"{path} is not a whole XTTS v2 checkpoint: {e}") from e
-
-    return sizes
-
-
-def check_tensors(
-    path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, Any]
-) -> None:
-    """CoquiError naming at most 20 tensors in all that are missing, surplus or of another shape."""
-    faults = [f"{k} is missing" for k in expected if k not in found]
-    faults += [
-        f"{k} is {found[k].shape}, needs {s}"
-        for k, s in expected.items()
-        if k in found and found[k].shape != s
-    ]
-    faults += [f"{k} is not part of XTTS" for k in found if k not in expected]
-    if faults:
-        more = f"\n  and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
-        listed = "\n  ".join(faults[:_MOST_NAMED])
-        raise CoquiError(
-            f"{path} is not an XTTS v2 checkpoint of its own sizes, {len(faults)} tensors differ:\n"
-            f"  {listed}{more}"
-        )
-
-
-def _write(folder: Path, name: str, part: Mapping[str, Any], source: Path) -> str:
-    return write_safetensors(
-        folder / f"{name}.safetensors", {k: _Loaded(part[k], k, source) for k in sorted(part)}
-    )
 
 
 def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
@@ -370,82 +303,7 @@ def _write_mel_stats(path, tensor: Any, folder: Path) -> str:
             f"{path}: mel_stats holds zeros, and mels are divided by it; give the file that belongs"
             " to the model"
         )
-    return _write(folder, "mel_stats", {"mel_stats": tensor}, Path(path))
-
-
-# -- the DVAE
-# --------------------------------------------------------------------------------------------------
-
-
-def _import_dvae(model: CoquiFile, given: Path | None, gpt: GptDims, folder: Path):
-    """(DvaeDims, digest) of dvae.pth, else of the DVAE within a trainer's file, else
-    (None, None).
-    """
-    if given is None:
-        part = _below("dvae.", {plain_key(k): t for k, t in tensors_in(model).items()})
-        return _write_dvae(model, part, gpt, folder) if part else (None, None)
-    with coqui_folder.open_file(given) as file:
-        return _write_dvae(file, _dvae_part(file), gpt, folder)
-
-
-def _dvae_part(file: CoquiFile) -> dict[str, Any]:
-    part = {plain_key(k).removeprefix("dvae."): t for k, t in tensors_in(file).items()}
-    if "codebook.embed" not in part:
-        raise CoquiError(f"{file.path} holds no weights of a DVAE")
-    return {k: t for k, t in part.items() if not _DVAE_SURPLUS.fullmatch(k)}
-
-
-def _write_dvae(file: CoquiFile, part: dict[str, Any], gpt: GptDims, folder: Path):
-    part = {k: t for k, t in part.items() if not _DVAE_SURPLUS.fullmatch(k)}
-    sizes = _sizes_of(file.path)(shapes.dvae_dims, part)
-    check_tensors(file.path, shapes.dvae_shapes(sizes), part)
-    if sizes.num_codes != gpt.num_audio_tokens - 2:
-        raise CoquiError(
-            f"{file.path}: a DVAE of {sizes.num_codes} codes, the model speaks"
-            f" {gpt.num_audio_tokens - 2}: not a pair"
-        )
-    if sizes.num_mels != gpt.num_mels:
-        raise CoquiError(
-            f"{file.path}: a DVAE of {sizes.num_mels} mel channels, the model has {gpt.num_mels}:"
-            " not a pair"
-        )
-    file.verify(list(part.values()))
-    return sizes, _write(folder, "dvae", part, file.path)
-
-
-def _dvae_of_gpt(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None:
-    """The digest of the DVAE that the GPT was trained with, where the model's file says so (an
-    export of ours does) and it is not the
-    folder's own. CoquiError: the folder's own is another one, and that is not meant."""
-    config = model.value.get("config") if isinstance(model.value, dict) else None
-    said = config.get(TRAINED_WITH) if isinstance(config, dict) else None
-    path = folder / "dvae.safetensors"
-    if not isinstance(said, str) or not path.is_file():
-        return said if isinstance(said, str) else None
-    if contents_digest(path) == said or other_dvae:
-        return None
-    raise CoquiError(
-        f"the DVAE is not the one that {model.path} was trained with (their digests differ), and"
-        " its codes would mean other sounds: give the dvae.pth that came with the model, or"
-        " --other-dvae if you mean it"
-    )
-
-
-def _check_same_dvae(there: Path, given: Path) -> None:
-    """CoquiError where two files hold different DVAEs: that of a model's folder is the one it was
-    trained with.
-    """
-    with coqui_folder.open_file(there) as a, coqui_folder.open_file(given) as b:
-        own, other = _dvae_part(a), _dvae_part(b)
-        same = own.keys() == other.keys() and all(
-            own[k].shape == other[k].shape and np.array_equal(own[k].read(), other[k].read())
-            for k in own
-        )
-    if not same:
-        raise CoquiError(
-            f"--dvae {given} is not the DVAE that lies beside the model ({there}), and its codes"
-            " would mean other sounds: leave --dvae out, or add --other-dvae if you mean it"
-        )
+    return write_part(folder, "mel_stats", {"mel_stats": tensor}, Path(path))
 
 
 # -- voices
@@ -480,7 +338,7 @@ def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, fold
         if not out:
             raise CoquiError(f"{path} holds no voices")
         file.verify(list(out.values()))
-        return _write(folder, "speakers", out, path)
+        return write_part(folder, "speakers", out, path)
 
 
 def _summary(

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common.xtts.checkpoints.pickled import describe_tensors
+from common.xtts.checkpoints.pth_zip import PthError, contents, open_zip
 
 # bfloat16 has no NumPy dtype: it is read as float32, which holds each of its values.
 _STORAGES = {
@@ -63,12 +64,6 @@ _INERT_NAMES = {
 }
 _CHUNK = 1 << 22
 _ALIGNMENT = 64
-
-
-class PthError(ValueError):
-    """A checkpoint file that cannot be read; the message names the file, what is wrong and what to
-    do.
-    """
 
 
 class Opaque(dict):
@@ -144,7 +139,7 @@ class PthFile:
         except OSError as e:
             raise PthError(f"cannot read {self.path}: {e.strerror}") from e
         try:
-            self._zip = _open_zip(self.path, self._file)
+            self._zip = open_zip(self.path, self._file)
             self._records, self._root = self._index()
             self._offsets: dict[str, int] = {}
             self.value = _Unpickler(self._file_of("data.pkl"), self).read()
@@ -202,7 +197,7 @@ class PthFile:
                 " use the original file"
             )
         records = {i.filename[len(root) :]: i for i in infos if i.filename.startswith(root)}
-        if "byteorder" in records and _contents(self._zip, root + "byteorder") != b"little":
+        if "byteorder" in records and contents(self._zip, root + "byteorder") != b"little":
             raise PthError(
                 f"{self.path} was written on a big-endian machine; load and save it with PyTorch on"
                 " an ordinary one"
@@ -277,42 +272,6 @@ def _itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def _open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
-    """The archive in `file`; PthError says what else the file is."""
-    try:
-        return zipfile.ZipFile(file)
-    except zipfile.BadZipFile as e:
-        file.seek(0)
-        head = file.read(512)
-        if not head:
-            raise PthError(f"{path} is empty; get the file again") from e
-        if head[:2] == b"PK":
-            size = os.fstat(file.fileno()).st_size
-            raise PthError(
-                f"{path} is cut off or damaged: {size} bytes without a readable zip directory; get"
-                " the file again"
-            ) from e
-        if head.startswith(b"version https://git-lfs"):
-            raise PthError(
-                f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`, or"
-                " download it"
-            ) from e
-        if head[:1] == b"\x80" or head[257:262] == b"ustar":
-            raise PthError(
-                f"{path} is in PyTorch's old format (no zip), whose loading would run code from the"
-                " file. With PyTorch 1.6 or newer, save it again: torch.save(torch.load(old,"
-                " weights_only=True), new)"
-            ) from e
-        raise PthError(f"{path} is not a PyTorch checkpoint (it begins with {head[:16]!r})") from e
-
-
-def _contents(archive: zipfile.ZipFile, name: str) -> bytes:
-    try:
-        return archive.read(name)
-    except (zipfile.BadZipFile, EOFError) as e:
-        raise PthError(f"{archive.filename} is damaged: {e}; get the file again") from e
-
-
 # -- the pickle
 # --------------------------------------------------------------------------------------------------
 
@@ -366,9 +325,9 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str):
         """What the file means by a name; ends the reading where that is code."""
         if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
+            return type("OrderedDict", (OrderedDict,), {})  # BUILD may set attributes of it
         if (module, name) == ("collections", "Counter"):
-            return Counter
+            return type("Counter", (Counter,), {})
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._rebuild
         if (module, name) == ("torch._utils", "_rebuild_parameter"):

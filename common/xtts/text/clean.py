@@ -27,7 +27,8 @@ from common.xtts.text import (
 from common.xtts.text.errors import LanguageUnavailable, TextError, UnknownLanguage
 
 __all__ = [
-    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit", "clean", "foreign_script",
+    "LANGUAGES", "VERSION", "LanguageUnavailable", "TextError", "UnknownLanguage", "char_limit",
+    "clean", "foreign_script",
     "has_words", "normalize_language", "require_backend", "script_share",
 ]  # fmt: skip
 

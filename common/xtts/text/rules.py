@@ -31,22 +31,28 @@ LANGUAGES = (*XTTS_LANGUAGES, "fa")
 # Cleaned by the common rules alone: lower case, typographic characters, numbers. For vocabularies
 # trained from nothing.
 GENERIC_LANGUAGES = (
-    "az", "be", "bg", "bn", "ca", "cy", "da", "el", "eo", "et", "eu", "fi", "ga", "gl", "he", "hr", "id", "is", "ka", "kk", "lt", "lv",
-    "mk", "ms", "no", "ro", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "uk", "ur", "uz", "vi",
+    "az", "be", "bg", "bn", "ca", "cy", "da", "el", "eo", "et", "eu", "fi", "ga", "gl", "he", "hr",
+    "id", "is", "ka", "kk", "lt", "lv",
+    "mk", "ms", "no", "ro", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "te", "th", "tl", "uk", "ur",
+    "uz", "vi",
 )  # fmt: skip
 
 # Other spellings of a code (ISO 639-2/3, older or mistaken ones). A region ("fa-IR", "pt_BR") is
 # cut off before this.
 ALIASES = {
-    "ara": "ar", "arb": "ar", "ces": "cs", "cze": "cs", "cz": "cs", "deu": "de", "ger": "de", "eng": "en", "spa": "es", "fra": "fr",
-    "fre": "fr", "hin": "hi", "hun": "hu", "ita": "it", "jpn": "ja", "jp": "ja", "kor": "ko", "kr": "ko", "nld": "nl", "dut": "nl",
-    "pol": "pl", "por": "pt", "rus": "ru", "tur": "tr", "zho": "zh", "chi": "zh", "cmn": "zh", "cn": "zh", "fas": "fa", "per": "fa",
+    "ara": "ar", "arb": "ar", "ces": "cs", "cze": "cs", "cz": "cs", "deu": "de", "ger": "de",
+    "eng": "en", "spa": "es", "fra": "fr",
+    "fre": "fr", "hin": "hi", "hun": "hu", "ita": "it", "jpn": "ja", "jp": "ja", "kor": "ko",
+    "kr": "ko", "nld": "nl", "dut": "nl",
+    "pol": "pl", "por": "pt", "rus": "ru", "tur": "tr", "zho": "zh", "chi": "zh", "cmn": "zh",
+    "cn": "zh", "fas": "fa", "per": "fa",
     "pes": "fa", "prs": "fa", "nb": "no", "nn": "no",
 }  # fmt: skip
 
 # Characters of a text above which XTTS warns that the audio may be cut off.
 CHAR_LIMITS = {
-    "en": 250, "de": 253, "fr": 273, "es": 239, "it": 213, "pt": 203, "pl": 224, "zh": 82, "ar": 166, "cs": 186, "ru": 182, "nl": 251,
+    "en": 250, "de": 253, "fr": 273, "es": 239, "it": 213, "pt": 203, "pl": 224, "zh": 82,
+    "ar": 166, "cs": 186, "ru": 182, "nl": 251,
     "tr": 226, "ja": 71, "hu": 224, "ko": 95, "hi": 150,
 }  # fmt: skip
 DEFAULT_CHAR_LIMIT = 250
@@ -117,14 +123,17 @@ MONEY_JOINERS = CURRENCY_JOINERS | {
 }  # fmt: skip
 MILLIONS_OF = {"es": "de", "fr": "de", "it": "di", "pt": "de"}
 MINUS_WORDS = {
-    "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی", "fr": "moins", "hi": "ऋण",
-    "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus", "pt": "menos", "ru": "минус",
+    "ar": "سالب", "cs": "minus", "de": "minus", "en": "minus", "es": "menos", "fa": "منفی",
+    "fr": "moins", "hi": "ऋण",
+    "hu": "mínusz", "it": "meno", "ja": "マイナス", "ko": "마이너스", "nl": "min", "pl": "minus",
+    "pt": "menos", "ru": "минус",
     "tr": "eksi", "zh": "负", "bn": "মাইনাস", "sk": "mínus", "te": "మైనస్", "vi": "âm",
 }  # fmt: skip
 # Ours, where num2words has no words for decimals or wrong ones: number, this word, the digits one
 # by one.
 POINT_WORDS = {
-    "de": "komma", "en": "point", "es": "punto", "fr": "virgule", "hi": "दशमलव", "it": "virgola", "ja": "点", "ko": "점",
+    "de": "komma", "en": "point", "es": "punto", "fr": "virgule", "hi": "दशमलव", "it": "virgola",
+    "ja": "点", "ko": "점",
     "nl": "komma", "pt": "vírgula", "vi": "phẩy",
 }  # fmt: skip
 # The same, with the fraction read as a number (Arabic: num2words reads ,5 as fifty).
@@ -150,19 +159,26 @@ HUNGARIAN_FRACTIONS = {
 # Powers of ten as a language's texts write them after a number: words, which are read as they are,
 # and what is short for them.
 SCALE_WORDS = {
-    "en": {"thousand": 3, "million": 6, "millions": 6, "billion": 9, "billions": 9, "trillion": 12, "trillions": 12},
-    "de": {"Tausend": 3, "tausend": 3, "Million": 6, "Millionen": 6, "Milliarde": 9, "Milliarden": 9, "Billion": 12, "Billionen": 12},
-    "fr": {"mille": 3, "million": 6, "millions": 6, "milliard": 9, "milliards": 9, "billion": 12, "billions": 12},
+    "en": {"thousand": 3, "million": 6, "millions": 6, "billion": 9, "billions": 9, "trillion": 12,
+        "trillions": 12},
+    "de": {"Tausend": 3, "tausend": 3, "Million": 6, "Millionen": 6, "Milliarde": 9,
+        "Milliarden": 9, "Billion": 12, "Billionen": 12},
+    "fr": {"mille": 3, "million": 6, "millions": 6, "milliard": 9, "milliards": 9, "billion": 12,
+        "billions": 12},
     "es": {"mil": 3, "millón": 6, "millones": 6, "mil millones": 9, "billón": 12, "billones": 12},
-    "pt": {"mil": 3, "milhão": 6, "milhões": 6, "mil milhões": 9, "bilhão": 9, "bilhões": 9, "trilhão": 12, "trilhões": 12},
+    "pt": {"mil": 3, "milhão": 6, "milhões": 6, "mil milhões": 9, "bilhão": 9, "bilhões": 9,
+        "trilhão": 12, "trilhões": 12},
     "it": {"mila": 3, "milione": 6, "milioni": 6, "miliardo": 9, "miliardi": 9, "bilioni": 12},
     "nl": {"duizend": 3, "miljoen": 6, "miljard": 9, "biljoen": 12},
-    "pl": {"tysiąc": 3, "tysiące": 3, "tysięcy": 3, "milion": 6, "miliony": 6, "milionów": 6, "miliona": 6, "miliard": 9, "miliardy": 9,
+    "pl": {"tysiąc": 3, "tysiące": 3, "tysięcy": 3, "milion": 6, "miliony": 6, "milionów": 6,
+        "miliona": 6, "miliard": 9, "miliardy": 9,
            "miliardów": 9, "miliarda": 9},
-    "ru": {"тысяча": 3, "тысячи": 3, "тысяч": 3, "миллион": 6, "миллиона": 6, "миллионов": 6, "миллиард": 9, "миллиарда": 9,
+    "ru": {"тысяча": 3, "тысячи": 3, "тысяч": 3, "миллион": 6, "миллиона": 6, "миллионов": 6,
+        "миллиард": 9, "миллиарда": 9,
            "миллиардов": 9},
     "tr": {"bin": 3, "milyon": 6, "milyar": 9, "trilyon": 12},
-    "cs": {"tisíc": 3, "tisíce": 3, "milion": 6, "miliony": 6, "milionů": 6, "milionu": 6, "miliarda": 9, "miliardy": 9, "miliard": 9},
+    "cs": {"tisíc": 3, "tisíce": 3, "milion": 6, "miliony": 6, "milionů": 6, "milionu": 6,
+        "miliarda": 9, "miliardy": 9, "miliard": 9},
     "hu": {"ezer": 3, "millió": 6, "milliárd": 9, "billió": 12},
     "ar": {"ألف": 3, "آلاف": 3, "مليون": 6, "ملايين": 6, "مليار": 9, "مليارات": 9, "تريليون": 12},
     "hi": {"हज़ार": 3, "हजार": 3, "लाख": 5, "मिलियन": 6, "करोड़": 7, "बिलियन": 9, "अरब": 9},
@@ -172,28 +188,40 @@ SCALE_WORDS = {
     "ko": {"천": 3, "만": 4, "백만": 6, "억": 8, "조": 12},
 }  # fmt: skip
 SCALE_ABBREVIATIONS = {
-    "de": {"Tsd.": 3, "Tsd": 3, "Mio.": 6, "Mio": 6, "Mrd.": 9, "Mrd": 9}, "fr": {"Md": 9, "Mds": 9}, "es": {"MM": 6},
-    "pt": {"mi": 6, "bi": 9}, "it": {"mln": 6, "mld": 9}, "nl": {"mln.": 6, "mln": 6, "mld.": 9, "mld": 9, "mrd": 9},
-    "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9}, "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
-    "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9}, "hu": {"Mrd": 9},
+    "de": {"Tsd.": 3, "Tsd": 3, "Mio.": 6, "Mio": 6, "Mrd.": 9, "Mrd": 9},
+    "fr": {"Md": 9, "Mds": 9}, "es": {"MM": 6},
+    "pt": {"mi": 6, "bi": 9}, "it": {"mln": 6, "mld": 9},
+    "nl": {"mln.": 6, "mln": 6, "mld.": 9, "mld": 9, "mrd": 9},
+    "pl": {"tys.": 3, "tys": 3, "mln": 6, "mld": 9},
+    "ru": {"тыс.": 3, "тыс": 3, "млн": 6, "млрд": 9, "трлн": 12},
+    "cs": {"tis.": 3, "tis": 3, "mil.": 6, "mld.": 9, "mld": 9}, "tr": {"mn": 6, "mr": 9},
+    "hu": {"Mrd": 9},
 }  # fmt: skip
 # After a decimal number: million, thousand million, million million. Elsewhere (zh, ja, ko, hi and
 # the languages that XTTS lacks) the product is read, which is exact and in the language's own
 # scales.
 DECIMAL_SCALES = {
-    "ar": "مليون|مليار|تريليون", "cs": "milionu|miliardy|bilionu", "de": "millionen|milliarden|billionen", "en": "million|billion|trillion",
-    "es": "millones|mil millones|billones", "fa": "میلیون|میلیارد|تریلیون", "fr": "millions|milliards|billions",
-    "hu": "millió|milliárd|billió", "it": "milioni|miliardi|bilioni", "nl": "miljoen|miljard|biljoen", "pl": "miliona|miliarda|biliona",
-    "pt": "milhões|mil milhões|biliões", "ru": "миллиона|миллиарда|триллиона", "tr": "milyon|milyar|trilyon",
+    "ar": "مليون|مليار|تريليون", "cs": "milionu|miliardy|bilionu",
+    "de": "millionen|milliarden|billionen", "en": "million|billion|trillion",
+    "es": "millones|mil millones|billones", "fa": "میلیون|میلیارد|تریلیون",
+    "fr": "millions|milliards|billions",
+    "hu": "millió|milliárd|billió", "it": "milioni|miliardi|bilioni",
+    "nl": "miljoen|miljard|biljoen", "pl": "miliona|miliarda|biliona",
+    "pt": "milhões|mil milhões|biliões", "ru": "миллиона|миллиарда|триллиона",
+    "tr": "milyon|milyar|trilyon",
 }  # fmt: skip
 # Units after a number -> their name in CLDR, which has the words in every language.
 UNITS = {
-    "km/h": "speed-kilometer-per-hour", "km²": "area-square-kilometer", "km": "length-kilometer", "m²": "area-square-meter",
-    "m³": "volume-cubic-meter", "m": "length-meter", "cm": "length-centimeter", "mm": "length-millimeter", "kg": "mass-kilogram",
-    "mg": "mass-milligram", "g": "mass-gram", "ml": "volume-milliliter", "l": "volume-liter", "°C": "temperature-celsius",
+    "km/h": "speed-kilometer-per-hour", "km²": "area-square-kilometer", "km": "length-kilometer",
+    "m²": "area-square-meter",
+    "m³": "volume-cubic-meter", "m": "length-meter", "cm": "length-centimeter",
+    "mm": "length-millimeter", "kg": "mass-kilogram",
+    "mg": "mass-milligram", "g": "mass-gram", "ml": "volume-milliliter", "l": "volume-liter",
+    "°C": "temperature-celsius",
     "°F": "temperature-fahrenheit", "ºC": "temperature-celsius", "ºF": "temperature-fahrenheit",
     "kB": "digital-kilobyte", "MB": "digital-megabyte", "GB": "digital-gigabyte",
-    "TB": "digital-terabyte", "Hz": "frequency-hertz", "kHz": "frequency-kilohertz", "MHz": "frequency-megahertz",
+    "TB": "digital-terabyte", "Hz": "frequency-hertz", "kHz": "frequency-kilohertz",
+    "MHz": "frequency-megahertz",
     "GHz": "frequency-gigahertz", "kW": "power-kilowatt", "kWh": "energy-kilowatt-hour",
     "‰": "concentr-permille",
 }  # fmt: skip
@@ -205,26 +233,35 @@ UNIT_PATTERNS = {
     ("zh", "concentr-permille"): "千分之{0}",
 }
 LOCAL_UNITS = {
-    "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound", "oz": "mass-ounce", "″": "length-inch"},
-    "ru": {"км/ч": UNITS["km/h"], "км": UNITS["km"], "см": UNITS["cm"], "мм": UNITS["mm"], "кг": UNITS["kg"], "мл": UNITS["ml"],
+    "en": {"mph": "speed-mile-per-hour", "lbs": "mass-pound", "lb": "mass-pound",
+        "oz": "mass-ounce", "″": "length-inch"},
+    "ru": {"км/ч": UNITS["km/h"], "км": UNITS["km"], "см": UNITS["cm"], "мм": UNITS["mm"],
+        "кг": UNITS["kg"], "мл": UNITS["ml"],
            "кВт": UNITS["kW"], "ГБ": UNITS["GB"], "МБ": UNITS["MB"]},
-    "ar": {"كم": UNITS["km"], "كلم": UNITS["km"], "سم": UNITS["cm"], "كغ": UNITS["kg"], "كجم": UNITS["kg"]},
+    "ar": {"كم": UNITS["km"], "كلم": UNITS["km"], "سم": UNITS["cm"], "كغ": UNITS["kg"],
+        "كجم": UNITS["kg"]},
     "hi": {"किमी": UNITS["km"], "सेमी": UNITS["cm"], "मिमी": UNITS["mm"], "किग्रा": UNITS["kg"]},
 }  # fmt: skip
 
 ABBREVIATIONS = {
     "en": {
-        "mrs": "misess", "mr": "mister", "dr": "doctor", "st": "saint", "co": "company", "jr": "junior", "maj": "major",
-        "gen": "general", "drs": "doctors", "rev": "reverend", "lt": "lieutenant", "hon": "honorable", "sgt": "sergeant",
+        "mrs": "misess", "mr": "mister", "dr": "doctor", "st": "saint", "co": "company",
+        "jr": "junior", "maj": "major",
+        "gen": "general", "drs": "doctors", "rev": "reverend", "lt": "lieutenant",
+        "hon": "honorable", "sgt": "sergeant",
         "capt": "captain", "esq": "esquire", "ltd": "limited", "col": "colonel", "ft": "fort",
     },
-    "es": {"sra": "señora", "sr": "señor", "dr": "doctor", "dra": "doctora", "st": "santo", "co": "compañía", "jr": "junior",
+    "es": {"sra": "señora", "sr": "señor", "dr": "doctor", "dra": "doctora", "st": "santo",
+        "co": "compañía", "jr": "junior",
            "ltd": "limitada"},
-    "fr": {"mme": "madame", "mr": "monsieur", "dr": "docteur", "st": "saint", "co": "compagnie", "jr": "junior", "ltd": "limitée"},
+    "fr": {"mme": "madame", "mr": "monsieur", "dr": "docteur", "st": "saint", "co": "compagnie",
+        "jr": "junior", "ltd": "limitée"},
     "de": {"fr": "frau", "dr": "doktor", "st": "sankt", "co": "firma", "jr": "junior"},
-    "pt": {"sra": "senhora", "sr": "senhor", "dr": "doutor", "dra": "doutora", "st": "santo", "co": "companhia", "jr": "júnior",
+    "pt": {"sra": "senhora", "sr": "senhor", "dr": "doutor", "dra": "doutora", "st": "santo",
+        "co": "companhia", "jr": "júnior",
            "ltd": "limitada"},
-    "it": {"sig": "signore", "dr": "dottore", "st": "santo", "co": "compagnia", "jr": "junior", "ltd": "limitata"},
+    "it": {"sig": "signore", "dr": "dottore", "st": "santo", "co": "compagnia", "jr": "junior",
+        "ltd": "limitata"},
     "pl": {"p": "pani", "m": "pan", "dr": "doktor", "sw": "święty", "jr": "junior"},
     "cs": {"dr": "doktor", "ing": "inženýr", "p": "pan"},
     "ru": {"г-жа": "госпожа", "г-н": "господин", "д-р": "доктор"},
@@ -260,12 +297,16 @@ SYMBOL_WORDS = {
 # Ours: signs that XTTS leaves in the text, where they become unknown tokens.
 EXTRA_SYMBOLS = {
     "€": {
-        "ar": "يورو", "cs": "euro", "de": "euro", "en": "euro", "es": "euro", "fa": "یورو", "fr": "euro", "hi": "यूरो", "hu": "euró",
-        "it": "euro", "ja": "ユーロ", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro", "ru": "евро", "tr": "euro", "zh": "欧元",
+        "ar": "يورو", "cs": "euro", "de": "euro", "en": "euro", "es": "euro", "fa": "یورو",
+        "fr": "euro", "hi": "यूरो", "hu": "euró",
+        "it": "euro", "ja": "ユーロ", "ko": "유로", "nl": "euro", "pl": "euro", "pt": "euro",
+        "ru": "евро", "tr": "euro", "zh": "欧元",
     },
     "№": {
-        "ar": "رقم", "cs": "číslo", "de": "nummer", "en": "number", "es": "número", "fa": "شماره", "fr": "numéro", "hi": "नंबर",
-        "hu": "szám", "it": "numero", "ja": "ナンバー", "ko": "번호", "nl": "nummer", "pl": "numer", "pt": "número", "ru": "номер",
+        "ar": "رقم", "cs": "číslo", "de": "nummer", "en": "number", "es": "número", "fa": "شماره",
+        "fr": "numéro", "hi": "नंबर",
+        "hu": "szám", "it": "numero", "ja": "ナンバー", "ko": "번호", "nl": "nummer", "pl": "numer",
+        "pt": "número", "ru": "номер",
         "tr": "numara", "zh": "号",
     },
     "٪": {"ar": "في المئة", "fa": "درصد"},
@@ -273,10 +314,14 @@ EXTRA_SYMBOLS = {
 
 # Czech ordinals, which num2words lacks: units, teens, tens, hundreds.
 CZECH_ORDINALS = {
-    1: "první", 2: "druhý", 3: "třetí", 4: "čtvrtý", 5: "pátý", 6: "šestý", 7: "sedmý", 8: "osmý", 9: "devátý", 10: "desátý",
-    11: "jedenáctý", 12: "dvanáctý", 13: "třináctý", 14: "čtrnáctý", 15: "patnáctý", 16: "šestnáctý", 17: "sedmnáctý",
-    18: "osmnáctý", 19: "devatenáctý", 20: "dvacátý", 30: "třicátý", 40: "čtyřicátý", 50: "padesátý", 60: "šedesátý",
-    70: "sedmdesátý", 80: "osmdesátý", 90: "devadesátý", 100: "stý", 200: "dvoustý", 300: "třístý", 400: "čtyřstý",
+    1: "první", 2: "druhý", 3: "třetí", 4: "čtvrtý", 5: "pátý", 6: "šestý", 7: "sedmý", 8: "osmý",
+    9: "devátý", 10: "desátý",
+    11: "jedenáctý", 12: "dvanáctý", 13: "třináctý", 14: "čtrnáctý", 15: "patnáctý",
+    16: "šestnáctý", 17: "sedmnáctý",
+    18: "osmnáctý", 19: "devatenáctý", 20: "dvacátý", 30: "třicátý", 40: "čtyřicátý",
+    50: "padesátý", 60: "šedesátý",
+    70: "sedmdesátý", 80: "osmdesátý", 90: "devadesátý", 100: "stý", 200: "dvoustý", 300: "třístý",
+    400: "čtyřstý",
     500: "pětistý", 600: "šestistý", 700: "sedmistý", 800: "osmistý", 900: "devítistý",
 }  # fmt: skip
 
@@ -296,7 +341,8 @@ CJK_PUNCTUATION = {ord("、"): ", ", ord("。"): ". "}
 # common ones. A heh with hamza or yeh above is the same sound as heh + yeh ("khane-ye"), usually
 # written with a zero-width non-joiner before that yeh.
 PERSIAN_LETTERS = {
-    "ي": "ی", "ى": "ی", "ې": "ی", "ك": "ک", "ڪ": "ک", "ٱ": "ا", "ہ": "ه", "ھ": "ه", "ە": "ه", "ۀ": "ه ی", "ۂ": "ه ی",
+    "ي": "ی", "ى": "ی", "ې": "ی", "ك": "ک", "ڪ": "ک", "ٱ": "ا", "ہ": "ه", "ھ": "ه", "ە": "ه",
+    "ۀ": "ه ی", "ۂ": "ه ی",
     "،": ",", "؛": ";", "؟": "?", "۔": ".",
 }  # fmt: skip
 ARABIC_DIACRITICS = "\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652\u0653\u0656\u0657\u0658\u0670"
@@ -334,9 +380,12 @@ SCRIPT_RANGES = {
 }
 # Scripts of a language; Latin where not listed.
 LANGUAGE_SCRIPTS = {
-    "ru": ("Cyrillic",), "uk": ("Cyrillic",), "be": ("Cyrillic",), "bg": ("Cyrillic",), "mk": ("Cyrillic",), "kk": ("Cyrillic",),
-    "sr": ("Cyrillic", "Latin"), "ar": ("Arabic",), "fa": ("Arabic",), "ur": ("Arabic",), "he": ("Hebrew",), "el": ("Greek",),
-    "hi": ("Devanagari",), "bn": ("Bengali",), "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "ka": ("Georgian",),
+    "ru": ("Cyrillic",), "uk": ("Cyrillic",), "be": ("Cyrillic",), "bg": ("Cyrillic",),
+    "mk": ("Cyrillic",), "kk": ("Cyrillic",),
+    "sr": ("Cyrillic", "Latin"), "ar": ("Arabic",), "fa": ("Arabic",), "ur": ("Arabic",),
+    "he": ("Hebrew",), "el": ("Greek",),
+    "hi": ("Devanagari",), "bn": ("Bengali",), "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",),
+    "ka": ("Georgian",),
     "zh": ("Han",), "ja": ("Han", "Kana"), "ko": ("Hangul", "Han"),
 }  # fmt: skip
 

@@ -21,16 +21,21 @@ Given = Mapping[str, "str | int | None"]
 # role → the names it goes by, compared in lower case, the best first
 NAMES = {
     "audio": (
-        "audio_file", "audio", "audio_path", "audio_filepath", "file", "file_name", "filename", "file_path", "filepath", "path",
-        "wav", "wav_path", "wav_file", "wav_filename", "audio_filename", "id", "clip", "clip_id", "name", "utt", "utt_id",
+        "audio_file", "audio", "audio_path", "audio_filepath", "file", "file_name", "filename",
+        "file_path", "filepath", "path",
+        "wav", "wav_path", "wav_file", "wav_filename", "audio_filename", "id", "clip", "clip_id",
+        "name", "utt", "utt_id",
         "utterance", "utterance_id",
     ),
     "text": (
-        "text", "sentence", "transcript", "transcription", "normalized_text", "normalised_text", "text_normalized",
-        "normalized_transcription", "normalized", "normalised", "clean_text", "raw_text", "raw_transcription", "raw", "caption",
+        "text", "sentence", "transcript", "transcription", "normalized_text", "normalised_text",
+        "text_normalized",
+        "normalized_transcription", "normalized", "normalised", "clean_text", "raw_text",
+        "raw_transcription", "raw", "caption",
         "text_original", "original_text",
     ),
-    "speaker": ("speaker_name", "speaker", "speaker_id", "client_id", "spk", "spk_id", "speakerid", "voice"),
+    "speaker": ("speaker_name", "speaker", "speaker_id", "client_id", "spk", "spk_id", "speakerid",
+        "voice"),
     "language": ("language", "lang", "locale", "language_id", "lang_id"),
 }  # fmt: skip
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,:][0-9]+)*( ?s)?\Z")

@@ -217,6 +217,7 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
         return RowError(file, number, name, reason, _PART)
     source, text = str(sources[0].get("source", "")), said[0]
     return Row(
-        file, number, name or os.path.basename(source), Place(locator, source), str(text.get("text") or ""),
+        file, number, name or os.path.basename(source), Place(locator, source),
+        str(text.get("text") or ""),
         text.get("language") or None, text.get("speaker") or None,
     )  # fmt: skip

@@ -20,7 +20,8 @@ from urllib.parse import unquote
 # Suffixes that an id without one may have; and those that are one.
 COMMON_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus")
 AUDIO_SUFFIXES = (
-    *COMMON_SUFFIXES, ".m4a", ".aac", ".wma", ".webm", ".mp4", ".aiff", ".aif", ".au", ".w64", ".caf", ".oga", ".mka", ".amr",
+    *COMMON_SUFFIXES, ".m4a", ".aac", ".wma", ".webm", ".mp4", ".aiff", ".aif", ".au", ".w64",
+    ".caf", ".oga", ".mka", ".amr",
     ".sph", ".wave", ".snd", ".3gp", ".wv",
 )  # fmt: skip
 AUDIO_FOLDERS = ("wavs", "", "wav", "audio", "clips")

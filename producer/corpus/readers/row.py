@@ -12,9 +12,12 @@ from common.system.errors import BadInput
 from producer.corpus.readers.paths import FixedPlace, Place, has_audio_suffix
 
 METADATA_NAMES = (
-    "metadata.csv", "metadata.tsv", "metadata.txt", "metadata.jsonl", "metadata_train.csv", "metadata_train.tsv",
-    "metadata_train.txt", "train.csv", "train.tsv", "train.txt", "train.jsonl", "train_manifest.json", "train_manifest.jsonl",
-    "manifest.json", "manifest.jsonl", "cuts.jsonl", "cuts.jsonl.gz", "cuts_train.jsonl.gz", "transcript.txt", "transcripts.txt",
+    "metadata.csv", "metadata.tsv", "metadata.txt", "metadata.jsonl", "metadata_train.csv",
+    "metadata_train.tsv",
+    "metadata_train.txt", "train.csv", "train.tsv", "train.txt", "train.jsonl",
+    "train_manifest.json", "train_manifest.jsonl",
+    "manifest.json", "manifest.jsonl", "cuts.jsonl", "cuts.jsonl.gz", "cuts_train.jsonl.gz",
+    "transcript.txt", "transcripts.txt",
     "filelist.txt", "dataset.jsonl", "dataset.csv",
 )  # fmt: skip
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
@@ -132,7 +135,8 @@ def _check_name(path: Path) -> None:
 
 
 _MARKS = (  # the longer first: UTF-16's is the beginning of UTF-32's
-    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"),
+    (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
+    (b"\xfe\xff", "utf-16"),
 )  # fmt: skip
 
 

@@ -1,0 +1,333 @@
+"""The sections of a run's settings: which keys there are, what they may be, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from common.data.corpus_terms import Columns, FindingKind, Format
+from common.run.recognise import SPHINX
+from common.run.setting_types import ClipPath, Positive, Word, known_size, list_of
+
+
+class Section(BaseModel):
+    """A part of the tree: unknown keys are errors, values do not change.
+
+    The text under a field documents it: `launch.py config KEY` and docs/settings.md show it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Source(Section):
+    """One corpus: a folder (or its metadata file) in one of the formats of `producer/readers`."""
+
+    path: str
+    """The folder of the corpus, or its metadata file."""
+    format: Format = "auto"
+    """How the corpus is laid out; auto: found by looking."""
+    language: str | None = None
+    """Of rows that name none. null: data.language."""
+    speaker: str | None = None
+    """Of rows that name none. null: the folder's name."""
+    columns: Columns = Field(default_factory=dict)
+    """As data.columns, of this source alone."""
+
+
+Sources = Annotated[list[Source], list_of("path")]
+
+
+class Data(Section):
+    """What is trained on and what is left out."""
+
+    train: Sources = Field(default_factory=list)
+    """The corpora that are trained on: a folder, or a list of folders and sources."""
+    val: Sources = Field(default_factory=list)
+    """Corpora for evaluation. Empty: a part of data.train is held out."""
+    language: str = "en"
+    """The language of rows that name none, as a code: fa, en, de."""
+    columns: Columns = Field(default_factory=dict)
+    """Role (audio, text, speaker, language) to the name or the number (from 1) of its column; null:
+    there is none. Empty: the columns are found by looking."""
+    eval_fraction: float = Field(0.01, ge=0, lt=1)
+    """Share of data.train that is held out where data.val is empty."""
+    eval_max: Positive = 256
+    """At most so many utterances are held out."""
+    min_audio_s: float = Field(0.5, gt=0)
+    """Shorter recordings are left out, in seconds."""
+    max_audio_s: float = Field(255995 / 22050, gt=0)
+    """Longer recordings are left out, in seconds. The default is XTTS's limit."""
+    max_text_tokens: Positive = 200
+    """Longer texts are left out, in tokens."""
+    reject: list[FindingKind] = Field(default_factory=list)
+    """Findings of a scan that leave a row out, instead of a warning."""
+    scan_threads: int = Field(0, ge=0)
+    """Threads that read the corpus before the run. 0: one per CPU."""
+
+
+class Extend(Section):
+    """New languages for an existing vocabulary, learnt from their texts in the corpus."""
+
+    languages: list[str] = Field(min_length=1)
+    """Codes of the languages to add."""
+    tokens: Positive = 1000
+    """At most so many new ids: language tags, characters, then merges."""
+
+
+class Text(Section):
+    """Vocabulary and normalisation."""
+
+    vocab: str | None = None
+    """A vocab.json. null: that of model.weights, else one is learnt from the corpus (BPE)."""
+    extend: Extend | None = None
+    """New languages for the vocabulary that is given. null: none."""
+    vocab_size: Positive = 256
+    """Size of a vocabulary that is learnt from the corpus."""
+    strip_arabic_diacritics: bool = False
+    """Take vowel signs out of Arabic and Persian texts."""
+    coqui_cleaning: bool = False
+    """Clean texts exactly as XTTS does, where ours reads more (numbers, symbols, quotes)."""
+
+
+class Model(Section):
+    """Which networks, and where their first weights come from."""
+
+    size: Annotated[str, AfterValidator(known_size)] = "xtts"
+    """tiny (2 M parameters, for a CPU), small (40 M) or xtts (the published size)."""
+    layers: Positive | None = None
+    """Fewer GPT layers than the size has. null: all."""
+    parity_init: bool = False
+    """From nothing, draw token embeddings from N(0, 1) as Coqui does, instead of N(0, 0.02)."""
+    weights: str | None = None
+    """What stage 2 begins with: a folder made by import-coqui or export-coqui, or a run (RUN,
+    RUN@best, RUN@1200), with its sizes, DVAE, statistics and vocabulary. null: nothing."""
+    dvae: str | None = None
+    """DVAE weights (.safetensors). null: those of model.weights, else stage 1 trains them."""
+    mel_stats: str | None = None
+    """The mel statistics that belong to model.dvae. null: as with model.dvae, else measured on the
+    corpus."""
+    other_dvae: bool = False
+    """Use model.dvae or model.mel_stats although model.weights was trained with others."""
+
+
+class Batching(Section):
+    """How utterances become batches of static shape."""
+
+    buckets: Positive = 8
+    """Static shapes: more mean less padding and more programs to compile."""
+    batch_size: Positive = 8
+    """Utterances per batch."""
+    positions_per_batch: Positive | None = None
+    """A budget of positions instead of a fixed batch size. null: batching.batch_size holds."""
+    sampling: Literal["epoch", "balanced"] = "epoch"
+    """epoch: every utterance once an epoch. balanced: every language equally often."""
+    prompt: Literal["own", "speaker"] = "own"
+    """Conditioning clips are cut from the utterance itself, or from another of its speaker's."""
+    mask_prompt: bool | Literal["last_row"] = True
+    """Do not predict codes that the conditioning clip shows. last_row: Coqui's way."""
+    text_stop_input: bool = False
+    """STOP after the text is an input, as at synthesis. XTTS hides it in training."""
+    stop_labels: int = Field(4, ge=1, le=4)
+    """How often STOP is asked for after the last code. XTTS: 4."""
+    padded_codes: bool = False
+    """Compute codes of a clip as its batch pads it, instead of from the clip alone."""
+    code_phases: int = Field(1, ge=1, le=4)
+    """Above 1, each epoch begins a clip 0 to code_phases - 1 mel frames (of 4) into its first
+    code: against overfitting."""
+
+
+class Optim(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(5e-6, gt=0)
+    """The rate after the warm-up."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """How the rate goes on after the warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps in which the rate rises from 0."""
+    decay_steps: Positive | None = None
+    """Where the cosine ends. null: at the run's last step."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decay of matrices, a step, times the rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the gradient's mean."""
+    beta2: float = Field(0.96, ge=0, lt=1)
+    """Decay of the squared gradient's mean."""
+    clip_norm: float = Field(0.0, ge=0)
+    """Largest gradient norm. 0: no limit."""
+
+
+class Train(Section):
+    """Stage 2: the GPT."""
+
+    epochs: Positive = 1000
+    """Most times that the corpus is gone through."""
+    max_steps: Positive | None = None
+    """Most steps. null: train.epochs alone decides."""
+    accumulate: Positive = 1
+    """Batches whose gradients make one step."""
+    mean_of_means: bool = False
+    """Let a step's batches count alike, instead of its utterances."""
+    decay_latents: bool = False
+    """Weight decay on the perceiver's latents and gain, too."""
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    """Of products. null: bf16 on GPUs (without jit tf32), fp32 on the CPU."""
+    dropout: float | None = Field(None, ge=0, lt=1)
+    """null: the model's (0.1)."""
+    attention_dropout: float | None = Field(None, ge=0, lt=1)
+    """null: none with bf16, whose fused attention has none; else as train.dropout."""
+    code_dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of the codes hidden from the GPT as inputs: against overfitting, for few hours."""
+    recompute: bool = False
+    """Compute blocks again in the backward pass: larger batches on small cards, a third more
+    work."""
+    text_loss_weight: float = Field(0.01, ge=0)
+    """Weight of the text's cross-entropy in the loss; that of the audio's is 1."""
+    optim: Optim = Field(default_factory=Optim)
+    """The optimizer of stage 2."""
+    eval_every: int = Field(1000, ge=0)
+    """Steps between evaluations. 0: not by steps."""
+    eval_at_epoch_end: bool = True
+    """Evaluate at the end of every epoch, too."""
+    eval_batches: Positive | None = None
+    """Most batches of an evaluation. null: all."""
+    save_every: Positive = 1000
+    """Steps between checkpoints."""
+    keep: Positive = 3
+    """How many of the newest checkpoints stay; the best one stays besides."""
+    patience: Positive | None = None
+    """Ends the run after so many evaluations (judged checkpoints, where best_by is no loss) without
+    a better one. null: never."""
+    best_by: Literal["audio_ce", "cer", "similarity"] = "audio_ce"
+    """What names the best checkpoint; cer and similarity are of those that are spoken
+    (samples.every)."""
+    save_grace_s: float = Field(600.0, ge=10)
+    """The longest that a stop waits for a save, in seconds; less where saves have taken less so
+    far."""
+    log_every: Positive = 50
+    """Steps between two lines in the trainer's log."""
+    max_bad_steps: Positive = 10
+    """So many steps in a row whose gradients are not finite end the run."""
+    max_set_aside: float = Field(0.01, ge=0, le=1)
+    """Share of the clips that may turn out bad while it trains, or ten clips; more end the run."""
+
+
+class DvaeStage(Section):
+    """Stage 1: the audio tokeniser, trained where no weights are given, or `tune` says so."""
+
+    max_steps: Positive = 20000
+    """Steps of stage 1."""
+    batch_size: Positive = 32
+    """Crops per batch."""
+    crop_frames: Positive = 128
+    """Mel frames of a crop (11.6 ms each)."""
+    tune: bool = False
+    """Train the DVAE that is given (model.weights, model.dvae) further, instead of leaving it."""
+    optim: Optim = Field(
+        default_factory=lambda: Optim(
+            learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0
+        )
+    )
+    """The optimizer of stage 1."""
+    eval_every: int = Field(1000, ge=0)
+    """Steps between evaluations. 0: not by steps."""
+    eval_at_epoch_end: bool = False
+    """Evaluate at the end of every epoch, too."""
+    save_every: Positive = 1000
+    """Steps between checkpoints."""
+
+
+class Producers(Section):
+    """Processes that turn files into batches."""
+
+    count: int = Field(1, ge=0)
+    """How many of them."""
+    decode_threads: int = Field(0, ge=0)
+    """Of one producer. 0: share out the cores there are."""
+    leases: Positive = 3
+    """Batches in work in one producer."""
+    lease_ttl_s: float = Field(60.0, gt=0)
+    """Seconds after which a batch that does not come is given to another producer."""
+    cache_codes: bool = True
+    """Keep DVAE codes in RUN/cache: from the second epoch on, only conditioning clips are
+    decoded."""
+
+
+class Transport(Section):
+    """The wire between producers and trainer."""
+
+    high_water_mark: Positive | None = None
+    """Most batches that exist between producers and step. null: max(8, 2 x producers)."""
+    min_ready: int = Field(1, ge=0)
+    """Batches that wait before step 1."""
+    bind: str = "ipc"
+    """Where the trainer listens: ipc or ipc:///path for this machine, tcp://address:port for
+    others, too."""
+    mel_dtype: Literal["float16", "float32"] = "float16"
+    """Of mels on the wire."""
+    memory_budget_mb: Positive = 4096
+    """A window of batches that could take more is refused."""
+    data_timeout_s: float = Field(120.0, gt=0)
+    """Seconds without a batch after which the trainer gives up."""
+
+
+class Threads(Section):
+    """TensorFlow's CPU threads.
+
+    They change the bits, so they are fixed when the run is created; 0: decided then.
+    """
+
+    trainer_intra: int = Field(0, ge=0)
+    """Threads within an operation of the trainer. 0: decided when the run is created."""
+    trainer_inter: int = Field(0, ge=0)
+    """Operations of the trainer side by side. 0: decided when the run is created."""
+    producer_intra: int = Field(0, ge=0)
+    """Threads within an operation of a producer. 0: decided when the run is created."""
+    producer_inter: int = Field(0, ge=0)
+    """Operations of a producer side by side. 0: decided when the run is created."""
+
+
+# A name, or a folder of the user's.
+Recogniser = Annotated[
+    str, AfterValidator(lambda n: n if n == SPHINX else str(Path(n).expanduser().absolute()))
+]
+
+
+class SampleText(Section):
+    """A sentence of the user's own.
+
+    `texts: [a, {text: b, language: fa, reference: clip.wav}]` may mix both forms.
+    """
+
+    text: str
+    """What is said."""
+    language: str | None = None
+    """null: data.language."""
+    reference: ClipPath | None = None
+    """A recording of the voice. null: the next of samples.references."""
+
+
+class Samples(Section):
+    """What is made to be listened to while the GPT trains (trainer/previews/sampler.py) and at the
+    run's end (trainer/finale.py).
+    """
+
+    every: int | None = Field(None, ge=0)
+    """Steps between samples, which are of checkpoints. null: train.save_every. 0: at the end
+    alone."""
+    count: int = Field(4, ge=0)
+    """Utterances of the evaluation set, each in its speaker's own voice."""
+    judged: int = Field(32, ge=0)
+    """Utterances whose loss is told by language and speaker."""
+    recogniser: Recogniser | None = None
+    """Who listens to the samples: pocketsphinx (English), or a folder with a faster-whisper model.
+    null: nobody."""
+    texts: Annotated[list[SampleText], list_of("text")] = Field(default_factory=list)
+    """Sentences of your own that are said besides."""
+    references: list[ClipPath] = Field(default_factory=list)
+    """Voices of samples.texts, in turn. Empty: utterances of the evaluation set."""
+    device: Word | None = None
+    """Of the process that makes them, as data_gpu. null: the producers' GPU, or the CPU where that
+    is the trainer's."""

@@ -1,0 +1,28 @@
+"""Clips as a page can hold them: a few seconds of MP3 in the text of a link."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import soundfile
+
+from common.audio.errors import DecodeError
+from producer.batches.decode import SAMPLE_RATE, decode
+
+MOST_S = 20.0  # of a clip
+
+
+def as_link(path: Path) -> tuple[str, str]:
+    """(a `data:` link to the clip's sound, mono at 22 050 Hz; why there is none).
+
+    One of them is empty. The sound is as training hears it.
+    """
+    try:
+        wave = decode(path)
+    except DecodeError as e:
+        return "", e.reason
+    held = io.BytesIO()
+    soundfile.write(held, wave[: round(MOST_S * SAMPLE_RATE)], SAMPLE_RATE, format="MP3")
+    return "data:audio/mpeg;base64," + base64.b64encode(held.getvalue()).decode(), ""

@@ -1,0 +1,84 @@
+"""What the commands share that go through a folder of recordings: which there are, how far the work
+is, and what of it is done already.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from common.audio.reading import mono, open_audio, read
+from common.system.errors import BadInput
+from common.system.files import write_atomically
+from producer.corpus.readers.paths import has_audio_suffix
+
+BLOCK_S = 20.0
+
+
+def recordings(folder: Path) -> list[Path]:
+    """The recordings of a folder, and of those in it. BadInput: there are none."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder")
+    found = sorted(p for p in folder.rglob("*") if has_audio_suffix(p.name) and p.is_file())
+    if not found:
+        raise BadInput(f"{folder}: no recordings (.wav, .flac, .mp3, .m4a and others) in it")
+    return found
+
+
+def blocks(path: Path) -> Iterator[tuple[np.ndarray, int]]:
+    """(float32[n] mono, its rate) of 20 s at a time. DecodeError: it cannot be read."""
+    with open_audio(path) as f:
+        size = round(BLOCK_S * f.samplerate)
+        for at in range(0, f.frames, size):
+            yield mono(read(f, path, 0, min(size, f.frames - at))), f.samplerate
+
+
+def stamp(path: Path) -> list:
+    """What changes with a file: its size and mtime."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def parse(path: Path) -> object:
+    """What is in a file of JSON. OSError, ValueError: there is none."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def load(path: Path, key: dict) -> dict | None:
+    """What an earlier call left at `path` for the same `key`; None: nothing, or other work."""
+    try:
+        found = parse(path)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("key") == key else None
+
+
+def save(path: Path, found: dict) -> None:
+    """Write a result where `load` finds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found, ensure_ascii=False, indent=1))
+
+
+@contextmanager
+def bar(what: str, total: float) -> Iterator[Progress]:
+    """A bar on stderr where that is a terminal; its one task counts recordings."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        TextColumn("{task.fields[name]}"),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, disable=not sys.stderr.isatty(), transient=True
+    ) as shown:
+        shown.add_task(what, total=total, name="")
+        yield shown

@@ -1,0 +1,86 @@
+"""The local socket of a run: at any path, over what lies there already, and gone at the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from common.launcher import ownership
+from common.system.errors import BadInput
+from common.system.lifecycle import Stop
+from common.transport.address import ChannelError
+from common.transport.links import RouterLink
+from producer.__main__ import client_keys
+from tests.support.arithmetic_runs import arithmetic_run
+from trainer.__main__ import _bind
+
+
+@pytest.fixture
+def folder():
+    """A folder whose path is short enough for a socket's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+def left_behind(path: Path) -> None:
+    """The socket of a process that was killed."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(str(path))
+
+
+def test_s4_s13_a_path_of_ones_own_needs_no_keys_and_is_gone_at_the_end(folder, tmp_path):
+    path = folder / "x.sock"
+    address = f"ipc://{path}"
+    ownership.check_bind(address)
+    run = arithmetic_run(tmp_path, 12, transport__bind=address)
+    server = _bind(run)
+    try:
+        assert server.endpoint == address
+        assert server.public_key is None
+        assert client_keys(run, None, Stop()) is None
+        with pytest.raises(BadInput, match="a trainer of this run is alive"):
+            ownership.check_bind(address)
+    finally:
+        server.close(drain_s=0.0)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link"])
+def test_s3_what_is_no_socket_is_not_destroyed(folder, kind):
+    path, target = folder / "f", folder / "target"
+    target.write_text("precious")
+    make = {
+        "file": lambda: path.write_text("precious"),
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(target),
+    }
+    make[kind]()
+    before = os.lstat(path)
+    with pytest.raises(BadInput, match="transport.bind: .*exists and is no socket"):
+        ownership.check_bind(f"ipc://{path}")
+    with pytest.raises(ChannelError, match="exists and is no socket"):
+        RouterLink(f"ipc://{path}", window=4)
+    assert (os.lstat(path).st_ino, os.lstat(path).st_mode) == (before.st_ino, before.st_mode)
+    assert target.read_text() == "precious"
+
+
+def test_s3_a_socket_of_nobody_is_taken_over_and_that_of_another_stays(folder):
+    path = folder / "x.sock"
+    left_behind(path)
+    ownership.check_bind(f"ipc://{path}")
+    link = RouterLink(f"ipc://{path}", window=4)
+    path.unlink()
+    left_behind(path)  # another's by now
+    link.close()
+    assert stat.S_ISSOCK(os.lstat(path).st_mode)
+
+
+def test_s3_a_folder_that_is_not_there_is_named(folder):
+    with pytest.raises(ChannelError, match=r"ipc://.*/none/x.sock: cannot listen there"):
+        RouterLink(f"ipc://{folder}/none/x.sock", window=4)

@@ -1,0 +1,161 @@
+"""What a page says in words: the settings that differ from the defaults, the corpus in ten lines,
+where the run stands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from common.data.manifest import EVAL, Manifest
+from common.run.folder import RunFolder
+from common.run.settings import Config
+from common.system import status
+from trainer.report.pictures import Curve, Panel
+from trainer.report.summary import History
+
+SHOWN = 6  # languages or speakers in a line; the rest is counted
+RATE = 22050  # of `num_samples`
+# Evaluation figures by language ("eval_audio_fa", "eval_audio/fa"), and those of spoken samples.
+_BY_LANGUAGE = "eval_audio"
+_QUALITY = {"cer": "character error rate", "wer": "word error rate", "similarity": "similarity"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that is not as it is by default."""
+
+    key: str
+    value: str
+    default: str
+
+
+def changed_settings(config: Config) -> list[Setting]:
+    """Every setting that differs from the default, in the tree's order."""
+    before = dict(flat(Config().model_dump()))
+    return [
+        Setting(key, shown(value), shown(before.get(key)))
+        for key, value in flat(config.model_dump())
+        if value != before.get(key)
+    ]
+
+
+def flat(tree: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    """(dotted key, value) of a tree's leaves; lists are leaves."""
+    out = []
+    for key, value in tree.items():
+        if isinstance(value, BaseModel):
+            value = value.model_dump()
+        if isinstance(value, dict) and value:
+            out += flat(value, f"{prefix}{key}.")
+        else:
+            out.append((f"{prefix}{key}", value))
+    return out
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a file of settings has it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(shown, value)) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{k}: {shown(v)}" for k, v in value.items() if v not in (None, {})) or "{}"
+    return str(value)
+
+
+def corpus_lines(manifest: Manifest) -> list[tuple[str, str]]:
+    """The corpus as (what, how much), at most ten of them."""
+    c = manifest.columns()
+    seconds = c["num_samples"] / RATE
+    held_out = int((c["split"] == EVAL).sum())
+    rejects = Counter(r.kind for r in manifest.rejects())
+    lines = [
+        ("recordings", f"{len(manifest)}, {_hours(seconds.sum())}"),
+        ("held out for evaluation", f"{held_out}"),
+        ("length", _quantiles(seconds, "s")),
+        ("text tokens", _quantiles(np.asarray(c["num_tokens"]), "")),
+        ("languages", _shares(manifest.languages, c["language"], seconds)),
+        ("speakers", _shares(manifest.speakers, c["speaker"], seconds)),
+        ("left out", ", ".join(f"{k}: {n}" for k, n in rejects.most_common(SHOWN)) or "nothing"),
+    ]
+    lines += [("scan warns", str(w)) for w in manifest.meta.get("warnings", [])[:3]]
+    return lines
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+
+
+def _quantiles(values: np.ndarray, unit: str) -> str:
+    if not len(values):
+        return "none"
+    low, middle, high = np.percentile(values, [0, 50, 100])
+    return f"{low:.3g} to {high:.3g} {unit}, half of them below {middle:.3g} {unit}".replace(
+        " ,", ","
+    ).strip()
+
+
+def _shares(names: list[str], of: np.ndarray, seconds: np.ndarray) -> str:
+    total = np.bincount(of, weights=seconds, minlength=len(names))
+    order = [int(i) for i in np.argsort(-total) if total[i] > 0]
+    text = ", ".join(f"{names[i]} {_hours(total[i])}" for i in order[:SHOWN])
+    return text + (f" and {len(order) - SHOWN} more" if len(order) > SHOWN else "")
+
+
+def speed_panels(title: str, history: History) -> list[Panel]:
+    """Learning rate, gradient norm, milliseconds per step and the share spent waiting for data."""
+    steps, step_ms = history.series("step_ms")
+    waited = history.series("wait_ms")[1]
+    share = [100 * w / ms if ms else 0.0 for w, ms in zip(waited, step_ms, strict=True)]
+    panels = [
+        ("learning rate", "learning rate", "learning_rate"),
+        ("gradient norm", "before clipping", "grad_norm"),
+    ]
+    return [
+        *(
+            Panel(f"{title}: {name}", [Curve("training", *history.series(key), rough=True)], unit)
+            for name, unit, key in panels
+        ),
+        Panel(f"{title}: time of a step", [Curve("step", steps, step_ms, rough=True)], "ms"),
+        Panel(
+            f"{title}: waiting for data",
+            [Curve("share of the step", steps, share, rough=True)],
+            "% of the step's time",
+        ),
+    ]
+
+
+def quality_panels(title: str, history: History) -> list[Panel]:
+    """Whatever the evaluations measured by language, and of samples: a panel each, if there."""
+    names = sorted({k for line in history.evaluations for k in line})
+    languages = [n for n in names if n.startswith(_BY_LANGUAGE) and n != _BY_LANGUAGE]
+    panels = []
+    if languages:
+        curves = [
+            Curve(n[len(_BY_LANGUAGE) + 1 :], *history.series(n, evaluated=True)) for n in languages
+        ]
+        panels.append(Panel(f"{title}: audio codes by language", curves, "nats per code"))
+    for kind, words in _QUALITY.items():
+        of = [n for n in names if kind in n.replace("/", "_").split("_")]
+        if of:
+            curves = [Curve(n.removeprefix("eval_"), *history.series(n, True)) for n in of]
+            panels.append(Panel(f"{title}: {words}", curves, words))
+    return panels
+
+
+def stands(run: RunFolder) -> str:
+    """How far the run has come, in a few words."""
+    s = status.read(run.path, "trainer")
+    if s is None:
+        return "no process has reported yet"
+    done = f"{s.stage_name} step {s.step}" + (f" of {s.max_steps}" if s.max_steps else "")
+    if s.alive:
+        return f"{s.phase}, {done}"
+    return f"{'done' if s.phase == status.DONE or s.exit_code == 0 else 'stopped'}, {done}"
