@@ -67,6 +67,8 @@ class LeaseServer:
     Raises ChannelError when the address cannot be had.
     """
 
+    clock = staticmethod(time.monotonic)  # of the leases
+
     def __init__(
         self,
         bind: str,
@@ -83,7 +85,7 @@ class LeaseServer:
             raise ChannelError(f"window {window}: at least one batch must be allowed")
         self._run = wire.check_run_id(run_id)
         self._changed = threading.Condition()  # guards the book
-        self._book = LeaseBook(window, rules=rules, clock=time.monotonic, on_event=on_event)
+        self._book = LeaseBook(window, rules=rules, clock=self.clock, on_event=on_event)
         self._stopping, self._closing_until = False, None
         self._error: BaseException | None = None
         self._questions: deque[float] = deque()

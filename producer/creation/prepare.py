@@ -84,15 +84,7 @@ def prepare_run(
         if existing is None
         else resumed(config, existing, on_cpu, cores)
     )
-    aside = folder / ".new"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-    except OSError as e:
-        raise BadInput(
-            f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
-        ) from e
+    aside = _aside(folder)
     try:
         with room.needed(folder):
             identity = _make(config, aside, existing, start, out)
@@ -104,34 +96,56 @@ def prepare_run(
                 _move_in(config, aside, folder, identity)
             out(f"created {folder}")
         else:
-            for setting in without_effect(existing, config):
-                out(f"warning: no effect on this run: {setting}")
-            lost = compare(identity, existing, config, aside / "manifest.sqlite")
-            mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
-            if lost:
-                out(
-                    f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
-                    f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
-                    " aside when their turn comes. To train on them, restore the files and start"
-                    " again"
-                )
-            for line in (
-                *changes(existing.config, config),
-                *moved_schedule(existing.config, config),
-            ):
-                out(f"changed: {line}")
-            # Of the same corpus, wherever it lies now.
-            scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
-            with room.needed(folder):
-                mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
-            for line in mend.told(existing, mended):
-                out(line)
-            out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
+            _resume(config, aside, existing, identity, out)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     if existing is not None and "manifest" in vars(existing):
         existing.manifest.close()
     return RunFolder(folder)
+
+
+def _aside(folder: Path) -> Path:
+    """An empty folder within the run's. BadInput: it cannot be made."""
+    aside = folder / ".new"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+    except OSError as e:
+        raise BadInput(
+            f"cannot write to the run folder {folder}: {e.strerror}; choose another run= folder"
+        ) from e
+    return aside
+
+
+def _resume(
+    config: Config, aside: Path, existing: RunFolder, identity: dict, out: Callable[[str], None]
+) -> None:
+    """Take over what may have changed since the run was created. BadInput: it is another run."""
+    folder = config.run_dir
+    for setting in without_effect(existing, config):
+        out(f"warning: no effect on this run: {setting}")
+    lost = compare(identity, existing, config, aside / "manifest.sqlite")
+    mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
+    if lost:
+        out(
+            f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
+            f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
+            " aside when their turn comes. To train on them, restore the files and start"
+            " again"
+        )
+    for line in (
+        *changes(existing.config, config),
+        *moved_schedule(existing.config, config),
+    ):
+        out(f"changed: {line}")
+    # Of the same corpus, wherever it lies now.
+    scanned = ("rejects.tsv",) if lost else ("manifest.sqlite", "rejects.tsv")
+    with room.needed(folder):
+        mend.move_in(existing, config, aside, dict.fromkeys([*scanned, *mended]))
+    for line in mend.told(existing, mended):
+        out(line)
+    out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
 
 
 def _check_no_history(folder: Path) -> None:
@@ -244,30 +258,16 @@ def _make(
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)
     stats = _mel_stats(config, manifest, existing, dims, begun)
     save_file({"mel_stats": stats}, aside / "mel_stats.safetensors")
-    dvae = (
-        Path(config.model.dvae)
-        if config.model.dvae
-        else None
-        if begun is None
-        else begun / "dvae.safetensors"
-    )
-    if dvae is not None:
-        (aside / "dvae").mkdir()
-        shutil.copyfile(
-            dvae,
-            aside / "dvae" / ("first.safetensors" if config.dvae.tune else "model.safetensors"),
-        )
+    dvae = _copy_dvae(config, aside, begun)
     digests = {
         s.name: plans.write(config, aside / "plan" / s.name, s, manifest, dims)
         for s in stages_of(config.model.size)
     }
     plans.check_memory(config, aside, dims)
-    for line in plans.lines(config, aside, manifest, dims):
+    for line in (*plans.lines(config, aside, manifest, dims), *result.report.lines()):
         out(line)
     manifest.close()
     write_rejects(result.report.rejects, aside / "rejects.tsv")
-    for line in result.report.lines():
-        out(line)
     return {
         "format": 1,
         "run_id": existing.run_id if existing is not None else os.urandom(16).hex(),
@@ -290,6 +290,20 @@ def _make(
         "trains_dvae": dvae is None or config.dvae.tune,
         "dvae": None if dvae is None else file_digest(dvae),
     }
+
+
+def _copy_dvae(config: Config, aside: Path, begun: Path | None) -> Path | None:
+    """Copy the given DVAE, if there is one; where it came from."""
+    if config.model.dvae:
+        dvae = Path(config.model.dvae)
+    elif begun is not None:
+        dvae = begun / "dvae.safetensors"
+    else:
+        return None
+    (aside / "dvae").mkdir()
+    name = "first.safetensors" if config.dvae.tune else "model.safetensors"
+    shutil.copyfile(dvae, aside / "dvae" / name)
+    return dvae
 
 
 def make_vocabulary(

@@ -475,7 +475,10 @@ def test_commands(files, tmp_path, monkeypatch, capsys):
     for args, message in (
         (["import-coqui", "--model", "none.pth", "--out", "x"], "cannot read none.pth"),
         (["import-coqui", "--model", "new/model.pth"], "--out"),
-        (["import-coqui", "--model", "new/model.pth", "--out", "x", "seed=3"], "flags only"),
+        (
+            ["import-coqui", "--model", "new/model.pth", "--out", "x", "seed=3"],
+            "unrecognized arguments",
+        ),
         (["export-coqui", "--out", "x.pth"], "--run RUN and --weights FOLDER"),
         (["export-coqui", "--run", "none", "--out", "x.pth"], "not a run folder"),
         (

@@ -218,7 +218,7 @@ def test_the_clips_of_a_recording_are_a_corpus(tmp_path, scanned):
     ("flags", "said"),
     [
         ((), "has x.srt"), (("--out", "{}/clips"), "lies in"), (("--max-seconds", "0"), "positive"),
-        (("seed=3",), "no settings"),
+        (("seed=3",), "unrecognized arguments"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split_is_said(tmp_path, capsys, flags, said):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from common.data.manifest import EVAL, Manifest
+from common.data.manifest import EVAL
+from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.run import settings
 from common.xtts.dims import SIZES
 from trainer.report.tensorboard import wav_bytes
@@ -48,11 +49,11 @@ def put_samples(folder, infos):
 
 
 def put_utterance(w, root, i):
-    w.add_utterance(
+    w.add_utterance(NewUtterance(
         source=root, path=f"{i}.wav", name=str(i), text="t", clean="t", tokens=[1, 2],
         language="en" if i < 2 else "fa", speaker="s", num_samples=60 * RATE, source_rate=RATE,
         source_frames=60 * RATE, size=1, split=EVAL if i < 2 else 0,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def lines(path, *records):
@@ -71,7 +72,7 @@ def page_run(tmp_path):
     settings.dump(settings.resolve(settings.parse(tree), True, 2), path / "config.yaml")
     identity = {"run_id": "ab", "dims": SIZES["tiny"].to_dict(), "trains_dvae": True}
     (path / "identity.json").write_text(json.dumps(identity))
-    with Manifest.create(path / "manifest.sqlite") as w:
+    with ManifestWriter(path / "manifest.sqlite") as w:
         put_utterance(w, w.add_source(path), 0)
     speed = {"epoch": 0, "rows": 8, "step_ms": 100.0, "wait_ms": 10.0, "learning_rate": 1e-3}
     steps = [{"time": s, "step": s, "loss": 2.0, "grad_norm": 1.0, **speed} for s in range(1, 21)]

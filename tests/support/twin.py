@@ -25,7 +25,7 @@ from common.transport import messages, wire
 from common.transport.client import Endpoint, Lease, LeaseClient, Stop, Welcome
 from common.transport.lease_records import Rules
 from common.transport.links import decoded
-from common.transport.server import LeaseServer, Stopped
+from common.transport.server import LeaseServer, StopAsked
 from tests.support import channels as cb
 
 TICK_S, DATA_S = 0.05, 300.0
@@ -234,13 +234,13 @@ class Twin:
     def _start_trainer(self) -> None:
         self.generation += 1
         self.server_end = ServerEnd(self, f"twin-{self.generation}")
-        self.server = LeaseServer(
+        turned = type("TurnedServer", (LeaseServer,), {"clock": staticmethod(lambda: self.now)})
+        self.server = turned(
             "",
             cb.RUN,
             cb.WINDOW,
             rules=RULES,
             link=self.server_end,
-            clock=lambda: self.now,
             on_event=self.log,
         )
         first = self.checkpoint["next_g"]
@@ -355,7 +355,7 @@ class Twin:
         while len(self.fetched) < AHEAD:
             try:
                 delivery = self.server.next(DATA_S, should_stop=lambda: True)
-            except Stopped:
+            except StopAsked:
                 break
             if delivery is None:
                 break

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 
 from common.data.manifest import Manifest
+from common.data.manifest_writer import ManifestWriter
 from common.run import settings
 from common.system.errors import BadInput
 from tests.support import page_runs
@@ -204,7 +205,7 @@ def test_settings_that_differ():
 
 
 def test_the_corpus_in_ten_lines(tmp_path):
-    with Manifest.create(tmp_path / "m.sqlite") as w:
+    with ManifestWriter(tmp_path / "m.sqlite") as w:
         root = w.add_source(tmp_path)
         for i in range(10):
             put_utterance(w, root, i)

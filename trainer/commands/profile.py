@@ -179,6 +179,7 @@ def without_evaluation(run: RunFolder) -> None:
             sampling="fixed",
             buckets=plan.buckets,
         )
+    Proof(run.path, run.identity).write()
 
 
 def read(folder: Path) -> dict:
