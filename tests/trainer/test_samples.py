@@ -32,7 +32,8 @@ from tests.support.coqui_files import (
 )
 from tests.support.corpora import make_corpus, sentence, sine, write_wav
 from trainer.previews import samples
-from trainer.previews.samples import SampleMaker, _file_name, choose
+from trainer.previews.samples import SampleMaker
+from trainer.previews.script import _file_name, choose
 from trainer.report.pictures import Png
 
 
