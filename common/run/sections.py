@@ -34,6 +34,9 @@ class Source(Section):
     """Of rows that name none. null: the folder's name."""
     columns: Columns = Field(default_factory=dict)
     """As data.columns, of this source alone."""
+    share: float | None = Field(None, gt=0, lt=1)
+    """Share of the trained rows that come from it, with batching.sampling=balanced. null: what
+    those with a share leave."""
 
 
 Sources = Annotated[list[Source], list_of("path")]
@@ -122,7 +125,10 @@ class Batching(Section):
     positions_per_batch: Positive | None = None
     """A budget of positions instead of a fixed batch size. null: batching.batch_size holds."""
     sampling: Literal["epoch", "balanced"] = "epoch"
-    """epoch: every utterance once an epoch. balanced: every language equally often."""
+    """epoch: every utterance once an epoch. balanced: every language equally often, or as weights
+    and the shares of data.train say."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Language to how often it comes with sampling=balanced, beside 1 of those not named."""
     prompt: Literal["own", "speaker"] = "own"
     """Conditioning clips are cut from the utterance itself, or from another of its speaker's."""
     mask_prompt: bool | Literal["last_row"] = True
