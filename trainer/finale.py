@@ -24,7 +24,7 @@ from trainer.stages import Stage, files_of
 log = logging.getLogger(__name__)
 
 FINISHED, PATIENCE, STOPPED = "finished", "patience", "stopped"  # how a run may have ended
-_STOP_S, _SPARE_S = 6.0, 0.5  # a stop stays quick
+_STOP_S, _SPARE_S = 10.0, 0.5  # a stop stays quick
 _LEFT = ("samples/", "summary.json", "curves.png")
 
 
@@ -116,11 +116,11 @@ def leave_summary(run: RunFolder, status: StatusFile, stop: Stop) -> None:
     """
     status.update(phase=SAVING, message="the summary")  # the supervisor waits for this phase
     with stop.saving():
-        left_s = stop.remaining_s()
-        limit_s = _STOP_S if left_s is None else min(_STOP_S, left_s - _SPARE_S)
         done: list[str] = []
         work = threading.Thread(target=_leave, args=(run, done), name="summary", daemon=True)
         work.start()
+        left_s = stop.remaining_s()
+        limit_s = _STOP_S if left_s is None else min(_STOP_S, left_s - _SPARE_S)
         work.join(max(0.0, limit_s))
         if work.is_alive():
             missing = ", ".join(n for n in _LEFT if n not in done)

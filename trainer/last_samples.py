@@ -88,23 +88,23 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
     from trainer.previews.judge import judge_checkpoint
     from trainer.previews.samples import maker_of
 
-    began = time.perf_counter()
     dvae = Dvae(run.dims.dvae)
     weights.load_state_dict(dvae, load_file(run.dvae_weights))
-    folder = run.path / "samples"
+    folder, beside = run.path / "samples", run.path / "samples" / f"step-{last:08d}"
     events = EventWriter(run.samples_events)
     try:
         maker = maker_of(run, stage.step.model, dvae)
 
-        def make(step: int, to: Path) -> int:
-            aside = folder / f".tmp-last-{step}"
+        def make(step: int, to: Path) -> bool:
+            began, aside = time.perf_counter(), folder / f".tmp-last-{step}"
             num = len(maker.make(aside, step, events))
             judge_checkpoint(run, maker.judge, step, events)
             _move(aside, to)
-            return num
+            log.info("%d samples of step %d, %.1f s", num, step, time.perf_counter() - began)
+            return num > 0
 
         # By its own samples, the last may turn out to be the best.
-        num = make(last, beside := folder / f"step-{last:08d}")
+        made = make(last, beside)
         wait_for_sampler(run, last, asked)
         best = best_of(run)
         if best is not None and best != last:
@@ -114,14 +114,13 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
                 log.warning("samples/ is of the last step, %d, not of the best: %s", last, e)
             else:
                 weights.load_state_dict(stage.step.model, state)
-                num = make(best, folder)
+                made = make(best, folder)
                 log.info("samples/ is of step %d, the best; %s is of the last", best, beside.name)
-                return best
+                return best if made else None
         _move(beside, folder)
+        return last if made else None
     finally:
         events.close()
-        log.info("%d samples in %s, %.1f s", num, folder, time.perf_counter() - began)
-    return last if num else None
 
 
 def wait_for_sampler(run: RunFolder, last: int, asked: Callable[[], bool]) -> None:
