@@ -10,8 +10,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from common.gpu.faults import in_words
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
@@ -26,6 +28,7 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
 from trainer.finale import finish, leave_summary
+from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
 
@@ -72,7 +75,8 @@ def main(stop: Stop) -> None:
                     )
                     continue
                 try:
-                    stage = train_stage(run, name, server, status, stop)
+                    with _device_in_words(status, stages.files_of(run, name).checkpoints):
+                        stage = train_stage(run, name, server, status, stop)
                 except Stopped:
                     if stop.cause == "stop" and profile.free_steps() is None:
                         leave_summary(run, status, stop)
@@ -89,6 +93,20 @@ def main(stop: Stop) -> None:
         server.close(drain_s=3.0)
     finally:
         held.release()
+
+
+def _device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
+    """A GPU that is lost, or full, ends the stage with one line."""
+
+    def at() -> str:
+        s = status.value
+        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
+
+    def saved() -> str:
+        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
+        return f"; the same command goes on from step {step}, the newest saved"
+
+    return in_words(lambda: status.value.device, at, saved)
 
 
 def prove(run: RunFolder) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.system.documents import read_json
-from common.system.errors import RunError
+from common.system.errors import RunError, disk_refuses
 from common.system.files import write_atomically
 from common.system.lifecycle import Stop
 from common.system.status import SAVING, SPEAKING_LAST, SUMMING_UP, StatusFile
@@ -101,11 +101,12 @@ def _last_samples(
         last_samples.leave_spoken(run)
     # What lacks a package, or memory, must not begin a finished run's trainer anew.
     except Exception as e:  # the edge of a finished run
-        log.exception(
-            "no samples: %s: %s; `launch.py synthesize --run %s` speaks later",
-            type(e).__name__,
-            e,
+        refusal = disk_refuses(e)
+        log.error(
+            "no samples: %s; `launch.py synthesize --run %s` speaks later",
+            refusal or f"{type(e).__name__}: {e}",
             run.path,
+            exc_info=None if refusal else e,
         )
     return None
 

@@ -40,7 +40,7 @@ from common.launcher.child import (
     reap_strays,
     rotate,
 )
-from common.system import lock, status
+from common.system import cgroup, lock, status
 from common.system.errors import BAD_INPUT, FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED
 from common.system.lifecycle import REPLACE_S
 
@@ -116,6 +116,7 @@ class Supervisor:
         self._done_at: float | None = None
         self._parent_fd = -1
         self._rotated_at = clock()
+        self._oom_kills = cgroup.oom_kills()
 
     def run(self) -> int:
         """Until the program ends. Returns launch.py's exit code; every process is gone then."""
@@ -338,7 +339,7 @@ class Supervisor:
 
     def _failed(self, child: Child, code: int, pid: int) -> None:
         """Restart, give the process up, or end the program."""
-        what = f"{child.spec.name} {explain(code)}"
+        what = f"{child.spec.name} {explain(code)}{self._for_memory(code)}"
         if code == BAD_INPUT:
             return self._give_up(child, what, BAD_INPUT)
         if code == HOPELESS:
@@ -362,6 +363,15 @@ class Supervisor:
             f"{what}; restart {child.failures} of {child.spec.restarts} in {delay:.0f} s"
         )
         return None
+
+    def _for_memory(self, code: int) -> str:
+        """Why the kernel killed a process, where it was for memory."""
+        before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
+        if code != -signal.SIGKILL or self._oom_kills == before:
+            return ""
+        limit = cgroup.memory_limit()
+        most = f" of {limit / 1e6:.0f} MB" if limit else ""
+        return f" by the kernel: this container's or job's memory{most} is used up"
 
     def _came_further(self, child: Child, pid: int) -> bool:
         s = status.read(self._program.run_dir, child.spec.name)

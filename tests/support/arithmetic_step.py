@@ -3,7 +3,8 @@ checkpoints can be put through hundreds of crashes in seconds. The state depends
 the order of the batches, on how they are grouped, and on the seeds.
 
 `ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills
-at random points.
+at random points. `ARITHMETIC_FAULT` names a file `UPDATE TEXT`: the update fails, as on a GPU that
+does; the file is gone then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from trainer.step.contract import StepOptions
 
 _PRIME = 2**31 - 1
 STEP_MS = "ARITHMETIC_STEP_MS"
+FAULT = "ARITHMETIC_FAULT"
 
 
 def make(run: RunFolder, schedule: Schedule) -> tuple[ArithmeticStep, HostCopy]:
@@ -73,6 +76,7 @@ class ArithmeticStep:
 
     def apply(self) -> dict:
         """Update from the group."""
+        _fail_at(self.t + 1)
         self.moment = (self.moment * 3 + self._group) % _PRIME
         self.weights = (self.weights * 31 + self.moment) % _PRIME
         self.t += 1
@@ -129,3 +133,13 @@ class ArithmeticStep:
         self.moment = state["optimizer"]["moment"].copy()
         self.t = int(state["optimizer"]["t"])
         self._group, self._count = np.zeros(8, np.int64), 0
+
+
+def _fail_at(update: int) -> None:
+    file = Path(os.environ.get(FAULT, os.devnull))
+    if not file.is_file():
+        return
+    due, text = file.read_text().split(" ", 1)
+    if update == int(due):
+        file.unlink()
+        raise RuntimeError(text)

@@ -2,8 +2,12 @@
 when a run ends by itself.
 """
 
+import importlib.util
 import json
 import math
+import sys
+import types
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import numpy as np
@@ -178,7 +182,7 @@ def test_a_recogniser_that_is_not_installed_is_named(monkeypatch):
         recognise.check("pocketsphinx")
 
 
-def test_patience_ends_a_run_at_the_best_and_that_many_evaluations(tmp_path, monkeypatch):
+def test_patience_ends_a_run_at_the_best_and_that_many_evaluations(tmp_path, monkeypatch, caplog):
     """Scores fall until step 15 and rise then: best + 3 evaluations of 5 steps is step 30."""
     run = arithmetic_run(
         tmp_path,
@@ -204,9 +208,11 @@ def test_patience_ends_a_run_at_the_best_and_that_many_evaluations(tmp_path, mon
     state = loop_runs.newest(run)
     assert (state["step"], state["best_step"], state["position"]["since_best"]) == (30, 15, 3)
     before = len(steps)
+    saved = loop_runs.newest(run)
     loop_runs.train(run)  # again: nothing is left
     assert len(steps) == before
-    assert loop_runs.newest(run)["step"] == 30
+    assert loop_runs.newest(run) == saved
+    assert "is at step 30, where train.patience=3 ended it: nothing is left" in caplog.text
 
 
 def test_curves_and_lines_of_judgements():
@@ -234,3 +240,72 @@ def test_curves_and_lines_of_judgements():
         ("character error rate", "50.0 % (recordings 10.0 %, step 20 70.0 %)"),
     ]
     json.dumps(judged)
+
+
+# -- recognisers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whisper(monkeypatch):
+    """A stand-in for faster-whisper: hears "<language> <seconds>" in two parts."""
+    made = []
+
+    class WhisperModel:
+        supported_languages = ("en", "fa")
+
+        def __init__(self, folder, **options):
+            made.append((folder, options))
+
+        def transcribe(self, wav, **options):
+            assert wav.dtype == np.float32
+            assert not options["condition_on_previous_text"]
+            seconds = f" {len(wav) / recognise.RATE:.1f} "
+            parts = (SimpleNamespace(text=t) for t in (f" {options['language']}", seconds))
+            return parts, SimpleNamespace()
+
+    module = types.ModuleType("faster_whisper")
+    module.WhisperModel, module.__spec__ = WhisperModel, ModuleSpec("faster_whisper", None)
+    monkeypatch.setitem(sys.modules, "faster_whisper", module)
+    return made
+
+
+def test_faster_whisper_listens_with_a_model_in_a_folder(tmp_path, whisper):
+    (tmp_path / "model.bin").write_bytes(b"")
+    listen = recognise.recogniser(str(tmp_path))
+    assert whisper == [(str(tmp_path), {"device": "cpu", "local_files_only": True})]
+    wav = np.full(22050, 0.1, np.float32)  # 1 s, and a quarter of silence at either end
+    assert listen(wav, 22050, "fa") == "fa 1.5"
+    assert listen(wav, 22050, "xx") is None  # the model does not know it
+
+
+def test_a_folder_without_a_model_is_refused_before_anything_is_loaded(tmp_path, whisper):
+    says = "neither pocketsphinx nor a folder with a faster-whisper model"
+    with pytest.raises(BadInput, match=says):
+        recognise.recogniser(str(tmp_path))
+    assert whisper == []
+
+
+def test_faster_whisper_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "model.bin").write_bytes(b"")
+    found = importlib.util.find_spec
+    lacking = lambda name: None if name == "faster_whisper" else found(name)  # noqa: E731
+    monkeypatch.setattr(recognise.importlib.util, "find_spec", lacking)
+    with pytest.raises(BadInput, match=r"needs faster_whisper: pip install 'xtts-trainer\[whisper"):
+        recognise.check(str(tmp_path))
+
+
+def test_pocketsphinx_knows_english_alone_and_hears_nothing_in_silence():
+    pytest.importorskip("pocketsphinx")
+    listen = recognise.recogniser("pocketsphinx")
+    assert listen(np.zeros(22050, np.float32), 22050, "en") == ""
+    assert listen(np.zeros(22050, np.float32), 22050, "fa") is None
+
+
+def test_rates_against_counts_by_hand():
+    """Of 7 words, one is replaced (w → o), one lost (" four") and one too many (" up")."""
+    said, heard = ["one two three four", "five six seven"], ["one too three", "five six seven up"]
+    found = recognise.rates([*said, "…"], [*heard, "x"], lambda text: text)
+    assert found.wer == pytest.approx(3 / 7)
+    assert found.cer == pytest.approx((1 + 5 + 3) / (18 + 14))
+    with pytest.raises(ValueError, match="no text"):
+        recognise.rates(["…"], ["a"], lambda text: text)

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.run.beginning import BEST
+from common.system.documents import read_json
 from common.system.files import write_atomically
 
 _BETTER_IS_MORE = {"similarity"}
@@ -82,6 +83,6 @@ def best_of(run: Path, by: str) -> Best | None:
 def since_best(run: Path) -> int | None:
     """Judgements since the best one; None: there is no RUN/best.json."""
     try:
-        return json.loads((run / BEST).read_text())["since"]
-    except (OSError, ValueError, KeyError):
+        return int(read_json(run / BEST)["since"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
