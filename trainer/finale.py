@@ -24,7 +24,7 @@ from trainer.stages import Stage, files_of
 log = logging.getLogger(__name__)
 
 FINISHED, PATIENCE, STOPPED = "finished", "patience", "stopped"  # how a run may have ended
-_STOP_S, _SPARE_S = 10.0, 0.5  # a stop stays quick
+_STOP_S, _SPARE_S = 20.0, 0.5  # a stop stays quick
 _LEFT = ("samples/", "summary.json", "curves.png")
 
 
