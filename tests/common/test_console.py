@@ -173,7 +173,8 @@ def test_news_of_a_process_are_shown_and_its_other_lines_are_not(tmp_path):
 
 
 def test_news_have_a_level_of_their_own(caplog):
-    logging.getLogger("x").log(logs.NEWS, "hello")
+    with caplog.at_level("INFO"):
+        logging.getLogger("x").log(logs.NEWS, "hello")
     (record,) = caplog.records
     assert (record.levelname, logging.INFO < record.levelno < logging.WARNING) == ("NEWS", True)
     line = logs.parse("2026-01-31 12:00:00,123 NEWS x: hello")
