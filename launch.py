@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import inspect
 import io
 import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -89,7 +91,7 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
         for i in range(config.producers.count)
     )
     speaks = sampler_specs(config, run_dir, devices.sampler)
-    return Program(run_dir, (trainer, *producers, *speaks))
+    return Program(run_dir, (trainer, *producers, *speaks, *logger_specs(config, run_dir)))
 
 
 def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
@@ -124,6 +126,18 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
             leave_s=60.0,  # at the run's end, to finish what it is at
         ),
     )
+
+
+def logger_specs(config: Config, run_dir: Path) -> Iterator[ProcessSpec]:
+    """A process for each service that curves are sent to. BadInput: its package is not there."""
+    for name in config.loggers:
+        if importlib.util.find_spec(name) is None:
+            raise BadInput(f"loggers: {name} is not installed; pip install 'xtts-trainer[{name}]'")
+        argv = (sys.executable, "-m", "trainer.loggers", "--run", str(run_dir), "--to", name)
+        log = run_dir / "logs" / f"{name}.log"
+        yield ProcessSpec(
+            name, "logger", argv, log, environment(Device("cpu")), optional=True, leave_s=60.0
+        )
 
 
 def page_of(program: Program) -> PageKeeper:

@@ -68,6 +68,7 @@ ARROWS = {
         *("trainer/previews", "trainer/report", "trainer/step", "trainer/history"),
         *("common/gpu", "common/transport", *RUN, *NETWORKS),
     ),
+    "trainer/loggers": ("trainer/previews", *RUN),
     "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
     "trainer/page": (*("trainer/report", "trainer/history", "common/audio", "common/xtts", *RUN),),
     "trainer/report": (

@@ -40,6 +40,7 @@ from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run
 BEST = "best.json"  # of a run whose best checkpoint is not named by the held-out loss
+LIST = f"{FOLDER}/dims.json"  # holds the digests of the other files there
 _WHICH = re.compile(r"(.+)@(best|newest|\d+)")
 _STEP = re.compile(r"step-(\d{8,})")
 _COMING = (

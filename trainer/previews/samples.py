@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from common.run.beginning import FOLDER
 from common.run.folder import RunFolder
 from common.run.recognise import recogniser
 from common.system.files import write_atomically
@@ -264,9 +265,13 @@ def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
     unpadded, through their vocoder."""
     folder = run.pretrained
     try:
+        if folder is None and run.identity.get("weights") is not None:
+            raise CoquiError(f"{run.path / FOLDER} is not there any more")
         if folder is None or read_vocoder_dims(folder) is None:
             return SampleMaker(run, gpt, dvae)
         vocoder = Vocoder.load(folder)
+        if vocoder is None:
+            raise CoquiError(f"{folder} does not hold its vocoder any more")
     except (CoquiError, WeightsError, OSError) as e:
         log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
         vocoder = None
