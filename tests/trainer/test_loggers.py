@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import launch
+from common.launcher import program
 from common.run import settings
 from common.run.folder import RunFolder
 from common.system.errors import BadInput
@@ -113,20 +113,20 @@ def test_a_service_that_fails_is_told_once_and_misses_nothing(tmp_path, caplog):
 
 
 def test_each_named_service_is_a_process_that_the_run_can_do_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: object())
     config = settings.parse({"loggers": ["wandb", "mlflow"]})
-    specs = list(launch.logger_specs(config, tmp_path))
+    specs = list(program.logger_specs(config, tmp_path))
     assert [(s.name, s.optional, s.main) for s in specs] == [
         ("wandb", True, False), ("mlflow", True, False),
     ]  # fmt: skip
     assert specs[0].argv[-4:] == ("--run", str(tmp_path), "--to", "wandb")
-    assert not list(launch.logger_specs(settings.parse({}), tmp_path))
+    assert not list(program.logger_specs(settings.parse({}), tmp_path))
 
 
 def test_a_service_without_its_package_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(program.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"wandb is not installed; pip install 'xtts-trainer\[wandb"):
-        list(launch.logger_specs(settings.parse({"loggers": ["wandb"]}), tmp_path))
+        list(program.logger_specs(settings.parse({"loggers": ["wandb"]}), tmp_path))
     with pytest.raises(BadInput, match="loggers"):
         settings.parse({"loggers": ["tensorbord"]})
 
@@ -135,8 +135,8 @@ def test_no_service_is_imported_by_the_others():
     code = "import sys, trainer.loggers.__main__, launch"
     code += "; print({'wandb', 'mlflow'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=launch.ROOT,
-        env={**os.environ, "PYTHONPATH": str(launch.ROOT)},
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=program.ROOT,
+        env={**os.environ, "PYTHONPATH": str(program.ROOT)},
     )  # fmt: skip
     assert done.stdout.strip() == "set()", done.stderr
 
