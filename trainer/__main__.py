@@ -17,7 +17,7 @@ from common.gpu.faults import in_words
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
-from common.system.errors import BadInput
+from common.system.errors import BadInput, Stopped
 from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
 from common.system.status import StatusFile
@@ -27,7 +27,7 @@ from common.transport.keys import KeyFileError, run_keys
 from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import ahead, profile, stages
-from trainer.finale import finish
+from trainer.finale import finish, leave_summary
 from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
 from trainer.session import train_stage
@@ -74,8 +74,13 @@ def main(stop: Stop) -> None:
                         run.dvae_weights,
                     )
                     continue
-                with _device_in_words(status, stages.files_of(run, name).checkpoints):
-                    stage = train_stage(run, name, server, status, stop)
+                try:
+                    with _device_in_words(status, stages.files_of(run, name).checkpoints):
+                        stage = train_stage(run, name, server, status, stop)
+                except Stopped:
+                    if stop.cause == "stop" and profile.free_steps() is None:
+                        leave_summary(run, status, stop)
+                    raise
                 if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)

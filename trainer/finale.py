@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import logging
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.system.errors import disk_refuses
+from common.system.documents import read_json
+from common.system.errors import RunError, disk_refuses
 from common.system.files import write_atomically
 from common.system.lifecycle import Stop
-from common.system.status import StatusFile
-from trainer.report.tensorboard import EventWriter
-from trainer.stages import Stage
+from common.system.status import SAVING, SPEAKING_LAST, SUMMING_UP, StatusFile
+from trainer import last_samples
+from trainer.history.checkpoint import Checkpoints
+from trainer.report import summary
+from trainer.stages import Stage, files_of
 
 log = logging.getLogger(__name__)
+
+FINISHED, PATIENCE, STOPPED = "finished", "patience", "stopped"  # how a run may have ended
+_STOP_S, _SPARE_S = 20.0, 0.5  # a stop stays quick
+_LEFT = ("samples/", "summary.json", "curves.png")
 
 
 class TargetCounter:
     """Counts the audio targets of an evaluation set as its batches come by, each batch once; their
-    entropy is what a model that knows
-    nothing but how often each code occurs would score."""
+    entropy is what a model that knows nothing but how often each code occurs would score.
+    """
 
     def __init__(self, num_batches: int, num_audio_tokens: int):
         self._counts = np.zeros(num_audio_tokens, np.int64)
@@ -33,18 +39,16 @@ class TargetCounter:
 
     def __call__(self, planned: PlannedBatch, arrays: dict) -> None:
         """Take a batch; called by the feed for every batch of every plan."""
-        from trainer.report.summary import count_targets
-
         if planned.plan == "eval" and planned.g in self._left:
             self._left.discard(planned.g)
-            self._counts += count_targets(arrays["audio_targets"], len(self._counts))
+            self._counts += summary.count_targets(arrays["audio_targets"], len(self._counts))
 
     @property
     def entropy_nats(self) -> float | None:
         """None until every batch was seen."""
-        from trainer.report.summary import unigram_entropy
-
-        return None if self._left or not self._counts.any() else unigram_entropy(self._counts)
+        if self._left or not self._counts.any():
+            return None
+        return summary.unigram_entropy(self._counts)
 
 
 def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
@@ -58,55 +62,98 @@ def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
 
 
 def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None:
-    """Speak the samples with the final weights, then write curves.png and summary.json.
+    """Speak the samples of the best checkpoint and of the last one, then write curves.png and
+    summary.json.
 
-    A stop ends the speaking: all is trained and saved.
+    A stop ends the speaking: all is trained and saved. A run that was finished before is left as it
+    is.
     """
-    from trainer.report import (
-        summary,
-    )  # matplotlib: not before it is needed, a restarted trainer should be quick
-
-    if stage.spec.speaks and run.config.samples.count + len(run.config.samples.texts):
-        status.update(phase="speaking samples")
-        try:
-            # A text's loop over codes cannot be interrupted; a stop leaves it behind.
-            work = ThreadPoolExecutor(1, "speaker").submit(_speak, run, stage)
-            while not work.done() and not stop.wait(0.1):
-                pass
-            if work.done():
-                work.result()
-            else:
-                log.warning(
-                    "no samples: stopped; `launch.py synthesize --run %s` speaks later", run.path
-                )
-        # What lacks a package, or memory, must not begin a finished run's trainer anew.
-        except Exception as e:  # the edge of a finished run
-            refusal = disk_refuses(e)
-            log.error(
-                "no samples: %s; `launch.py synthesize --run %s` speaks later",
-                refusal or f"{type(e).__name__}: {e}",
-                run.path,
-                exc_info=None if refusal else e,
-            )
-    for line in summary.lines(summary.finish(run, summary.unigram_of(run))):
+    last = _newest(run)
+    ended = FINISHED if last >= stage.schedule.total_steps else PATIENCE
+    wanted = last_samples.wanted(run) if stage.spec.speaks else None
+    if _was_finished(run, ended, last, wanted):
+        log.info("summary.json, curves.png and samples/ stay as they are")
+        return
+    made = _last_samples(run, stage, status, stop, last) if wanted is not None else None
+    status.update(phase=SUMMING_UP)  # from here on, no judgement changes which is the best
+    samples = None if made is None else {"step": made, **wanted}
+    figures = summary.write(run, summary.unigram_of(run), ended, samples)
+    summary.draw(run, figures)
+    for line in summary.lines(figures):
         log.info("%s", line)
 
 
-def _speak(run: RunFolder, stage: Stage) -> None:
-    from common.xtts import weights
-    from common.xtts.dvae import Dvae
-    from trainer.previews.samples import maker_of
-
-    began = time.perf_counter()
-    dvae = Dvae(run.dims.dvae)
-    weights.load_state_dict(dvae, load_file(run.dvae_weights))
-    events = EventWriter(run.samples_events)
+def _last_samples(
+    run: RunFolder, stage: Stage, status: StatusFile, stop: Stop, last: int
+) -> int | None:
+    """The step that RUN/samples is of, if it is what a run's end leaves."""
+    status.update(phase=SPEAKING_LAST, step=last)
     try:
-        infos = maker_of(run, stage.step.model, dvae).make(
-            run.path / "samples", stage.schedule.total_steps, events
+        # A text's loop over codes cannot be interrupted; a stop leaves it behind.
+        work = ThreadPoolExecutor(1, "speaker").submit(
+            last_samples.speak, run, stage, last, stop.is_set
         )
-    finally:
-        events.close()
-    log.info(
-        "%d samples in %s, %.1f s", len(infos), run.path / "samples", time.perf_counter() - began
-    )
+        while not work.done() and not stop.wait(0.1):
+            pass
+        if work.done():
+            return work.result()
+        log.warning("no samples: stopped; `launch.py synthesize --run %s` speaks later", run.path)
+        last_samples.leave_spoken(run)
+    # What lacks a package, or memory, must not begin a finished run's trainer anew.
+    except Exception as e:  # the edge of a finished run
+        refusal = disk_refuses(e)
+        log.error(
+            "no samples: %s; `launch.py synthesize --run %s` speaks later",
+            refusal or f"{type(e).__name__}: {e}",
+            run.path,
+            exc_info=None if refusal else e,
+        )
+    return None
+
+
+def leave_summary(run: RunFolder, status: StatusFile, stop: Stop) -> None:
+    """What a run that was asked to stop leaves: the best samples that were spoken already, summary
+    and curves, in this order, as long as the stop waits. What it has no time for is said.
+    """
+    status.update(phase=SAVING, message="the summary")  # the supervisor waits for this phase
+    with stop.saving():
+        done: list[str] = []
+        work = threading.Thread(target=_leave, args=(run, done), name="summary", daemon=True)
+        work.start()
+        left_s = stop.remaining_s()
+        limit_s = _STOP_S if left_s is None else min(_STOP_S, left_s - _SPARE_S)
+        work.join(max(0.0, limit_s))
+        if work.is_alive():
+            missing = ", ".join(n for n in _LEFT if n not in done)
+            log.warning(
+                "%s: left out, there is no more time; the same command goes on, and writes them at"
+                " its end",
+                missing,
+            )
+
+
+def _leave(run: RunFolder, done: list[str]) -> None:
+    try:
+        step = last_samples.leave_spoken(run)
+        samples = None if step is None else {"step": step}
+        figures = summary.write(run, summary.unigram_of(run), STOPPED, samples)
+        done += ["samples/", "summary.json"]
+        summary.draw(run, figures)
+        done.append("curves.png")
+    except (OSError, ValueError, RunError) as e:  # the checkpoint is on disk: the stop goes on
+        log.warning("what a stop leaves is not whole: %s: %s", type(e).__name__, e)
+
+
+def _was_finished(run: RunFolder, ended: str, last: int, wanted: dict | None) -> bool:
+    """Whether what lies there is of this very end, with the samples that are asked for."""
+    try:
+        found = read_json(run.path / "summary.json")
+        samples = found["samples"] and {k: v for k, v in found["samples"].items() if k != "step"}
+        return (found["ended"], found["last_step"], samples) == (ended, last, wanted)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _newest(run: RunFolder) -> int:
+    steps = Checkpoints(files_of(run, run.stages[-1]).checkpoints, 1).steps()
+    return steps[-1] if steps else 0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from common.system import logs
 from common.system.errors import Replaced, RunError, Stopped
 from trainer.feed import FedBatch, Feed
 from trainer.history import ledger
@@ -90,7 +91,7 @@ class Loop:
             and self.position.evaluated != self.position.step
         ):
             self._evaluate()
-        while self.position.step < self.schedule.total_steps:
+        while self.position.step < self.schedule.total_steps and not self._worn_out():
             self._train_step()
             s = self.position.step
             better = self._evaluate() if self.schedule.eval_due(s) else False
@@ -100,6 +101,22 @@ class Loop:
                 raise Stopped("stop was asked for")
         self._save_if_new()
         self.saves.check_last(self.position.step)
+
+    def _worn_out(self) -> bool:
+        """Whether `train.patience` is at its end."""
+        since = self.saves.judged_since_best
+        if not self.schedule.worn_out(self.position, since):
+            return False
+        log.log(
+            logs.NEWS,
+            "ends at step %d of %d: %d %s in a row brought nothing better (train.patience=%d)",
+            self.position.step,
+            self.schedule.total_steps,
+            since if self.schedule.judged else self.position.since_best,
+            "judged checkpoints" if self.schedule.judged else "evaluations",
+            self.schedule.patience,
+        )
+        return True
 
     # -- a step ------------------------------------------------------------------------------------
     # --------------------------------
@@ -188,7 +205,8 @@ class Loop:
             self.feed.release()
         losses = mean_losses(results)
         better = self.saves.is_better(losses[self.score])
-        self.position = replace(self.position, evaluated=s)
+        since = 0 if better else self.position.since_best + 1
+        self.position = replace(self.position, evaluated=s, since_best=since)
         self.observer.evaluation(s, losses, better, time.perf_counter() - began)
         return better and self.saves.keep_as_best(s, losses[self.score], self.schedule.save_due(s))
 

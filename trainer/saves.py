@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from common.system.errors import Hopeless, RunError
 from common.system.files import write_atomically
 from trainer.feed import Quarantine
+from trainer.history import judgements
 from trainer.history.saver import Outcome, Saver
 from trainer.history.schedule import Position
 from trainer.history.stage_history import StageHistory
@@ -148,6 +149,11 @@ class Saves:
     def is_better(self, score: float) -> bool:
         """Whether an evaluation's score is the lowest so far."""
         return score == score and (self._best[1] is None or score < self._best[1])
+
+    @property
+    def judged_since_best(self) -> int:
+        """Judgements of samples since the best one (trainer/history/judgements.py)."""
+        return judgements.since_best(self._history.files.checkpoints.parent) or 0
 
     def keep_as_best(self, step: int, score: float, save_due: bool) -> bool:
         """The checkpoint of `step`, which is to be begun now, is the best so far.

@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from common.run.folder import RunFolder, most_set_aside
 from common.run.published import publish
@@ -21,6 +22,7 @@ from common.transport.server import BatchFailed, LeaseServer, NoData
 from trainer import ahead, gate, profile, stages
 from trainer.feed import Feed, Listeners, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
+from trainer.history import judgements
 from trainer.history.differing import Differing
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
@@ -51,10 +53,9 @@ def train_stage(
             `restore`).
     """
     run.stage_folder(name).mkdir(exist_ok=True)
-    stage = stages.build(run, name)
-    history, position = _restored(run, stage)
-    if position.step == 0:
-        stages.first_weights(run, stage)
+    built = stages.build(run, name)
+    history, position = _restored(run, built)
+    stage, position = _left_to_train(run, built, position)
     quarantine = _quarantine(run, stage, position)
     differing = _differing(run, stage, history.ledger)
     counter = _counter(run, stage)
@@ -92,7 +93,7 @@ def train_stage(
             profiler.finish(run.path / profile.FILE, stage.upload, run.config.train.save_every)
         if stage.spec.publishes:
             publish(run, stage.step.state_dict()["model"])
-        return stage
+        return built
     finally:
         if feed is not None:
             feed.close()
@@ -126,7 +127,29 @@ def _restored(run: RunFolder, stage: Stage):
         stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
     )
     _say_if_done(stage, position)
+    if stage.spec.speaks:  # settings may have changed, and checkpoints have gone
+        judgements.decide(run.path, run.config.train.best_by)
     return history, position
+
+
+def _left_to_train(run: RunFolder, stage: Stage, position: Position) -> tuple[Stage, Position]:
+    """The same, with its first weights; or, where `train.patience` ended it before, as of a stage
+    that ends here: nothing is leased, compiled or waited for.
+    """
+    schedule, since = stage.schedule, judgements.since_best(run.path) or 0
+    if position.step == 0:
+        stages.first_weights(run, stage)
+    if position.step >= schedule.total_steps or not schedule.worn_out(position, since):
+        return stage, position
+    log.warning(
+        "stage %s is at step %d, where train.patience=%d ended it: nothing is left to train; a"
+        " larger train.patience, or null, goes on from there",
+        stage.name,
+        position.step,
+        schedule.patience,
+    )
+    ends_here = replace(schedule, total_steps=position.step)
+    return replace(stage, schedule=ends_here), replace(position, evaluated=position.step)
 
 
 def _say_if_done(stage: Stage, position: Position) -> None:

@@ -240,10 +240,11 @@ class Manifest:
             yield self._roots[source] / path, size
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The numbers of all utterances, [len(self)] each: num_samples, num_tokens int32, language
-        int16, speaker int32, split uint8.
+        """The numbers of all utterances, [len(self)] each: source, num_samples, num_tokens int32,
+        language int16, speaker int32, split uint8.
         """
         types = {
+            "source": np.int32,
             "num_samples": np.int32,
             "num_tokens": np.int32,
             "language": np.int16,

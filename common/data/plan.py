@@ -8,9 +8,10 @@ memory-mapped arrays of ids.
 Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last,
 short batch is padded with rows of weight 0, so shapes stay static and the loss exact. `balanced`:
 with replacement, every language equally often (XTTS's own recipe): the bucket is drawn with weight
-p_b / B_b, p_b = Σ_lang n(lang, b) / (L n_lang), then each row's language within it, then the
-utterance: the marginal distribution of "language uniformly, then utterance uniformly". `fixed`:
-evaluation, in order, no crops.
+p_b / B_b, p_b = Σ_lang s_lang n(lang, b) / n_lang with s_lang = 1 / L, then each row's language
+within it, then the utterance: the marginal distribution of "language uniformly, then utterance
+uniformly". Groups with shares s of their own may stand for the languages. `fixed`: evaluation, in
+order, no crops.
 
 A row's conditioning clip is cut from its own utterance, or, where the plan has `Prompts`, from
 another one of its speaker.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +110,7 @@ class Plan:
         order: int32[N], utterance ids sorted by bucket, then language, then id.
         offsets: int64[buckets, languages + 1], where each (bucket, language) begins in `order`.
         prompts: where conditioning clips come from; None: every utterance from itself.
+        shares: float[G], of the groups that stand for the languages; None: all alike.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Plan:
         order: np.ndarray,
         offsets: np.ndarray,
         prompts: Prompts | None = None,
+        shares: Sequence[float] | None = None,
     ):
         self.prompts = prompts
         self.name, self.seed, self.sampling, self.buckets, self.order, self.offsets = (
@@ -137,14 +141,16 @@ class Plan:
         self._sizes, self._starts = sizes, np.concatenate([[0], np.cumsum(per_bucket)])
         self.batches_per_epoch = int(self._starts[-1])
         if sampling == "balanced" and self.num_utterances:
-            self._prepare_balanced()
+            self._prepare_balanced(shares)
 
-    def _prepare_balanced(self) -> None:
+    def _prepare_balanced(self, shares: Sequence[float] | None) -> None:
         counts = np.diff(self.offsets, axis=1).astype(np.float64)  # [buckets, languages]
         per_language = counts.sum(0)
-        share = (
-            counts / np.where(per_language > 0, per_language, 1) / max(1, (per_language > 0).sum())
-        )
+        share = counts / np.where(per_language > 0, per_language, 1)
+        if shares is None:
+            share /= max(1, (per_language > 0).sum())
+        else:
+            share *= np.asarray(shares, np.float64)
         rows = np.array([b.batch_size for b in self.buckets], np.float64)
         weight = share.sum(1) / rows
         weight /= weight.sum()
@@ -185,6 +191,7 @@ class Plan:
             order,
             offsets,
             prompts,
+            meta.get("shares"),
         )
 
     # -- batches -----------------------------------------------------------------------------------
@@ -298,6 +305,8 @@ class PlanRows:
 
     `pool`: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be
     cut from. None: every utterance's clip is cut from itself.
+    `shares`: (int[N], float[G]), groups in place of the languages, and how much of balanced
+    training each is. None: languages, all alike.
     """
 
     ids: np.ndarray
@@ -305,6 +314,7 @@ class PlanRows:
     language: np.ndarray
     speaker: np.ndarray | None = None
     pool: tuple[np.ndarray, np.ndarray] | None = None
+    shares: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def write_plan(
@@ -313,6 +323,8 @@ def write_plan(
     """Write a plan's arrays; returns the digest of its content."""
     ids, bucket_of, language = rows.ids, rows.bucket_of, rows.language
     folder.mkdir(parents=True, exist_ok=True)
+    if rows.shares is not None:
+        language = rows.shares[0]
     num_languages = int(language.max()) + 1 if len(language) else 1
     rank = np.lexsort((ids, language, bucket_of))
     order = np.ascontiguousarray(ids[rank], np.int32)
@@ -328,6 +340,8 @@ def write_plan(
         "prompts": rows.pool is not None,
     }
     meta |= {"buckets": [b.to_dict() for b in buckets]}
+    if rows.shares is not None:
+        meta["shares"] = rows.shares[1][:num_languages].tolist()
     text = json.dumps(meta, indent=1)
     arrays = {"order": order, "offsets": offsets}
     if rows.pool is not None:

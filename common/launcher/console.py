@@ -1,6 +1,6 @@
 """One readable console for a whole run: a progress bar on a terminal, a plain line every few
-seconds elsewhere, and the
-warnings and errors out of every process's log."""
+seconds elsewhere, and the news, warnings and errors out of every process's log.
+"""
 
 from __future__ import annotations
 
@@ -168,6 +168,8 @@ class Console:
             self._left_out = 0
         for name, tail in self._tails.items():
             for line in map(logs.parse, tail.lines()):
+                if line is not None and line.is_news:
+                    self.say(f"{line.name}: {line.message}")
                 if line is None or not line.is_alarm:
                     continue
                 if line.level != "WARNING":

@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from common.xtts.checkpoints.pth_zip import PthError
 from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run
+BEST = "best.json"  # of a run whose best checkpoint is not named by the held-out loss
 LIST = f"{FOLDER}/dims.json"  # holds the digests of the other files there
 _WHICH = re.compile(r"(.+)@(best|newest|\d+)")
 _STEP = re.compile(r"step-(\d{8,})")
@@ -260,7 +261,9 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
         raise BadInput(f"{run} has no checkpoint yet")
     newest, wanted = max(found), which
     try:
-        best = read_json(found[newest] / "state.json").get("best_step")
+        best = _judged_best(run, found)
+        if best is None:
+            best = read_json(found[newest] / "state.json").get("best_step")
         wanted = which or ("newest" if best is None else "best")
         step = {"newest": newest, "best": best}.get(wanted) if not wanted.isdigit() else int(wanted)
         path = found[step] / "model.safetensors"
@@ -278,6 +281,17 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
             f"{path} is damaged (its digest differs); choose another --step of {sorted(found)}"
         )
     return path
+
+
+def _judged_best(run: Path, found: Container[int]) -> int | None:
+    """What RUN/best.json names, if that checkpoint is among `found`; the trainer makes it anew
+    where it is damaged.
+    """
+    try:
+        step = read_json(run / BEST)["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if step in found else None
 
 
 @contextlib.contextmanager

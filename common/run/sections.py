@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.audio.treatment import Treatment
 from common.data.corpus_terms import Columns, FindingKind, Format
+from common.run.recognise import SPHINX
 from common.run.setting_types import ClipPath, Positive, Word, known_size, list_of
 
 
@@ -33,6 +35,9 @@ class Source(Section):
     """Of rows that name none. null: the folder's name."""
     columns: Columns = Field(default_factory=dict)
     """As data.columns, of this source alone."""
+    share: float | None = Field(None, gt=0, lt=1)
+    """Share of the trained rows that come from it, with batching.sampling=balanced. null: what
+    those with a share leave."""
 
 
 Sources = Annotated[list[Source], list_of("path")]
@@ -130,7 +135,10 @@ class Batching(Section):
     positions_per_batch: Positive | None = None
     """A budget of positions instead of a fixed batch size. null: batching.batch_size holds."""
     sampling: Literal["epoch", "balanced"] = "epoch"
-    """epoch: every utterance once an epoch. balanced: every language equally often."""
+    """epoch: every utterance once an epoch. balanced: every language equally often, or as weights
+    and the shares of data.train say."""
+    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Language to how often it comes with sampling=balanced, beside 1 of those not named."""
     prompt: Literal["own", "speaker"] = "own"
     """Conditioning clips are cut from the utterance itself, or from another of its speaker's."""
     mask_prompt: bool | Literal["last_row"] = True
@@ -226,6 +234,12 @@ class Train(Section):
     """Steps between checkpoints."""
     keep: Positive = 3
     """How many of the newest checkpoints stay; the best one stays besides."""
+    patience: Positive | None = None
+    """Ends the run after so many evaluations (judged checkpoints, where best_by is no loss) without
+    a better one. null: never."""
+    best_by: Literal["audio_ce", "cer", "similarity"] = "audio_ce"
+    """What names the best checkpoint; cer and similarity are of those that are spoken
+    (samples.every)."""
     save_grace_s: float = Field(600.0, ge=10)
     """The longest that a stop waits for a save, in seconds; less where saves have taken less so
     far."""
@@ -312,6 +326,12 @@ class Threads(Section):
     """Operations of a producer side by side. 0: decided when the run is created."""
 
 
+# A name, or a folder of the user's.
+Recogniser = Annotated[
+    str, AfterValidator(lambda n: n if n == SPHINX else str(Path(n).expanduser().absolute()))
+]
+
+
 class SampleText(Section):
     """A sentence of the user's own.
 
@@ -336,6 +356,11 @@ class Samples(Section):
     alone."""
     count: int = Field(4, ge=0)
     """Utterances of the evaluation set, each in its speaker's own voice."""
+    judged: int = Field(32, ge=0)
+    """Utterances whose loss is told by language and speaker."""
+    recogniser: Recogniser | None = None
+    """Who listens to the samples: pocketsphinx (English), or a folder with a faster-whisper model.
+    null: nobody."""
     texts: Annotated[list[SampleText], list_of("text")] = Field(default_factory=list)
     """Sentences of your own that are said besides."""
     references: list[ClipPath] = Field(default_factory=list)

@@ -1,7 +1,9 @@
-"""One line format for every process's log, so that the console can pick warnings and errors out of
-it.
+"""One line format for every process's log, so that the console can pick news, warnings and errors
+out of it.
 
     2026-01-31 12:00:00,123 WARNING trainer: the message
+
+A process says what a user wants to see at once at the level NEWS: the console shows it.
 
 Continuation lines (tracebacks, TensorFlow's own lines) do not match and stay in the file.
 """
@@ -13,9 +15,13 @@ import re
 import sys
 from dataclasses import dataclass
 
+NEWS = 25  # between INFO and WARNING
+logging.addLevelName(NEWS, "NEWS")
+
 _FORMAT = "%(asctime)s %(levelname)s {name}: %(message)s"
 _LINE = re.compile(
-    r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([^\s:]+): (.*)$"
+    r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+    r" (DEBUG|INFO|NEWS|WARNING|ERROR|CRITICAL) ([^\s:]+): (.*)$"
 )
 
 
@@ -31,6 +37,11 @@ class LogLine:
     def is_alarm(self) -> bool:
         """WARNING or worse."""
         return self.level in ("WARNING", "ERROR", "CRITICAL")
+
+    @property
+    def is_news(self) -> bool:
+        """To be seen at once, and nothing to worry about."""
+        return self.level == "NEWS"
 
 
 def setup(name: str, level: int = logging.INFO) -> None:

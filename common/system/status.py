@@ -21,6 +21,8 @@ from common.system.errors import OK
 from common.system.lock import identity, is_alive
 
 SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
+SPEAKING_LAST = "speaking samples"  # of the run's end; the checkpoint `step` is the trainer's own
+SUMMING_UP = "the summary"  # what was judged later is not in it
 DONE = "done"  # nothing left to do but to say so
 LEFT = "left"
 

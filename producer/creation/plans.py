@@ -19,6 +19,7 @@ from common.system import cgroup
 from common.system.errors import BadInput
 from common.xtts.dims import ModelDims
 from producer.batches.rows import hidden_share, layout_of, most_codes
+from producer.creation import shares
 
 CONTAINER_SHARE = 0.5  # of a container's memory, for batches; the rest is the processes'
 
@@ -44,6 +45,7 @@ def write(
             num_latents=dims.gpt.num_latents,
             layout=layout_of(config),
         )
+    groups = shares.groups_of(config, manifest)
     seed = int(stateless_random.key(config.seed, STAGES.index(stage.name)) >> np.uint64(1))
     digests = {}
     for name, split, sampling in (
@@ -56,7 +58,8 @@ def write(
             # sets: nothing is learnt from them.
             lenders = ids if name == "train" else np.arange(n)
             pool = lenders, columns["speaker"][lenders]
-        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool)
+        own = None if groups is None or name == "eval" else (groups[0][ids], groups[1])
+        rows = PlanRows(ids, of[ids], columns["language"][ids], columns["speaker"][ids], pool, own)
         digests[name] = write_plan(
             folder, name, rows, seed=seed, sampling=sampling, buckets=buckets
         )
@@ -102,6 +105,7 @@ def lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> l
         f" {plan.batches_per_epoch} batches/epoch; rows x positions {shapes}, {100 * padding:.1f} %"
         " of them padding"
     ]
+    told += shares.lines(config, manifest)
     if config.batching.prompt == "speaker":
         alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
         told.append(

@@ -43,7 +43,7 @@ from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin, mend, plans, room
+from producer.creation import begin, mend, plans, room, shares
 from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -166,6 +166,7 @@ def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Co
 
 
 def _check(config: Config, start: Beginning | None) -> None:
+    shares.check(config)
     if config.dvae.crop_frames % 4:
         raise BadInput(
             f"dvae.crop_frames={config.dvae.crop_frames}: the DVAE halves the time axis twice, so"

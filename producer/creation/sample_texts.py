@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 
+from common.run import recognise
 from common.run.settings import Config
 from common.system.errors import BadInput
 from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
@@ -24,6 +25,7 @@ def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> Non
         most_tokens: the model's limit for one text; longer texts are spoken in pieces.
     """
     samples = config.samples
+    check_judge(config)
     for i, text in enumerate(samples.texts):
         try:
             pieces(tokenizer, text.text, text.language or config.data.language, most_tokens)
@@ -57,4 +59,29 @@ def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> Non
             " checkpoint at or after each multiple",
             samples.every,
             config.train.save_every,
+        )
+
+
+def check_judge(config: Config) -> None:
+    """BadInput: `samples.recogniser` cannot listen here, or `train.best_by` names what nobody
+    measures.
+    """
+    named, by = config.samples.recogniser, config.train.best_by
+    recognise.check(named)
+    if by == "audio_ce":
+        return
+    if not config.sample_every or not config.samples.count:
+        raise BadInput(
+            f"train.best_by={by} is measured on samples, and none are made: set samples.every and"
+            " samples.count"
+        )
+    if by == "cer" and named is None:
+        raise BadInput(
+            "train.best_by=cer needs somebody who listens: set samples.recogniser to pocketsphinx"
+            " (English) or to a folder with a faster-whisper model"
+        )
+    if by == "similarity" and config.model.weights is None:
+        raise BadInput(
+            "train.best_by=similarity needs the speaker encoder of imported weights: set"
+            " model.weights, or another train.best_by"
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from rich.console import Console as RichConsole
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console, progress_line
 from common.run import settings
+from common.system import logs
 from common.system.clock import boot, since_boot
 from common.system.lifecycle import Stop
 from common.system.status import Status, StatusFile
@@ -152,3 +154,28 @@ def test_the_progress_stays_in_one_line(tmp_path, monkeypatch, width, bar):
     (line,) = out.getvalue().rstrip("\n").split("\n")
     assert ("━" in line) == bar
     assert ("ETA 0:05:03" in line) == (width >= 80)
+
+
+def test_news_of_a_process_are_shown_and_its_other_lines_are_not(tmp_path):
+    """At once, once each, and not as an alarm."""
+    log, out, now = tmp_path / "sampler.log", io.StringIO(), [0.0]
+    view = Console(
+        Program(tmp_path, (ProcessSpec("sampler", "sampler", (), log),)), out, clock=lambda: now[0]
+    )
+    at = "2026-01-31 12:00:00,123"
+    log.write_text(
+        f"{at} INFO sampler: 4 samples\n{at} NEWS sampler: quality of step 50: CER 9.0 %\n"
+    )
+    for now[0] in (1.0, 2.0):
+        view.tick()
+    (line,) = [x for x in out.getvalue().splitlines() if "sampler:" in x]
+    assert line.endswith(" sampler: quality of step 50: CER 9.0 %")
+
+
+def test_news_have_a_level_of_their_own(caplog):
+    with caplog.at_level("INFO"):
+        logging.getLogger("x").log(logs.NEWS, "hello")
+    (record,) = caplog.records
+    assert (record.levelname, logging.INFO < record.levelno < logging.WARNING) == ("NEWS", True)
+    line = logs.parse("2026-01-31 12:00:00,123 NEWS x: hello")
+    assert (line.is_news, line.is_alarm, line.message) == (True, False, "hello")

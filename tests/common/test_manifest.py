@@ -77,6 +77,7 @@ def test_columns(tmp_path):
     with Manifest.open(fill(tmp_path / "m.sqlite", tmp_path)) as m:
         c = m.columns()
     assert {k: v.dtype.name for k, v in c.items()} == {
+        "source": "int32",
         "num_samples": "int32",
         "num_tokens": "int32",
         "language": "int16",

@@ -5,6 +5,7 @@ distribution.
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,6 +168,26 @@ def test_balanced_has_the_recipes_marginal_distribution(tmp_path):
     assert np.abs(z).max() < 5.5
     rows = sum(plan.num_rows(g) for g in range(plan.batches_per_epoch))
     assert abs(rows - n) <= n * 0.1
+
+
+def test_groups_with_shares_of_their_own_stand_for_the_languages(tmp_path):
+    """Group 0: 240 utterances with 15 % of the rows, 1: none, 2: 40 with 25 %, 3: 20 with 60 %."""
+    n = 300
+    _, of, language = make_plan(tmp_path, n=n, sampling="balanced", languages=2)
+    group = np.repeat([0, 2, 3], [240, 40, 20])
+    want = np.array([0.15, 0.0, 0.25, 0.60])
+    table = Plan.open(tmp_path, "train").buckets
+    table = [replace(b, batch_size=8 + i) for i, b in enumerate(table)]
+    rows = PlanRows(np.arange(n), of, language, shares=(group, want))
+    write_plan(tmp_path, "train", rows, seed=7, sampling="balanced", buckets=table)
+    plan, count = Plan.open(tmp_path, "train"), np.zeros(n)
+    for g in range(3000):
+        b = plan.batch(g)
+        assert (of[b.utterances] == b.bucket).all()
+        np.add.at(count, b.utterances, 1)
+    np.testing.assert_allclose(np.bincount(group, weights=count) / count.sum(), want, atol=0.01)
+    expected = (want / np.maximum(np.bincount(group), 1))[group] * count.sum()
+    assert np.abs((count - expected) / np.sqrt(expected)).max() < 5.5
 
 
 def test_padding_on_ljspeech_like_lengths():

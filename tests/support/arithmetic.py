@@ -35,7 +35,7 @@ def _register() -> None:
         "judged": ("loss", "eval_audio"),
         "step": "tests.support.arithmetic_step:make",
         "figures": "tests.support.arithmetic:no_figures",
-        "panels": "trainer.report.summary:loss_panels",
+        "panels": "trainer.report.panels:loss_panels",
         "needs_dvae": False,
         "speaks": False,
         "networks": False,

@@ -15,7 +15,7 @@ from common.system import status
 from tests.support.chaos import Driver, When
 from tests.support.corpora import make_corpus
 from tests.support.tiny_runs import STEPS, assert_equal, result, tiny_tree
-from trainer.history import ledger
+from trainer.history import judgements, ledger
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 
@@ -105,10 +105,9 @@ def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(
 def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
     undisturbed, corpus, tmp_path
 ):
-    """The trainer stands between two steps while the sampler dies and comes back."""
-    driver = Driver.create(
-        tmp_path, {**tiny_tree(tmp_path, corpus), "samples": {"count": 1, "every": 4}}, 0, 0
-    )
+    """The trainer stands between two steps while the sampler dies and comes back; it judges."""
+    samples = {"count": 1, "every": 4, "judged": 4, "recogniser": "pocketsphinx"}
+    driver = Driver.create(tmp_path, {**tiny_tree(tmp_path, corpus), "samples": samples}, 0, 0)
     driver.gate.limit(2, 6)
     driver.launch()
 
@@ -127,16 +126,23 @@ def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
     console = (tmp_path / "console.log").read_text()
     assert console.count("sampler killed by signal 9; restart 1 of 3") == 1
     assert_equal(result(run), undisturbed[0])
+    judged = judgements.read(run.path)
+    assert STEPS in judged
+    assert all(
+        {"audio_ce", "audio_ce_by_speaker", "cer", "wer"} <= f.keys() for f in judged.values()
+    )
+    best = json.loads((run.path / "summary.json").read_text())["samples"]["step"]
     spoken = sorted(int(p.name[5:]) for p in (run.path / "samples").glob("step-*"))
-    assert spoken in ([4], [8], [4, 8])
-    (info,) = json.loads(
-        (run.path / "samples" / "samples.json").read_text()
-    )  # of the last step, by the trainer
+    assert [s for s in spoken if s < STEPS] in ([4], [8], [4, 8])
+    (info,) = json.loads((run.path / "samples" / "samples.json").read_text())
+    assert info["step"] == best
     events = EventAccumulator(str(run.samples_events), size_guidance={"audio": 0}).Reload()
-    assert sorted({e.step for e in events.Audio(f"samples/{info['name']}/synth")}) == [
+    assert {e.step for e in events.Audio(f"samples/{info['name']}/synth")} == {
         *spoken,
+        best,
         STEPS,
-    ]
+    }
+    assert {e.step for e in events.Scalars("quality/audio_ce")} == set(judged)
     for folder in (run.path / "samples", *(run.path / "samples").glob("step-*")):
         wav, rate = soundfile.read(folder / info["synth"])
         assert (rate, len(wav) > 1000, (len(wav) + 256) % 1024) == (22050, True, 0)

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from common.run import settings
 from common.system.errors import BadInput
 from tests.support import page_runs
 from tests.support.page_runs import HOSTILE, RATE, put_utterance, tone
+from trainer.history import judgements
 from trainer.page import facts, report, sentences, sounds, svg
 from trainer.report.pictures import Curve, Level, Panel
 
@@ -215,3 +217,29 @@ def test_the_corpus_in_ten_lines(tmp_path):
     assert lines["languages"] == "fa 8.0 min, en 2.0 min"
     assert lines["left out"] == "nothing"
     assert len(lines) <= 10
+
+
+def test_judgements_of_checkpoints_are_curves_on_the_page(page_run):
+    for step, cer in ((5, 0.5), (10, 0.3)):
+        figures = {"audio_ce_by_language": {"en": 3.0, "fa": 4.0}, "similarity": 0.6}
+        rates = {"cer": cer, "wer": cer, "cer_recordings": 0.1, "wer_recordings": 0.2}
+        judgements.add(page_run, step, figures | rates, "audio_ce")
+    text = report.write(page_run).read_text()
+    Tags(text)
+    for title in (
+        "Held-out audio CE by language",
+        "Understood by a recogniser",
+        "Likeness of the voice",
+        "cer recordings",
+    ):
+        assert title in text
+
+
+def test_samples_say_whose_step_they_are(page_run):
+    """Those of a run's end may be of an earlier checkpoint than the last: the best."""
+    path = page_run / "samples" / "samples.json"
+    assert sentences.step_of_samples(path) is None  # of a run made before they said so
+    infos = [info | {"step": 15} for info in json.loads(path.read_text())]
+    path.write_text(json.dumps(infos))
+    assert "step 15" in html.unescape(report.write(page_run).read_text())
+    assert sentences.step_of_samples(page_run / "nowhere") is None

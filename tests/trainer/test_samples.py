@@ -24,7 +24,8 @@ from producer.creation.prepare import prepare_run
 from tests.support.coqui_files import imported_run
 from tests.support.corpora import make_corpus, sine, write_wav
 from trainer.previews import samples
-from trainer.previews.samples import SampleMaker, _file_name, choose
+from trainer.previews.samples import SampleMaker
+from trainer.previews.script import _file_name, choose
 from trainer.report.pictures import Png
 
 

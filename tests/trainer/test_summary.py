@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from common.run.sections import Samples
 from common.run.stages import NETWORKS
 from common.system.errors import BadInput
 from common.system.lifecycle import Stop
-from trainer import finale, stages
+from trainer import finale, last_samples, stages
 from trainer.report import summary
 from trainer.report.summary import History, count_targets, unigram_entropy
 
@@ -88,7 +89,11 @@ def run(tmp_path):
         stages=("dvae", "gpt"),
         spec={s.name: s for s in NETWORKS}.__getitem__,
         stage_folder=lambda stage: tmp_path / "dvae" if stage == "dvae" else tmp_path,
-        config=SimpleNamespace(model=SimpleNamespace(size="tiny", weights=None)),
+        config=SimpleNamespace(
+            model=SimpleNamespace(size="tiny", weights=None),
+            train=SimpleNamespace(best_by="audio_ce"),
+            samples=Samples(),
+        ),
         dims=SimpleNamespace(dvae=SimpleNamespace(num_codes=128)),
     )
 
@@ -127,6 +132,12 @@ def test_finish_writes_figures_and_curves(run):
     assert (run.path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def at_its_end(run) -> SimpleNamespace:
+    """The GPT's stage; its last step, 40, is on disk."""
+    (run.path / "checkpoints" / "step-00000040").mkdir(parents=True)
+    return SimpleNamespace(spec=NETWORKS[1], schedule=SimpleNamespace(total_steps=40))
+
+
 @pytest.mark.parametrize(
     ("failure", "says"),
     [
@@ -143,14 +154,11 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(
 ):
     """The trainer ends as one that is done: begun anew, it would fail at the same place."""
 
-    def speak(run, stage):
+    def speak(run, stage, last, asked):
         raise failure
 
-    monkeypatch.setattr(finale, "_speak", speak)
-    run.config.samples = SimpleNamespace(count=4, texts=[])
-    finale.finish(
-        run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None), Stop()
-    )
+    monkeypatch.setattr(last_samples, "speak", speak)
+    finale.finish(run, at_its_end(run), SimpleNamespace(update=lambda **what: None), Stop())
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
     assert error == f"no samples: {says}; `launch.py synthesize --run {run.path}` speaks later"
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40
@@ -178,15 +186,14 @@ def test_a_model_whose_first_weights_are_gone_does_not_begin_from_nothing(tmp_pa
 def test_a_stop_ends_the_last_samples(run, monkeypatch, caplog):
     stop, may_end = Stop(), threading.Event()
 
-    def speak(run, stage):
+    def speak(run, stage, last, asked):
         stop.request("stop", "SIGTERM", 143)
         assert may_end.wait(60)
 
-    monkeypatch.setattr(finale, "_speak", speak)
-    run.config.samples = SimpleNamespace(count=4, texts=[])
+    monkeypatch.setattr(last_samples, "speak", speak)
     status = SimpleNamespace(update=lambda **what: None)
     try:
-        finale.finish(run, SimpleNamespace(spec=NETWORKS[1]), status, stop)
+        finale.finish(run, at_its_end(run), status, stop)
         assert not may_end.is_set()
     finally:
         may_end.set()

@@ -22,6 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from common.run.beginning import BEST
 from common.system.documents import read_json
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync
@@ -161,10 +162,17 @@ class Checkpoints:
         fsync(tmp)
 
     def _prune(self, best: int | None) -> None:
-        steps = self.steps()
+        steps, judged = self.steps(), self._judged_best()
         for step in steps[: -self.keep]:
-            if step != best:
+            if step not in (best, judged):
                 shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def _judged_best(self) -> int | None:
+        """What the file beside the folder names (trainer/history/judgements.py)."""
+        try:
+            return read_json(self.folder.parent / BEST)["step"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     # -- load --------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class Position:
     evaluated: int = 0  # the last step after which an evaluation was finished
     best_step: int | None = None  # the checkpoint with the lowest evaluation score
     best_score: float | None = None
+    since_best: int = 0  # evaluations after the best one
     quarantine: list[dict] = field(
         default_factory=list
     )  # {"id", "plan", "g", "reason"}: rows of weight 0 from batch g on
@@ -55,6 +56,15 @@ class Schedule:
     eval_at_epoch_end: bool = True
     eval_batches: int | None = None
     mean_of_means: bool = False  # see `scales`
+    patience: int | None = None  # ends after so many evaluations without a better one
+    judged: bool = False  # not by the held-out loss, but by judgements of the samples
+
+    def worn_out(self, at: Position, judged_since_best: int) -> bool:
+        """Whether `patience` evaluations in a row, or judgements of samples, brought nothing
+        better.
+        """
+        since = judged_since_best if self.judged else at.since_best
+        return self.patience is not None and since >= self.patience
 
     @property
     def num_eval_batches(self) -> int:
@@ -132,4 +142,6 @@ def schedule_of(run: RunFolder, stage: str) -> Schedule:
         **pauses,
         eval_batches=c.train.eval_batches,
         mean_of_means=c.train.mean_of_means,
+        patience=c.train.patience,
+        judged=c.train.best_by != "audio_ce",
     )

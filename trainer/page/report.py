@@ -19,7 +19,7 @@ from common.system import status
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from trainer.page import facts, sounds, svg
-from trainer.page.sentences import Sentence, scale_of, sentences
+from trainer.page.sentences import Sentence, scale_of, sentences, step_of_samples
 from trainer.report import summary
 from trainer.report.pictures import Curve, Panel
 
@@ -149,16 +149,18 @@ def _stage(run: RunFolder, name: str, figures: dict) -> Stage:
     panels = load(spec.panels)(history, figures)
     title = spec.title[:1].upper() + spec.title[1:]
     panels += facts.speed_panels(title, history)
-    best = figures.get("eval_best_step")
+    best = figures.get("best_checkpoint") or figures.get("eval_best_step")
     charts = [svg.chart(p, best) for p in panels]
     return Stage(title, summary.rows_of(figures), [c for c in charts if c is not None])
 
 
 def _last_sampled(run: RunFolder) -> int:
-    """The step of the weights that spoke the samples in RUN/samples itself: the newest that was
-    done when they were written.
+    """The step of the weights that spoke the samples in RUN/samples itself: as they say, or of
+    those of an earlier version, the newest that was done when they were written.
     """
     path = run.path / "samples" / "samples.json"
+    if (said := step_of_samples(path)) is not None:
+        return said
     done = 0
     for stage in run.stages:
         if run.spec(stage).speaks and path.is_file():

@@ -79,6 +79,12 @@ def sentences(run_dir: Path, manifest: Manifest, last_step: int) -> list[Sentenc
     return [_sentence(f, recordings.get(_key(f.info))) for f in found.values()]
 
 
+def step_of_samples(path: Path) -> int | None:
+    """The step that a samples.json says; None: there is none, or it does not say."""
+    infos = _read(path) if path.is_file() else []
+    return infos[0].get("step") if infos else None
+
+
 def scale_of(of: list[Sentence]) -> Scale:
     """One scale for a page: that of the recordings, without any that of everything."""
     sounds = [t.sound for s in of for t in s.takes if t.sound and t.title == "recording"]

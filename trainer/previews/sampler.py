@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 NICE = 5
 POLL_S = 0.5
+SPEAKING = "speaking"  # its phase while it speaks and judges a checkpoint
 
 
 def next_step(steps: Iterable[int], every: int, last: int, total: int) -> int | None:
@@ -55,6 +56,29 @@ def next_step(steps: Iterable[int], every: int, last: int, total: int) -> int | 
         first.setdefault(step // every, step)
     newest = max(first, default=0)
     return first[newest] if newest and newest > last // every else None
+
+
+def unspoken(run: RunFolder, tried: int, total: int) -> int | None:
+    """The checkpoint on disk to speak next, where `tried` was the last one; None: nothing new."""
+    last = max({tried, *_steps_in(run.path / "samples")})
+    return next_step(_steps_in(run.path / "checkpoints"), run.config.sample_every, last, total)
+
+
+def own_of_trainer(run: RunFolder) -> int:
+    """The step that the trainer speaks itself: the last one, or where it ends before that."""
+    from trainer.history.schedule import schedule_of
+
+    s, total = status.read(run.path, "trainer"), schedule_of(run, "gpt").total_steps
+    return min(total, s.step) if s is not None and s.phase == status.SPEAKING_LAST else total
+
+
+def is_too_late(run: Path) -> bool:
+    """Whether the trainer is writing the summary, or has left: which checkpoint is the best is
+    settled.
+    """
+    s = status.read(run, "trainer")
+    settled = (status.SUMMING_UP, status.DONE, status.LEFT)
+    return s is not None and s.phase in settled
 
 
 class Gone(Exception):
@@ -84,6 +108,7 @@ class Networks:
         were spoken.
         """
         from common.xtts import weights
+        from trainer.previews.judge import judge_checkpoint
         from trainer.report.tensorboard import EventWriter
 
         weights.load_state_dict(self._gpt, state)
@@ -94,10 +119,15 @@ class Networks:
         )
         try:
             spoken = self._maker.make(aside, step, events, interim=True)
+            # Judged first: what has a folder is not spoken again after a kill.
+            judge_checkpoint(
+                self.run, self._maker.judge, step, events, lambda: is_too_late(self.run.path)
+            )
+            if spoken and not aside.with_name(name).exists():
+                os.replace(aside, aside.with_name(name))
         finally:
             events.close()
-        if spoken:
-            os.replace(aside, aside.with_name(name))
+            shutil.rmtree(aside, ignore_errors=True)
         return len(spoken)
 
 
@@ -126,19 +156,17 @@ class PreviewProcess:
                 self.status.update(phase="waiting for a checkpoint")
                 pause(self.stop, POLL_S)
             else:
-                self.status.update(phase="speaking", step=step)
+                self.status.update(phase=SPEAKING, step=step)
                 self._round(step)
 
     def _next(self) -> int | None:
         from common.run.folder import RunFolder
-        from trainer.history.schedule import schedule_of
 
         steps = _steps_in(self.path / "checkpoints")
         if steps == self._nothing_in:
             return None
         run = RunFolder(self.path)  # anew: settings can be changed while it trains
-        every, last = run.config.sample_every, max({self._tried, *_steps_in(self.path / "samples")})
-        step = next_step(steps, every, last, schedule_of(run, "gpt").total_steps)
+        step, every = unspoken(run, self._tried, own_of_trainer(run)), run.config.sample_every
         self._nothing_in = steps if step is None else None
         if step is not None and self._tried and step // every > self._tried // every + 1:
             self._complain(step)

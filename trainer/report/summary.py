@@ -2,8 +2,8 @@
 
 Read from the run folder alone, without TensorFlow.
 
-`finish` writes RUN/summary.json and RUN/curves.png; `table` and `lines` show the same figures to
-people. Steps that were trained again after a crash count once, as in the folded ledger.
+`write` and `draw` make RUN/summary.json and RUN/curves.png; `table` and `lines` show the same
+figures to people. Steps that were trained again after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -24,8 +24,10 @@ from common.run.folder import RunFolder
 from common.run.stages import load
 from common.system.documents import read_json
 from common.system.files import write_atomically
-from trainer.history import differing, ledger
-from trainer.report.pictures import Curve, Level, Panel, Png, curves_picture
+from trainer.history import differing, judgements, ledger
+from trainer.report import quality
+from trainer.report.pictures import Png, curves_picture
+from trainer.report.quality import number, percent
 
 log = logging.getLogger(__name__)
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
@@ -42,6 +44,7 @@ class History:
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
+    quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
 
     @classmethod
     def read(cls, folder: Path) -> History:
@@ -73,6 +76,7 @@ class History:
         return cls(
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
+            {step: f for step, f in judgements.read(folder).items() if step <= last},
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
@@ -105,12 +109,13 @@ def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarra
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
-def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
+def summarise(run: RunFolder, unigram_nats: float | None = None, ended: str = "finished") -> dict:
     """The figures, by stage; what a stage does not have is absent, what could not be computed is
     None.
 
     Args:
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
+        ended: "finished", "patience" or "stopped".
     """
     stages = {}
     for stage in run.stages:
@@ -129,7 +134,14 @@ def summarise(run: RunFolder, unigram_nats: float | None = None) -> dict:
     size = (
         run.config.model.size if run.config.model.weights is None else run.dims.size
     )  # weights bring their own
-    return {"run": str(run.path), "run_id": run.run_id, "size": size, "stages": stages}
+    return {
+        "run": str(run.path),
+        "run_id": run.run_id,
+        "size": size,
+        "ended": ended,
+        "last_step": stages[run.stages[-1]]["steps"],
+        "stages": stages,
+    }
 
 
 def unigram_of(run: RunFolder) -> float | None:
@@ -156,13 +168,32 @@ def curves(run: RunFolder, summary: dict) -> Png:
 
 
 def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
-    """Write RUN/summary.json and RUN/curves.png; returns the figures, as `summarise`."""
-    summary = summarise(run, unigram_nats)
-    write_atomically(
-        run.path / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    )
-    write_atomically(run.path / "curves.png", curves(run, summary).data)
-    return summary
+    """`write` and `draw`; returns the figures."""
+    figures = write(run, unigram_nats)
+    draw(run, figures)
+    return figures
+
+
+def write(
+    run: RunFolder,
+    unigram_nats: float | None = None,
+    ended: str = "finished",
+    samples: dict | None = None,
+) -> dict:
+    """Write RUN/summary.json; returns the figures, as `summarise`.
+
+    Args:
+        samples: "step": what RUN/samples is of; None: of no end of this run.
+    """
+    figures = summarise(run, unigram_nats, ended) | {"samples": samples}
+    text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(run.path / "summary.json", text)
+    return figures
+
+
+def draw(run: RunFolder, figures: dict) -> None:
+    """Write RUN/curves.png, with matplotlib."""
+    write_atomically(run.path / "curves.png", curves(run, figures).data)
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -222,28 +253,29 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
         figures["judged_by"]
     ]
     rows = [
-        (f"{name}, first {ENDS} steps (mean)", _number(figures["first"])),
+        (f"{name}, first {ENDS} steps (mean)", number(figures["first"])),
         (
             f"{name}, last {ENDS} steps (mean)",
-            f"{_number(figures['last'])} ({_percent(figures['ratio'])} of the first)",
+            f"{number(figures['last'])} ({percent(figures['ratio'])} of the first)",
         ),
         (
             f"held-out {name}",
             (
-                f"{_number(figures['eval_last'])} (best {_number(figures['eval_best'])}, step"
+                f"{number(figures['eval_last'])} (best {number(figures['eval_best'])}, step"
                 f" {figures['eval_best_step']})"
             ),
         ),
     ]
     if "unigram_entropy" in figures:
-        rows.append(("unigram entropy of the held-out codes", _number(figures["unigram_entropy"])))
+        rows.append(("unigram entropy of the held-out codes", number(figures["unigram_entropy"])))
         rows.append(("held-out audio CE against it", _lower(figures["below_unigram"])))
+    rows += quality.rows(figures)
     if "mean_mel_error" in figures:
-        rows.append(("error of the mean mel, held out", _number(figures["mean_mel_error"])))
+        rows.append(("error of the mean mel, held out", number(figures["mean_mel_error"])))
         rows.append(("reconstruction error against it", _lower(figures["below_mean_mel"])))
         used = (
-            f"{_number(figures['codebook_perplexity'])} of {figures['num_codes']}"
-            f" ({_percent(figures['codebook_share'])})"
+            f"{number(figures['codebook_perplexity'])} of {figures['num_codes']}"
+            f" ({percent(figures['codebook_share'])})"
         )
         rows.append(("codebook perplexity", used))
     return rows
@@ -253,23 +285,15 @@ def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
     rows = [
         ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
-        ("utterances/s, last half", _number(figures["utterances_per_s"])),
-        ("ms/step, median of the last half", _number(figures["step_ms"])),
-        ("waiting for data, last half", _percent(figures["data_wait"])),
+        ("utterances/s, last half", number(figures["utterances_per_s"])),
+        ("ms/step, median of the last half", number(figures["step_ms"])),
+        ("waiting for data, last half", percent(figures["data_wait"])),
         ("quarantined utterances", str(figures["quarantined"])),
         ("retraces", "not counted" if figures["retraces"] is None else str(figures["retraces"])),
     ]
     if figures.get("differing"):
         rows.append(("batches made twice, with different bytes", str(figures["differing"])))
     return rows
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
-
-
-def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{100 * value:.1f} %"
 
 
 def _lower(value: float | None) -> str:
@@ -324,7 +348,7 @@ def against_unigram(history: History, run: RunFolder, unigram_nats: float | None
         if unigram_nats is None or best is None or not unigram_nats > 0
         else 1 - best / unigram_nats
     )
-    return {"unigram_entropy": unigram_nats, "below_unigram": below}
+    return {"unigram_entropy": unigram_nats, "below_unigram": below, **quality.judged(run)}
 
 
 def codebook(history: History, run: RunFolder, unigram_nats: float | None) -> dict:
@@ -358,72 +382,3 @@ def _without_nan(figures: dict) -> dict:
     return {
         k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
     }
-
-
-# -- panels ----------------------------------------------------------------------------------------
-
-
-def _curve(history: History, label: str, name: str, evaluated: bool = False) -> Curve:
-    return Curve(label, *history.series(name, evaluated), rough=not evaluated)
-
-
-def dvae_panels(history: History, figures: dict) -> list[Panel]:
-    """Stage 1's curves."""
-    baseline = (
-        [Level("predicting the mean mel", figures["mean_mel_error"])]
-        if figures["mean_mel_error"]
-        else []
-    )
-    error = [
-        _curve(history, "training", "recon"),
-        _curve(history, "held out", "eval_recon", evaluated=True),
-    ]
-    used = [  # both of a batch: an average over batches would use more codes by itself
-        _curve(history, "training", "perplexity"),
-        _curve(history, "held out", "eval_perplexity", True),
-    ]
-    return [
-        Panel(
-            "Stage 1, DVAE: reconstruction error",
-            error,
-            "mean squared error, log-mel / stats",
-            baseline,
-        ),
-        Panel(
-            "Stage 1, DVAE: perplexity of a batch's codes",
-            used,
-            f"codes in use, of {figures['num_codes']}",
-        ),
-    ]
-
-
-def gpt_panels(history: History, figures: dict) -> list[Panel]:
-    """Stage 2's curves."""
-    unigram = (
-        [Level("unigram entropy, held out", figures["unigram_entropy"])]
-        if figures["unigram_entropy"]
-        else []
-    )
-    audio = [
-        _curve(history, "training", "audio_ce"),
-        _curve(history, "held out", "eval_audio", evaluated=True),
-    ]
-    text = [
-        _curve(history, "training", "text_ce"),
-        _curve(history, "held out", "eval_text", evaluated=True),
-    ]
-    return [
-        Panel("Stage 2, GPT: audio codes", audio, "cross-entropy, nats per code", unigram),
-        Panel("Stage 2, GPT: text tokens", text, "cross-entropy, nats per token"),
-    ]
-
-
-def loss_panels(history: History, figures: dict) -> list[Panel]:
-    """The curve of a stage of which nothing else is known."""
-    return [
-        Panel(
-            figures["title"],
-            [_curve(history, "training", "loss"), _curve(history, "held out", "eval_audio", True)],
-            "loss",
-        )
-    ]

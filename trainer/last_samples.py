@@ -1,0 +1,162 @@
+"""The samples that a run leaves: RUN/samples is of the best checkpoint, RUN/samples/step-… of the
+last.
+
+Which is the best may hang on what the sampler (trainer/previews/sampler.py) is measuring while the
+trainer ends, so the trainer waits for that; not for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from common.run.beginning import checkpoint_of
+from common.run.folder import RunFolder
+from common.system import status
+from common.system.errors import BadInput
+from common.system.files import digest
+from trainer.history.checkpoint import step_of
+from trainer.previews import sampler
+from trainer.previews.sampler import SPEAKING
+from trainer.report.tensorboard import EventWriter
+from trainer.stages import Stage
+
+log = logging.getLogger(__name__)
+
+JUDGED_S = 120.0  # the summary waits so long for the sampler
+_POLL_S = 0.2
+
+
+def wanted(run: RunFolder) -> dict | None:
+    """What the samples of the run's end follow from, beside the weights; None: none are made."""
+    samples = run.config.samples
+    if not samples.count + len(samples.texts):
+        return None
+    plain = samples.model_dump(mode="json", exclude={"every", "device"})
+    return {"settings": digest({"samples": plain, "best_by": run.config.train.best_by})}
+
+
+def best_of(run: RunFolder) -> int | None:
+    """The step that a run speaks with where none is named; None: there is no checkpoint."""
+    try:
+        return step_of(checkpoint_of(run.path, None, verify=False).parent)
+    except BadInput:
+        return None
+
+
+def spoken(run: RunFolder) -> dict[int, Path]:
+    """Folders with whole samples, by step."""
+    found = {step_of(p): p for p in (run.path / "samples").glob("step-*")}
+    return {
+        step: p for step, p in found.items() if step is not None and (p / "samples.json").is_file()
+    }
+
+
+def leave_spoken(run: RunFolder) -> int | None:
+    """Make RUN/samples of what was spoken by now: the best checkpoint's, else the newest of all.
+
+    Returns its step; None: nothing was spoken. Nothing is computed.
+    """
+    found, best = spoken(run), best_of(run)
+    if not found:
+        log.info("no samples were spoken yet; `launch.py synthesize --run %s` speaks", run.path)
+        return None
+    step = best if best in found else max(found)
+    for file in found[step].iterdir():
+        shutil.copy(file, run.path / "samples" / file.name)
+    later = "" if step == best else f"; those of the best, step {best}, were not spoken yet"
+    log.info("samples/ is of step %d%s", step, later)
+    return step
+
+
+def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) -> int | None:
+    """Speak and judge the last checkpoint, whose weights the stage holds, then the best one.
+
+    Args:
+        asked: whether a stop was asked for; nothing is waited for then.
+
+    Returns the step that RUN/samples is of; None: nothing could be spoken.
+    """
+    from common.xtts import weights
+    from common.xtts.dvae import Dvae
+    from trainer.previews.judge import judge_checkpoint
+    from trainer.previews.samples import maker_of
+
+    dvae = Dvae(run.dims.dvae)
+    weights.load_state_dict(dvae, load_file(run.dvae_weights))
+    folder, beside = run.path / "samples", run.path / "samples" / f"step-{last:08d}"
+    events = EventWriter(run.samples_events)
+    try:
+        maker = maker_of(run, stage.step.model, dvae)
+
+        def make(step: int, to: Path) -> bool:
+            began, aside = time.perf_counter(), folder / f".tmp-last-{step}"
+            num = len(maker.make(aside, step, events))
+            judge_checkpoint(run, maker.judge, step, events)
+            _move(aside, to)
+            log.info("%d samples of step %d, %.1f s", num, step, time.perf_counter() - began)
+            return num > 0
+
+        # By its own samples, the last may turn out to be the best.
+        made = make(last, beside)
+        wait_for_sampler(run, last, asked)
+        best = best_of(run)
+        if best is not None and best != last:
+            try:
+                state = load_file(checkpoint_of(run.path, str(best)))
+            except (BadInput, OSError) as e:
+                log.warning("samples/ is of the last step, %d, not of the best: %s", last, e)
+            else:
+                weights.load_state_dict(stage.step.model, state)
+                made = make(best, folder)
+                log.info("samples/ is of step %d, the best; %s is of the last", best, beside.name)
+                return best if made else None
+        _move(beside, folder)
+        return last if made else None
+    finally:
+        events.close()
+
+
+def wait_for_sampler(run: RunFolder, last: int, asked: Callable[[], bool]) -> None:
+    """Until it has judged the checkpoints before `last` that it takes, at most `JUDGED_S`; what the
+    summary does without is said.
+    """
+    deadline, said = time.monotonic() + JUDGED_S, False
+    while (step := _pending(run, last)) is not None and not asked():
+        if time.monotonic() > deadline:
+            log.warning(
+                "the judgement of step %d is left out: the sampler needs more than %.0f s for it;"
+                " set a larger samples.every, or another samples.device",
+                step,
+                JUDGED_S,
+            )
+            return
+        if not said:
+            log.info("waiting for the sampler, which is at step %d", step)
+        said = True
+        time.sleep(_POLL_S)
+
+
+def _pending(run: RunFolder, last: int) -> int | None:
+    """The checkpoint that the sampler is at, or takes next; None: it has done them all, or there is
+    no sampler.
+    """
+    s = status.read(run.path, "sampler")
+    if s is None or not s.alive:
+        return None
+    if s.phase == SPEAKING:
+        return s.step
+    return sampler.unspoken(run, s.step, last)
+
+
+def _move(files: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files.iterdir() if files.is_dir() else ():
+        os.replace(file, folder / file.name)
+    shutil.rmtree(files, ignore_errors=True)
