@@ -41,7 +41,13 @@ FLAGS = (
         "the producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn",
         text=True,
     ),
-    Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True),
+    Flag(
+        "--model-gpu",
+        "model_gpu",
+        "the trainer's GPU: 1, a UUID or cpu; 0,1: one for each of two trainers",
+        text=True,
+    ),
+    Flag("--num-trainers", "trainers.count", "number of trainer processes"),
     Flag("--num-producers", "producers.count", "number of producer processes"),
     Flag(
         "--num-workers",
