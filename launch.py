@@ -86,7 +86,7 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
     speaks = sampler_specs(config, run_dir, devices.sampler)
     followers = (
         follower_spec(f"trainer-{rank}", trainer, rank, device)
-        for rank, device in enumerate(devices.followers, 1)
+        for rank, device in enumerate(devices.followers[: config.trainers.count - 1], 1)
     )
     return Program(run_dir, (trainer, *followers, *producers, *speaks))
 

@@ -137,7 +137,7 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
             f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count}"
             f" producer(s): {idle} stays idle; --num-producers {len(data)} uses all"
         )
-    if count > 1 and env.get(TRIAL) != "1":
+    if count > 1 and model[0].kind == "gpu" and env.get(TRIAL) != "1":
         raise BadInput(
             f"--num-trainers {count} on GPUs has not been tried on {count} cards yet, and may hang"
             " or be slow: use --num-trainers 1, or --model-gpu cpu. To try it all the same, set"

@@ -75,7 +75,7 @@ def test_each_trainer_gets_a_card_and_a_producer_may_share_any():
     d = choose.choose_gpus(settings(**asked), cards(3), TRIAL)
     assert [t.index for t in d.trainers] == [0, 2]
     assert not any(t.memory_mb for t in (*d.trainers, *d.producers))
-    on_cpu = choose.choose_gpus(settings(model_gpu="cpu", data_gpu="cpu", trainers=3), NONE, TRIAL)
+    on_cpu = choose.choose_gpus(settings(model_gpu="cpu", data_gpu="cpu", trainers=3), NONE, {})
     assert on_cpu.trainers == (CPU,) * 3
     assert on_cpu.on_cpu
 

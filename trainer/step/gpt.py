@@ -25,7 +25,8 @@ from common.xtts import kernels, weights
 from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
 from common.xtts.kernels import PLAIN
-from trainer.step.contract import Scalars, State, StepOptions
+from trainer.step.checksums import checksums
+from trainer.step.contract import Ranks, Scalars, State, StepOptions
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
@@ -78,6 +79,7 @@ class GptStep:
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
+        self._ranks: Ranks | None = None
         self._resident = Resident(self._group_losses.device)
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [
@@ -137,7 +139,24 @@ class GptStep:
         self._allocate_group()
         if self.options.jit:
             self._updates(grouped=True)
+        if self._ranks is not None:
+            self._ranks.meet()
+            self._ranks.add_up(self._accumulators, self._group_losses)
         return self._apply()
+
+    def share(self, ranks: Ranks) -> None:
+        """See `SharedStep.share`: gradients and losses are added up before the update."""
+        self._ranks = ranks
+        self._allocate_group()
+
+    def digests(self) -> dict[str, str]:
+        """See `SharedStep.digests`."""
+        slots = self.optimizer.slots()
+        own = {key: t.variable for key, t in weights.tensors(self.model).items()}
+        for name, values in slots:
+            keyed = zip(self.optimizer.tensors, values, strict=True)
+            own |= {f"{name}.{t.key}": value for t, value in keyed}
+        return checksums(own, self.options.jit)
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and
