@@ -59,6 +59,7 @@ class Follower:
         timeout_s: float,
     ):
         self.rank, self.count, self._timeout_s = rank, count, timeout_s
+        self._me = {"rank": rank, "count": count, "pid": os.getpid(), "family": family()}
         self.digests: Callable[[int], Mapping[str, str]] = lambda step: {}
         self.on_lost: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
@@ -229,8 +230,7 @@ class Follower:
         if beat and self._session:
             waiting.append(encode("beat", self._session, doing=self.doing))
         elif beat:
-            me = {"rank": self.rank, "count": self.count, "pid": os.getpid(), "family": family()}
-            waiting.append(encode("hello", "", **me))
+            waiting.append(encode("hello", "", **self._me))
         for word in waiting:
             with contextlib.suppress(zmq.Again):  # nobody is there
                 self._dealer.send(word, zmq.NOBLOCK)

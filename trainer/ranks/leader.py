@@ -78,7 +78,7 @@ class Leader:
         self.count, self._run, self._timeout_s = count, run_id, timeout_s
         self.on_used: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
-        self._session = uuid.uuid4().hex
+        self._session, self._family = uuid.uuid4().hex, family()
         self._changed = threading.Condition()
         self._peers: dict[int, _Peer] = {}
         self._outbox: deque[tuple[int, list]] = deque()
@@ -321,7 +321,7 @@ class Leader:
 
     def _welcome(self, peer: bytes, word: Word, now: float) -> None:
         rank = word["rank"]
-        if word["family"] != family():
+        if word["family"] != self._family:
             return  # it waits for the trainer of its own launcher
         known = self._peers.get(rank)
         if known is not None and known.id == peer:
