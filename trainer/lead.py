@@ -17,6 +17,7 @@ from common.run.folder import RunFolder
 from common.system.errors import BadInput
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
+from common.system.stopwatch import Stopwatch
 from common.transport.address import ChannelError, ipc_address
 from trainer.opening import Connected
 from trainer.ranks.leader import Leader, free_addresses
@@ -44,6 +45,8 @@ class Lead:
             self._leader = Leader(address, run.run_id, config.count, config.timeout_s)
         except ChannelError as e:
             raise BadInput(str(e)) from e
+        self._spent, self._log_every = Stopwatch(), run.config.train.log_every
+        self._steps = 0
         self._share: Share | None = None
         self._stage: Stage | None = None
         try:
@@ -110,11 +113,30 @@ class Lead:
 
     def meet(self, payload: bytes = b"") -> list[bytes]:
         """See `Ranks.meet`."""
-        return self._leader.meet(payload, self._stop.is_set)
+        with self._spent.part("meet"):
+            said = self._leader.meet(payload, self._stop.is_set)
+        self._steps += 1
+        if self._steps % self._log_every == 0:
+            self._tell_time()
+        return said
 
     def add_up(self, gradients, losses) -> None:
         """See `Ranks.add_up`."""
-        self._connected.add_up(gradients, losses)
+        with self._spent.part("sum"):
+            self._connected.add_up(gradients, losses)
+
+    def _tell_time(self) -> None:
+        """What of a step's time went into waiting for the others and into the sum, which waits for
+        the device.
+        """
+        meet, total = (
+            1e3 * self._spent.spent_s.get(part, 0.0) / self._steps for part in ("meet", "sum")
+        )
+        log.info(
+            "adding up took %.1f ms a step, and the wait for the other trainers %.1f ms",
+            total,
+            meet,
+        )
 
     def agree(self, step: int) -> None:
         """RanksDiffer: the weights after `step` are not those of all."""
@@ -122,5 +144,7 @@ class Lead:
 
     def end(self, why: str, done: bool) -> None:
         """The others leave; this object is of no more use."""
+        if self._steps:
+            self._tell_time()
         self._leader.end(why, done)
         self._leader.close()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from pathlib import Path
 
 from common.run.folder import RunFolder
 from tests.support.arithmetic_runs import settings
-from tests.support.chaos import EVENTS, Driver, hurt
+from tests.support.chaos import Driver, Schedule, When, hurt, random_schedule
 
 STEPS = 60
-RANK_EVENTS = ("trainer-1", "trainer-2", "trainers", *EVENTS)
+RANK_EVENTS = (
+    *("trainer-1", "trainer-2", "trainer-1", "trainer-2", "trainers", "trainer"),
+    *("both", "all", "launcher"),
+)
 
 
 def tree(folder: Path, corpus: Path, trainers: int, producers: int = 1, **more) -> dict:
@@ -38,11 +42,32 @@ def trained(folder: Path, corpus: Path, trainers: int, producers: int = 1, **mor
 
 
 def hurt_ranks(driver: Driver, event: str) -> None:
-    """One of RANK_EVENTS."""
+    """One of RANK_EVENTS, or "stop NAME"."""
     if event == "trainers":
         for name in ("trainer", "trainer-1", "trainer-2"):
             driver.signal(name, signal.SIGKILL)
+    elif event.startswith("stop "):
+        driver.signal(event.removeprefix("stop "), signal.SIGSTOP)
     elif event.startswith("trainer-"):
         driver.signal(event, signal.SIGKILL)
     else:
         hurt(driver, event)
+
+
+def play(driver: Driver, schedule: Schedule, timeout_s: float = 400.0) -> None:
+    """Launch, hurt at each event's moment, finish."""
+    driver.gate.limit(schedule[0][0].stage, schedule[0][0].step)
+    driver.launch()
+    for when, event in schedule:
+        driver.wait_until(when)
+        hurt_ranks(driver, event)
+    driver.finish(timeout_s)
+
+
+def any_schedule(seed: int, num_events: int) -> Schedule:
+    """A random one, whose first event comes in training; at times a trainer is stopped."""
+    schedule = random_schedule(seed, num_events, STEPS - 10, RANK_EVENTS)
+    if random.Random(seed).random() < 0.25:
+        when = When(STEPS - 8)
+        schedule.append((when, "stop trainer-1"))
+    return schedule

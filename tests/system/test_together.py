@@ -4,12 +4,14 @@ those of one trainer.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from common.run.folder import RunFolder
 from tests.support import tiny_runs, together
 from tests.support.arithmetic_runs import assert_exact
-from tests.support.chaos import Driver
+from tests.support.chaos import Driver, Schedule, When, resumes
 from tests.support.corpora import make_corpus
 
 
@@ -25,6 +27,49 @@ def test_the_ledger_is_the_plan_and_the_weights_are_those_of_one_trainer(
     tmp_path, corpus, trainers, producers
 ):
     assert_exact(together.trained(tmp_path, corpus, trainers, producers))
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "each follower at a step": [(When(9), "trainer-1"), (When(24), "trainer-2")],
+    "the first while it saves, then all": [
+        (When(11, "saving", 0.004), "trainer"),
+        (When(26), "trainers"),
+    ],
+    "a follower in an evaluation, then launch.py": [
+        (When(9, "evaluating"), "trainer-2"),
+        (When(31), "launcher"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory, corpus):
+    """All schedules at once: they mostly sleep."""
+    root = tmp_path_factory.mktemp("killed")
+
+    def one(number: int, schedule: Schedule) -> RunFolder:
+        folder = root / f"r{number}"
+        tree = together.tree(folder, corpus, 3, 2, dvae__max_steps=4)
+        driver = Driver.create(folder, tree, step_ms=2, make_ms=2)
+        try:
+            together.play(driver, schedule)
+            try:
+                assert_exact(RunFolder(driver.run))
+            except Exception as e:
+                raise AssertionError(driver.story(str(e))) from e
+            return RunFolder(driver.run)
+        finally:
+            driver.kill_everything()
+
+    with ThreadPoolExecutor(len(SCHEDULES)) as pool:
+        yield {n: pool.submit(one, i, s) for i, (n, s) in enumerate(SCHEDULES.items())}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_whoever_is_killed_nothing_is_lost_and_nothing_comes_twice(outcomes, name):
+    run = outcomes[name].result()
+    assert len(resumes(run.path)) >= 2, "a kill came too late"
 
 
 @pytest.mark.slow
