@@ -21,6 +21,7 @@ def tree(folder: Path, corpus: Path, trainers: int, producers: int = 1, **more) 
     """Settings: 60 steps of 6 batches, the last of an epoch shorter."""
     given = {
         "trainers__count": trainers,
+        "trainers__timeout_s": 120.0,  # not by the clock of a busy machine
         "producers__count": producers,
         "producers__lease_ttl_s": 8.0,
         "train__accumulate": 6,

@@ -79,7 +79,9 @@ def test_two_trainers_of_networks_are_one_to_the_bit(tmp_path, corpus):
     results = []
     for trainers in (1, 2):
         folder = tmp_path / f"n{trainers}"
-        tree = tiny_runs.tiny_tree(folder, corpus) | {"trainers": {"count": trainers}}
+        tree = tiny_runs.tiny_tree(folder, corpus) | {
+            "trainers": {"count": trainers, "timeout_s": 120.0}
+        }
         driver = Driver.create(folder, tree, 0, 0)
         try:
             driver.launch()

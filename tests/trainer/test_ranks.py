@@ -151,6 +151,9 @@ def test_a_trainer_that_hangs_is_named_with_what_it_says(group):
 
 def test_a_trainer_that_says_nothing_is_named(group):
     leader, (follower,) = group(2, timeout_s=1.5)
+    theirs = in_thread(follower.meet)
+    leader.meet()
+    until(lambda: theirs)
     follower._speak = lambda beat: None  # a process that is stopped: its socket stays
     until(lambda: leader._lost)
     with pytest.raises(RankLost, match=r"trainer-1 \(pid \d+\) has said nothing for \d s"):

@@ -23,7 +23,7 @@ from common.transport import wire
 from common.transport.delivery import Delivery, StopAsked
 from common.transport.links import Wake
 from common.transport.messages import Data, Notes, WireError
-from trainer.ranks.leader import STALL_S, TICK_S
+from trainer.ranks.leader import PATIENCE, STALL_S, TICK_S
 from trainer.ranks.words import FROM_LEADER, RankLost, Word, decode, encode, family
 
 log = logging.getLogger(__name__)
@@ -219,7 +219,8 @@ class Follower:
                     self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))
             self._speak(now >= beat_at)
             beat_at = now + BEAT_S if now >= beat_at else beat_at
-            if self._session and now - self._heard_at > self._timeout_s:
+            limit_s = self._timeout_s if self._number > 1 else PATIENCE * self._timeout_s
+            if self._session and now - self._heard_at > limit_s:
                 silent_s = now - self._heard_at
                 self._end(RankLost(f"the first trainer has said nothing for {silent_s:.0f} s"))
 

@@ -84,6 +84,7 @@ class Leader:
         self._outbox: deque[tuple[int, list]] = deque()
         self._said: dict[tuple[str, int], dict[int, bytes]] = {}  # (kind, number) → rank → payload
         self._number, self._parted = 0, time.monotonic()
+        self._begun = False  # the first meeting is over
         self._lost: str | None = None
         self._closing = False
         self._wake, self._context = Wake(), zmq.Context()
@@ -187,7 +188,7 @@ class Leader:
         said[0] = payload
         payloads = [said[rank] for rank in range(self.count)]
         self._tell("go", number=self._number, payloads=payloads)
-        self._parted = time.monotonic()
+        self._parted, self._begun = time.monotonic(), True
         return payloads
 
     def _answers(
@@ -224,9 +225,9 @@ class Leader:
         return [rank for rank in range(1, self.count) if rank not in there]
 
     def _go_on(self, stopping: Callable[[], bool]) -> None:
-        self._raise_if_lost()
         if stopping():
             raise Stopped("stop was asked for")
+        self._raise_if_lost()
 
     def _raise_if_lost(self) -> None:
         if self._lost is not None:
@@ -348,8 +349,10 @@ class Leader:
             self._lose(f"trainer-{rank} (pid {peer.pid}) is gone: see RUN/logs/trainer-{rank}.log")
 
     def _look_for_silence(self, now: float) -> None:
+        # Importing and tracing keep a process from its threads at times.
+        limit_s = self._timeout_s if self._begun else PATIENCE * self._timeout_s
         for rank, peer in self._peers.items():
-            if now - peer.heard > self._timeout_s:
+            if now - peer.heard > limit_s:
                 self._lose(
                     f"trainer-{rank} (pid {peer.pid}) has said nothing for"
                     f" {now - peer.heard:.0f} s: it is stopped, or hangs"
