@@ -145,7 +145,7 @@ def test_a_trainer_that_hangs_is_named_with_what_it_says(group):
     leader._look_for_silence = lambda now: None
     follower.doing = "training"
     until(lambda: leader._peers[1].doing == "training")
-    with pytest.raises(RankLost, match=r"trainer-1 did not come .* \(says: training\): it hangs"):
+    with pytest.raises(RankLost, match=r"trainer-1 did not come to .* \(it says: training\)"):
         leader.meet()
 
 

@@ -148,8 +148,11 @@ class Leader:
         try:
             with self._changed:
                 self._raise_if_lost()
+            with self._changed:  # late ones of an earlier save
+                self._said = {k: v for k, v in self._said.items() if k[0] != "digests"}
             self._tell("ask", step=step)
-            theirs = self._answers(("digests", step), lambda: False, None, time.monotonic())
+            what = f"say what its weights of step {step} are"
+            theirs = self._answers(("digests", step), what, lambda: False)
         except RankLost as e:
             log.warning("the weights of step %d are saved without being compared: %s", step, e)
             return
@@ -184,7 +187,8 @@ class Leader:
         tell: Callable[[str], None] | None,
     ) -> list[bytes]:
         self._number += 1
-        said = self._answers(("meet", self._number), stopping, tell, self._parted)
+        what = "come to the end of the step"
+        said = self._answers(("meet", self._number), what, stopping, tell)
         said[0] = payload
         payloads = [said[rank] for rank in range(self.count)]
         self._tell("go", number=self._number, payloads=payloads)
@@ -194,15 +198,15 @@ class Leader:
     def _answers(
         self,
         what: tuple[str, int],
+        in_words: str,
         stopping: Callable[[], bool],
-        tell: Callable[[str], None] | None,
-        since: float,
+        tell: Callable[[str], None] | None = None,
     ) -> dict[int, bytes]:
-        """What every follower says to `what`. `since`: when this part began, for its deadline:
-        a follower may take longer than the leader took, but not much.
+        """What every follower says to `what`. A follower may take longer for its part of a step
+        than the leader took, but not much.
         """
         began = time.monotonic()
-        allowed_s = self._timeout_s + PATIENCE * (began - since)
+        allowed_s = self._timeout_s + PATIENCE * (began - self._parted)
         with self._changed:
             while missing := self._missing(self._said.get(what, {})):
                 self._go_on(stopping)
@@ -214,9 +218,8 @@ class Leader:
                     began = now
                 elif now - began > allowed_s:
                     raise RankLost(
-                        f"{_names(missing)} did not come to step's end within {now - began:.0f} s"
-                        f" (says: {self._peers[missing[0]].doing or 'nothing'}): it hangs; all"
-                        " trainers start again from the newest checkpoint"
+                        f"{_names(missing)} did not {in_words} within {now - began:.0f} s (it says:"
+                        f" {self._peers[missing[0]].doing or 'nothing'})"
                     )
                 self._changed.wait(TICK_S)
             return self._said.pop(what, {})

@@ -140,4 +140,4 @@ class SharedStep(Step, Protocol):
         """
 
     def digests(self) -> dict[str, str]:
-        """Name → digest of each tensor of the weights and the optimizer's state, as they are."""
+        """Name → digest of each tensor of the weights as they are. Waits for the device."""
