@@ -11,12 +11,10 @@ import argparse
 import contextlib
 import inspect
 import io
-import json
 import logging
 import os
 import signal
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -25,17 +23,24 @@ from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.listing import list_gpus
 from common.gpu.xla_env import cache_folder, xla_env
-from common.launcher import config_command, flags, ownership, remote, resolve, show_status
+from common.launcher import (
+    config_command,
+    finetune,
+    flags,
+    ownership,
+    remote,
+    resolve,
+    show_status,
+)
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console
 from common.launcher.examples import EXAMPLES
 from common.launcher.flags import Command, switch
 from common.launcher.page import MOST_S, PageKeeper
 from common.launcher.supervise import Supervisor
-from common.run import beginning
 from common.run.folder import RunFolder
 from common.run.settings import Config
-from common.system import status
+from common.system import home, status
 from common.system.cores import cores
 from common.system.errors import (
     FAILED,
@@ -48,7 +53,7 @@ from common.system.errors import (
     disk_refuses,
 )
 from common.system.lock import Holder, holder
-from producer.corpus.recordings import split, transcribe
+from producer.corpus.recordings import sort, split, transcribe
 from trainer.commands import coqui
 from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
@@ -258,42 +263,12 @@ def bundle_command(args: argparse.Namespace) -> int:
 
 def scan_command(args: argparse.Namespace) -> int:
     """Say which recordings are usable, and why the others are not."""
-    from rich.console import Console as RichConsole
+    from producer.creation import scan_command
 
-    from producer.corpus.figures import Figures
-    from producer.corpus.page.render import write_page
-    from producer.corpus.rows import read_rows
-    from producer.corpus.scan import scan
-    from producer.creation.prepare import make_vocabulary
-
-    config = resolve.config_of(args)
-    if args.html and not Path(args.html).absolute().parent.is_dir():
-        raise BadInput(f"--html {args.html}: no such folder; make it first")
-    with tempfile.TemporaryDirectory(prefix="scan-") as folder:
-        rows = read_rows(config)
-        start = (
-            None
-            if config.model.weights is None
-            else beginning.locate(config.model.weights, verify=False)
-        )
-        tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
-        path = Path(folder) / "manifest.sqlite"
-        report = scan(config, path, tokenizer, rows=rows, progress=not args.json).report
-        if args.json or args.html:
-            figures = Figures.of(path, config)
-        if args.html:
-            write_page(report, figures, path, Path(args.html))
-    if args.json:
-        tell(json.dumps(report.to_json() | figures.to_json(), ensure_ascii=False))
-    else:
-        report.print(RichConsole(), texts=args.texts)
-        if args.html:
-            tell(f"report: {args.html}")
-        if not args.config:
-            tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
-    if args.strict:
-        report.require_all()
-    return OK
+    code = scan_command.run(args, resolve.config_of(args), tell)
+    if not args.config and not args.json:
+        tell(f"settings: {resolve.settings_file(args)} (--config names another file)")
+    return code
 
 
 def split_command(args: argparse.Namespace) -> int:
@@ -389,8 +364,23 @@ def synthesize(args: argparse.Namespace) -> int:
     return synthesize_command.run(args, environment, tell)
 
 
+def finetune_command(args: argparse.Namespace) -> int:
+    """Make a voice of a folder of recordings: from there to a folder for any Coqui tool."""
+    from producer.creation.begin import languages_of
+
+    return finetune.run(
+        args, tell, finetune.Tools(main, sort.sort, languages_of, transcribe.language_of)
+    )
+
+
 COMMANDS = {
     "train": Command(train_command, None),
+    "finetune": Command(
+        finetune_command,
+        ("--run", "--data-gpu", "--model-gpu"),
+        finetune.FLAGS,
+        finetune.WORDS,
+    ),
     "trainer": Command(
         trainer_command,
         ("--run", "--model-gpu"),
@@ -519,6 +509,7 @@ def main(argv: list[str]) -> int:
                 errors="backslashreplace"
             )  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    home.settle(os.environ)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common.data.manifest import Manifest
+from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.stages import STAGES, load
@@ -17,7 +20,8 @@ from common.system import logs
 from common.system.cores import cores
 from common.system.errors import BadInput, Stopped
 from common.system.lifecycle import Stop, run_main
-from common.system.status import StatusFile
+from common.system.lock import holder, program_began
+from common.system.status import StatusFile, trainer_is_done
 from common.transport.address import ChannelError, Endpoint, connectable, ipc_address
 from common.transport.client import LeaseClient
 from common.transport.keys import KeyFileError, KeyPair
@@ -26,6 +30,7 @@ from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
+ASK_S, FINISHED_S = 1.0, 300.0  # between two looks at the trainer's word; see `Over`
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
 log = logging.getLogger(__name__)
@@ -80,14 +85,46 @@ def main(stop: Stop) -> None:
         report=lambda phase, batches: status.update(
             phase=phase, batches=batches, stage_name=service.stage
         ),
+        over=Over(run.path, program_began()),
     )
     try:
-        log.info("leaving: %s", service.run())
+        with in_words(lambda: device, lambda: f"after {status.value.batches} batches"):
+            log.info("leaving: %s", service.run())
     except ChannelError as e:
         raise BadInput(str(e)) from e
     finally:
         client.close()
         pool.close()
+
+
+class Over:
+    """() → why no trainer will come any more, "" while one may: the run's trainer has said that all
+    is trained and left. If it did so before this producer was started, one that is to train on is
+    waited for a while.
+    """
+
+    def __init__(self, run: Path, began: float, clock: Callable[[], float] = time.monotonic):
+        self._run, self._began, self._clock = run, began, clock
+        self._asked_at, self._since = -math.inf, None
+
+    def __call__(self) -> str:
+        now = self._clock()
+        if now - self._asked_at < ASK_S:
+            return ""
+        self._asked_at = now
+        busy = any(holder(self._run / name) for name in ("lock", "launch.lock"))
+        if busy or not trainer_is_done(self._run):
+            self._since = None
+            return ""
+        self._since = now if self._since is None else self._since
+        if trainer_is_done(self._run, self._began):
+            return "the run is over"
+        if now - self._since < FINISHED_S:
+            return ""
+        return (
+            f"the run was finished before, and no trainer came within {FINISHED_S:.0f} s; raise"
+            f" train.max_steps with `launch.py trainer --run {self._run}` to go on"
+        )
 
 
 def open_device(config: Config) -> str:

@@ -120,6 +120,11 @@ def _ignore(phase: str, batches: int) -> None:
     """`report` of a service that nobody watches."""
 
 
+def _never() -> str:
+    """`over` of a service that waits for a trainer for as long as it takes."""
+    return ""
+
+
 class Service:
     """One producer's loop.
 
@@ -132,6 +137,7 @@ class Service:
         data_roots: folders of the corpus; when one is away, batches are put off instead of their
             clips being set aside.
         report: called with the phase and the number of batches made.
+        over: why no trainer will come any more, "" while one may; asked when none is there.
         log_every_s: seconds between the lines that say where the time goes.
     """
 
@@ -144,6 +150,7 @@ class Service:
         *,
         data_roots: tuple[str, ...] = (),
         report: Callable[[str, int], None] = _ignore,
+        over: Callable[[], str] = _never,
         log_every_s: float = 10.0,
     ):
         self._client, self._make_stage, self._pool, self._should_stop = (
@@ -152,7 +159,7 @@ class Service:
             pool,
             should_stop,
         )
-        self._data_roots, self._report = data_roots, report
+        self._data_roots, self._report, self._over = data_roots, report, over
         self.meter = Meter(log_every_s)
         self.stage, self.maker, self._probe = "", None, ""
         self._jobs: list[Job] = []  # in the order in which they are needed
@@ -190,6 +197,9 @@ class Service:
                 self._advance()
             else:
                 self._waited()
+                if not self._needed() and (over := self._over()):
+                    reason = over
+                    break
         self._drop_all()
         self._client.bye()
         self._device.shutdown(wait=False)
@@ -256,7 +266,9 @@ class Service:
             self._refuse(lease, f"{type(e).__name__}: {e}")
             return
         futures = [
-            self._pool.submit(c.utterance.path, c.start, c.num_samples, **_as_scanned(c))
+            self._pool.submit(
+                c.utterance.path, c.start, c.num_samples, change=c.change, **_as_scanned(c)
+            )
             for c in clips
         ]
         self._jobs.append(Job(lease, planned, clips, futures))
@@ -420,9 +432,10 @@ def _cut(reason: str, num_bytes: int) -> str:
     return printable(reason.encode(errors="replace")[:num_bytes].decode(errors="ignore"))
 
 
-def _as_scanned(clip: Clip) -> dict[str, int]:
-    """What the manifest knows of the file, for `decode` to compare."""
+def _as_scanned(clip: Clip) -> dict:
+    """What the manifest knows of the file, for `decode` to compare and to use."""
     return {
         "source_rate": clip.utterance.source_rate,
         "source_frames": clip.utterance.source_frames,
+        "portion": clip.utterance.portion,
     }

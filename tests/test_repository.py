@@ -33,12 +33,14 @@ DIMS = "common/xtts/dims.py"
 ARROWS = {
     "launch.py": (
         *("trainer/commands", "trainer/report"),
-        *("producer/creation", "producer/corpus/page", "producer/corpus/recordings"),
-        "producer/corpus",
+        *("producer/creation", "producer/corpus/recordings"),
         *("common/launcher", "common/run", "common/gpu", "common/system"),
     ),
     "producer": ("producer/batches", "common/audio", "common/gpu", "common/transport", *RUN),
-    "producer/creation": ("producer/corpus", "producer/batches", "common/audio", *RUN, *NETWORKS),
+    "producer/creation": (
+        *("producer/corpus", "producer/corpus/page", "producer/batches", "common/audio"),
+        *(*RUN, *NETWORKS),
+    ),
     "producer/corpus/page": ("producer/corpus", "producer/batches", "common/audio", *RUN),
     "producer/corpus/recordings": (
         *("producer/corpus", "producer/corpus/readers", "common/audio"),
@@ -79,15 +81,15 @@ ARROWS = {
     "trainer/step": ("common/gpu", "common/xtts", *RUN),
     "trainer/history": RUN,
     "common/launcher": ("common/run", "common/gpu", "common/transport", *DATA),
-    "common/run": ("common/transport", "common/xtts/checkpoints", DIMS, *DATA),
+    "common/run": ("common/transport", "common/xtts/checkpoints", "common/audio", DIMS, *DATA),
     "common/gpu": SYSTEM,
-    "common/data": (DIMS, *SYSTEM),
+    "common/data": ("common/audio", DIMS, *SYSTEM),
     "common/transport": SYSTEM,
+    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text", "common/audio", *SYSTEM),
+    "common/xtts/checkpoints": ("common/xtts/text", DIMS, *SYSTEM),
+    "common/xtts/text": SYSTEM,
+    "common/audio": SYSTEM,
     "common/system": (),
-    "common/xtts": ("common/xtts/checkpoints", "common/xtts/text", "common/audio"),
-    "common/xtts/checkpoints": ("common/xtts/text", DIMS),
-    "common/xtts/text": (),
-    "common/audio": (),
     "common": (),
 }
 

@@ -25,6 +25,7 @@ from common.system.cores import cores
 from common.system.errors import Hopeless, Stopped, is_out_of_memory
 from common.system.lifecycle import Stop
 from trainer.report.observe import Observer
+from trainer.tried import Tried, key_of
 
 if TYPE_CHECKING:
     from trainer.history.schedule import Position
@@ -58,17 +59,27 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
+    tried, key = Tried.of_process(stop), key_of(stage, largest)
+    known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
-        now = dict.fromkeys([("training", largest), *order[:1]])
+        now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
         run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
         workers.wait(stop, observer)
-    bucket = stage.schedule.train.buckets[largest]
-    observer.trying(
-        f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})"
-    )
-    run_aside(lambda: dry_step(stage, largest), stop)
-    run_aside(lambda: ROOM.measure(lambda: stage.step.dry_run(largest, grouped=grouped)), stop)
+    if known:
+        log.info("the largest step was tried on this card before, and is not tried again")
+    else:
+        bucket = stage.schedule.train.buckets[largest]
+        observer.trying(
+            f"the largest step is tried on padding ({bucket.batch_size} rows x {bucket.row_len})"
+        )
+        run_aside(lambda: dry_step(stage, largest), stop)
+        run_aside(
+            lambda: tried.note(
+                key, ROOM.measure(lambda: stage.step.dry_run(largest, grouped=grouped))
+            ),
+            stop,
+        )
     tell_memory(stage, largest)
     if stage.step.options.jit:
         compiled.go_on([wanted for wanted in order if wanted not in now])

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
+from common.system.errors import disk_refuses
 from common.system.files import write_atomically
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
@@ -80,11 +81,12 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
                 )
         # What lacks a package, or memory, must not begin a finished run's trainer anew.
         except Exception as e:  # the edge of a finished run
-            log.exception(
-                "no samples: %s: %s; `launch.py synthesize --run %s` speaks later",
-                type(e).__name__,
-                e,
+            refusal = disk_refuses(e)
+            log.error(
+                "no samples: %s; `launch.py synthesize --run %s` speaks later",
+                refusal or f"{type(e).__name__}: {e}",
                 run.path,
+                exc_info=None if refusal else e,
             )
     for line in summary.lines(summary.finish(run, summary.unigram_of(run))):
         log.info("%s", line)

@@ -72,11 +72,11 @@ class Following:
         self._connected = Connected(run, self.rank, word["addresses"])
         self._follower.on_lost = self._connected.abort
         self._doing("opening its device")
-        set_up_device(run, self._status, lambda: self._connected.connect(self._check))
+        set_up_device(run, self._status, lambda: self._connected.connect(self._check, self._stop))
         stage = stages.build(run, word["stage"])
         position = self._load(run, stage, self._follower.wait("begin", self._leaving)["step"])
         stage.step.share(self)
-        compiled = ahead.prepare(stage, position, self, Check(self._check))
+        compiled = ahead.prepare(stage, position, self, Check(self._check, self._stop))
         self._follower.digests = lambda step: self._digests(stage, step)
         self._doing("ready")
         self.meet()

@@ -78,7 +78,7 @@ class Lead:
             self._stop.check()
             self._leader.check()
 
-        self._connected.connect(check)
+        self._connected.connect(check, self._stop)
 
     def begin(self, stage: Stage, step: int, used: Callable[[], None]) -> None:
         """All load the checkpoint of `step`. `used`: told of each batch that another has used."""

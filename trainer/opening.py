@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from common.run.folder import RunFolder
 from common.system.errors import RunError
-from common.system.lifecycle import hear
+from common.system.lifecycle import Stop, hear
 from common.system.status import StatusFile
 from trainer import ahead
 from trainer.ranks.words import RankLost
@@ -52,7 +52,7 @@ class Connected:
         self._run, self._rank, self._addresses = run, rank, addresses
         self._collectives = None
 
-    def connect(self, check: Callable[[], None]) -> None:
+    def connect(self, check: Callable[[], None], stop: Stop) -> None:
         """Wait for all trainers. `check` is asked meanwhile, and raises where it should end."""
         import tensorflow as tf
 
@@ -74,7 +74,7 @@ class Connected:
             )
 
         try:
-            ahead.run_aside(make, Check(check))
+            ahead.run_aside(make, Check(check, stop))
         except (tf.errors.OpError, RuntimeError) as e:
             said = str(e).splitlines()[0][:200]
             raise RankLost(f"the trainers could not be connected: {said}") from e
@@ -94,8 +94,8 @@ class Connected:
 class Check:
     """What `ahead` asks of a stop, answered by a function that raises."""
 
-    def __init__(self, check: Callable[[], None]):
-        self.check = check
+    def __init__(self, check: Callable[[], None], stop: Stop):
+        self.check, self.at_exit = check, stop.at_exit
 
     def is_set(self) -> bool:
         """Whether `check` raises."""

@@ -4,9 +4,12 @@ is installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -15,7 +18,7 @@ import threading
 from common.audio.errors import NO_FFMPEG, DecodeError
 
 DEADLINE_S = 60.0
-MAX_BYTES = 1 << 28  # of what ffmpeg gives: 256 MiB, 25 minutes of 44.1 kHz mono as floats
+MAX_BYTES = 1 << 27  # of what ffmpeg gives: 128 MiB, 12 minutes of 44.1 kHz mono as floats
 _HINT = "install ffmpeg (pip install 'xtts-trainer[ffmpeg]'), or convert it to FLAC"
 
 _PART = re.compile(
@@ -73,7 +76,7 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
 
     Raises:
         DecodeError: there is no ffmpeg, it refuses the file or takes too long, or the sound is
-            larger than 256 MiB.
+            larger than 128 MiB.
     """
     program = find()
     if program is None:
@@ -81,11 +84,16 @@ def convert(path: str | os.PathLike, name: str, deadline_s: float = DEADLINE_S) 
         raise DecodeError(path, reason, NO_FFMPEG)
     source = ["-protocol_whitelist", "file", "-i", f"file:{os.fspath(path)}", "-map", "0:a:0"]
     sink = ["-c:a", "pcm_f32le", "-bitexact", "-protocol_whitelist", "pipe", "-f", "wav", "pipe:1"]
-    command = [program, "-nostdin", "-v", "error", "-xerror", "-threads", "1", *source, *sink]
+    command = [program, "-nostdin", "-v", "error", "-xerror", "-threads", "1"]
+    command += ["-max_alloc", str(MAX_BYTES), *source, *sink]
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
         ) as process:
+            # Of its own: this process may be killed before it can kill.
+            limit = math.ceil(deadline_s)
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit))
             late = threading.Event()
             timer = threading.Timer(deadline_s, lambda: (late.set(), process.kill()))
             timer.start()

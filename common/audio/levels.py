@@ -223,7 +223,7 @@ def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
     n = min(most, 1 << (len(wave).bit_length() - 1))
     first = (len(wave) - n) // 2
     window = _window(n)
-    spectrum = np.abs(np.fft.rfft(wave[first : first + n] * window)) * (2 / window.sum())
+    spectrum = np.abs(np.fft.rfft(wave[first : first + n] * window)) * (2 / (window.sum() or 1.0))
     return np.square(spectrum), rate / n
 
 

@@ -11,36 +11,22 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 
 import numpy as np
 import soundfile
 
 from common.audio import containers, ffmpeg, flac, mp3
 from common.audio.errors import CLOSED, CUT, DecodeError
+from common.system.files import why_irregular
 
 MIN_RATE, MAX_RATE = 4000, 384000  # outside: the header lies
-MAX_VALUES = 1 << 26  # samples of all channels that are read at once: 256 MiB as floats
+MAX_VALUES = 1 << 25  # samples of all channels that are read at once: 128 MiB as floats
 _UNKNOWN = (
     1 << 48
 )  # frames from here on: libsndfile's word for a stream that does not say how long it is
 # Seeking is exact to the sample, and no sample can exceed 1: a part of such a file equals that part
 # of the whole.
 _EXACT_SUBTYPES = ("PCM_", "ALAC_", "ULAW", "ALAW")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-)
-
-
-def why_irregular(mode: int) -> str:
-    """What lies there instead of a file, by its mode; "" for a file."""
-    if stat.S_ISREG(mode):
-        return ""
-    what = next((name for test, name in _KINDS if test(mode)), "a device")
-    return f"not a file: {what} lies there"
 
 
 def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:

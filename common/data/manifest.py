@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.audio.treatment import Portion
 from common.data.data_roots import Roots, remap
 from common.system.errors import BadInput
 
@@ -31,13 +32,16 @@ FIELDS = (
     "id, source, path, name, text, clean, tokens, language, speaker, num_samples, source_rate,"
     " source_frames, size, split"
 )
+PORTION = ", portions.first, portions.frames, portions.gain"
+_REST = 5  # fields behind the speaker
 
 
 @dataclass(frozen=True)
 class Utterance:
     """One recording with its text.
 
-    `num_samples` counts at 22 050 Hz, `source_frames` at `source_rate`.
+    `num_samples` of what is used counts at 22 050 Hz, `source_frames` of the whole recording at
+    `source_rate`.
     """
 
     id: int
@@ -53,6 +57,7 @@ class Utterance:
     source_frames: int
     size: int  # of the file, bytes
     split: int  # TRAIN or EVAL
+    portion: Portion | None = None  # what of the recording is used; None: all, as it is
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ class Manifest:
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
+        # Of a corpus whose recordings are taken as they are there is no such table.
+        treated = meta.get("treatment") is not None
+        self._select = f"SELECT {FIELDS}{PORTION if treated else ''} FROM utterances"
+        self._select += " JOIN portions USING (id)" if treated else ""
         self.languages = [
             name for (name,) in self._db.execute("SELECT name FROM languages ORDER BY id")
         ]
@@ -189,6 +198,7 @@ class Manifest:
 
     def _utterance(self, row: tuple) -> Utterance:
         number, source, path, name, text, clean, tokens, language, speaker, *rest = row
+        rest, portion = rest[:_REST], rest[_REST:]
         where = self._roots[source] / path  # an absolute path stays itself
         return Utterance(
             number,
@@ -200,6 +210,7 @@ class Manifest:
             self.languages[language],
             self.speakers[speaker],
             *rest,
+            Portion(*portion) if portion else None,
         )
 
     def utterances(self, ids: Iterable[int]) -> list[Utterance]:
@@ -209,16 +220,14 @@ class Manifest:
         """
         found = []
         for i in ids:
-            row = self._db.execute(
-                f"SELECT {FIELDS} FROM utterances WHERE id = ?", (int(i),)
-            ).fetchone()
+            row = self._db.execute(f"{self._select} WHERE id = ?", (int(i),)).fetchone()
             if row is None:
                 raise KeyError(f"no utterance {int(i)} in {self.path} (0..{len(self) - 1})")
             found.append(self._utterance(row))
         return found
 
     def __iter__(self) -> Iterator[Utterance]:
-        for row in self._db.execute(f"SELECT {FIELDS} FROM utterances ORDER BY id"):
+        for row in self._db.execute(f"{self._select} ORDER BY id"):
             yield self._utterance(row)
 
     def files(self, every: int = 1) -> Iterator[tuple[Path, int]]:

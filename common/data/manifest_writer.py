@@ -11,9 +11,11 @@ from pathlib import Path
 
 import xxhash
 
+from common.audio.treatment import Portion, Treatment
 from common.data.manifest import (
     APPLICATION_ID,
     FIELDS,
+    PORTION,
     TRAIN,
     VERSION,
     Reject,
@@ -43,6 +45,11 @@ CREATE TABLE files (
   WITHOUT ROWID;
 """
 
+_PORTIONS = """
+CREATE TABLE portions (
+  id INTEGER PRIMARY KEY, first INTEGER NOT NULL, frames INTEGER NOT NULL, gain REAL NOT NULL);
+"""
+
 
 @dataclass(frozen=True)
 class NewUtterance:
@@ -63,6 +70,7 @@ class NewUtterance:
     source_frames: int
     size: int
     split: int = TRAIN
+    portion: Portion | None = None  # given where the writer has a treatment
 
 
 class ManifestWriter:
@@ -70,9 +78,11 @@ class ManifestWriter:
     leaves nothing behind.
 
     As a context manager it closes on success and abandons on an exception.
+
+    `treatment`: what is done to recordings; each utterance comes with its portion then.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, treatment: Treatment | None = None):
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
@@ -80,10 +90,13 @@ class ManifestWriter:
         # nolock: nobody else knows the file, and some network disks have no locks.
         uri = f"{file_uri(self._aside)}?nolock=1"
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
+        self._treated = treatment is not None and treatment.changes
         self._db.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
-            f" {_SCHEMA} BEGIN;"
+            f" {_SCHEMA} {_PORTIONS if self._treated else ''} BEGIN;"
         )
+        if self._treated:
+            self.set_meta("treatment", vars(treatment))
         self._languages: dict[str, int] = {}
         self._speakers: dict[str, int] = {}
         self._roots: list[Path] = []
@@ -138,6 +151,12 @@ class ManifestWriter:
             new.split,
         )
         self._db.execute(f"INSERT INTO utterances VALUES ({', '.join('?' * len(row))})", row)
+        if self._treated:
+            part = new.portion
+            self._db.execute(
+                "INSERT INTO portions VALUES (?, ?, ?, ?)",
+                (number, part.first, part.frames, part.gain),
+            )
         self.num_utterances += 1
         return number
 
@@ -176,7 +195,7 @@ class ManifestWriter:
                 f"INSERT INTO {table} VALUES (?, ?)",
                 ((number, name) for name, number in names.items()),
             )
-        self.set_meta("digest", _digest(self._db, self._languages))
+        self.set_meta("digest", _digest(self._db, self._languages, self._treated))
         self.set_meta("num_utterances", self.num_utterances)
         self._db.execute("COMMIT")
         self._db.close()
@@ -190,10 +209,15 @@ class ManifestWriter:
         self._aside.unlink(missing_ok=True)
 
 
-def _digest(db: sqlite3.Connection, languages: dict[str, int]) -> str:
+def _digest(db: sqlite3.Connection, languages: dict[str, int], treated: bool) -> str:
     names = [name for name, _ in sorted(languages.items(), key=lambda item: item[1])]
     h = xxhash.xxh3_128(json.dumps([VERSION, names]).encode())
-    for row in db.execute(f"SELECT {FIELDS} FROM utterances ORDER BY id"):
+    what = (
+        f"SELECT {FIELDS}{PORTION} FROM utterances JOIN portions USING (id)"
+        if treated
+        else f"SELECT {FIELDS} FROM utterances"
+    )
+    for row in db.execute(f"{what} ORDER BY id"):
         # A clip outside its source's root is known by its file name: where it lies is this
         # machine's affair.
         path = os.path.basename(row[2]) if os.path.isabs(row[2]) else row[2]

@@ -28,6 +28,7 @@ import xxhash
 
 from common.data import stateless_random
 from common.data.buckets import Bucket
+from common.system.documents import read_json
 
 # Purposes of the counter streams. Changing a number changes every run.
 _ORDER, _ROWS, _CROP, _DROPOUT, _BUCKET, _LANGUAGE, _PICK, _PROMPT = range(8)
@@ -159,7 +160,7 @@ class Plan:
     def open(cls, folder: str | os.PathLike, name: str) -> Plan:
         """Memory-map a plan that `write_plan` wrote. OSError where it is missing."""
         folder = Path(folder)
-        meta = json.loads((folder / f"{name}.json").read_text())
+        meta = read_json(folder / f"{name}.json")
         order = (
             np.load(folder / f"{name}.order.npy", mmap_mode="r")
             if meta["num_utterances"]

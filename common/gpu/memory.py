@@ -105,11 +105,17 @@ class Account:
     step_mb: int  # what the largest step needs of TensorFlow's part
     state_mb: int  # of that, what is there between steps
 
+    def available_mb(self) -> int:
+        """What a step may need: TensorFlow's part, or what it holds between steps and the card has
+        free, but for the driver's.
+        """
+        if self.limit_mb is not None:
+            return self.limit_mb
+        return self.free_mb + max(self.step_mb, self.state_mb) - LATER_MB
+
     def rows(self, rows: int) -> int:
         """How many rows of that step's length would fit."""
-        available = (
-            self.limit_mb if self.limit_mb is not None else self.free_mb + self.step_mb - LATER_MB
-        )
+        available = self.available_mb()
         per_row = max(1.0, (self.step_mb - self.state_mb) / rows)
         return max(0, int((available - self.state_mb) * 0.97 / per_row))
 

@@ -28,6 +28,7 @@ PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
 PLAIN_ALONE_AGAIN_S = 60.0  # of an added producer, which may be idle for hours
 QUIET_S = 10.0  # without a step, the last rate and the time left say nothing any more
 DRAW_EVERY_S = 0.5
+BAR_WIDTH, LEAST_BAR = 24, 6
 READ_EVERY_S = 0.3
 LINES_AT_STOP = 16  # with the program's own lines ≤ 20
 ALARMS_PER_INTERVAL = 8  # and as many seconds
@@ -193,10 +194,13 @@ class Console:
     def _bar(self) -> Table:
         statuses = self._statuses()
         trainer = next((s for s in statuses if s.role == "trainer"), None)
+        text = progress_line(statuses, self._clock() - self._began)
+        row = [Text(text, no_wrap=True, overflow="ellipsis")]
+        # One line, however narrow the terminal is: the bar gives way first.
+        width = min(BAR_WIDTH, self._rich.width - len(text) - 2)
+        if trainer is not None and trainer.max_steps and width >= LEAST_BAR:
+            row.insert(0, ProgressBar(total=trainer.max_steps, completed=trainer.step, width=width))
         grid = Table.grid(padding=(0, 1))
-        row = [Text(progress_line(statuses, self._clock() - self._began))]
-        if trainer is not None and trainer.max_steps:
-            row.insert(0, ProgressBar(total=trainer.max_steps, completed=trainer.step, width=24))
         grid.add_row(*row)
         return grid
 
@@ -232,7 +236,7 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
         f"{trainer.stage_name} {trainer.step}"
         + (f"/{trainer.max_steps}" if trainer.max_steps else "")
     ]
-    still_s = time.time() - trainer.time if trainer.time else 0.0
+    still_s = trainer.age_s if trainer.time else 0.0
     if trainer.phase == "training" and still_s > QUIET_S:  # its rates are of before
         return "  ".join([*parts, f"no step for {still_s:.0f} s", *_stopped(statuses)])
     if trainer.phase != "training":

@@ -5,6 +5,10 @@ EXAMPLES = {
         "--config configs/demo.yaml",
         "data.train=/data/persian data.language=fa run=runs/fa --data-gpu 0 --model-gpu 1",
     ),
+    "finetune": (
+        "finetune recordings/ --weights pretrained/ --language fa --out my_voice/",
+        "finetune recordings/ --language fa --recogniser whisper-large-v3/ --out my_voice/",
+    ),
     "trainer": ("trainer --run runs/fa", "trainer --run runs/fa --replace"),
     "producer": (
         "producer --run runs/fa --gpu 2",

@@ -97,8 +97,9 @@ ANSWERED = {
 
 # launch.py's table, for the nearest name to a misspelt one.
 COMMANDS = (
-    "train", "trainer", "producer", "bundle", "scan", "split", "transcribe", "check", "profile",
-    "status", "stop", "serve", "report", "config", "synthesize", "import-coqui", "export-coqui",
+    "train", "finetune", "trainer", "producer", "bundle", "scan", "split", "transcribe", "check",
+    "profile", "status", "stop", "serve", "report", "config", "synthesize", "import-coqui",
+    "export-coqui",
 )  # fmt: skip
 
 

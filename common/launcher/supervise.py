@@ -16,9 +16,8 @@ Policy
   it dies; a program of the trainer alone (no lock to watch) ends with 0
 - a trainer alone, or an added producer, that was asked to stop by somebody else is not restarted:
   its program ends with its code
-- followers (the second trainer and on) start with their leader and go with it: where one has died,
-  the leader leaves by itself or is killed, and all start again as the leader does; exit 2 or 3 of a
-  follower counts as the leader's
+- followers (the second trainer and on) start and go with their leader: where one has died, it leaves
+  or is killed, and all start again; exit 2 or 3 of a follower ends the program
 - an optional process is restarted like a producer; whatever ends it for good, the others go on
 - Ctrl-C, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, by which a batch system warns of its time
   limit: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at
@@ -43,7 +42,7 @@ from common.launcher.child import (
     reap_strays,
     rotate,
 )
-from common.system import lock, status
+from common.system import cgroup, lock, status
 from common.system.errors import BAD_INPUT, FAILED, HOPELESS, INTERRUPTED, OK, REPLACED, TERMINATED
 from common.system.lifecycle import REPLACE_S
 
@@ -121,6 +120,7 @@ class Supervisor:
         self._done_at: float | None = None
         self._parent_fd = -1
         self._rotated_at = clock()
+        self._oom_kills = cgroup.oom_kills()
 
     def run(self) -> int:
         """Until the program ends. Returns launch.py's exit code; every process is gone then."""
@@ -129,9 +129,8 @@ class Supervisor:
         self._parent_fd, write_fd = os.pipe()
         try:
             with self._handlers():
-                for child in self._children:
-                    if not child.spec.leader:
-                        self._start(child)
+                for child in (c for c in self._children if not c.spec.leader):
+                    self._start(child)
                 while (code := self._step()) is None:
                     self._view.tick()
                     time.sleep(TICK_S)
@@ -282,15 +281,14 @@ class Supervisor:
         followers, now = self._followers(leader), self._clock()
         if not followers or self._stop_code is not None or self._done_at is not None:
             return
+        lost = any(f.process is None and f.last != OK for f in followers)
         if leader.process is None:
-            for follower in followers:
+            for follower in (f for f in followers if f.process):
                 self._ask(follower)
-                if follower.process and now - follower.asked_at > follower.spec.grace_s:
+                if now - follower.asked_at > follower.spec.grace_s:
                     follower.process.kill()
-        elif isinstance(leader.process, Running) and any(
-            f.process is None and f.last != OK for f in followers
-        ):
-            leader.alone_at = now if leader.alone_at is None else leader.alone_at
+        elif lost and isinstance(leader.process, Running):
+            leader.alone_at = leader.alone_at or now
             s = status.read(self._program.run_dir, leader.spec.name)
             saves = s is not None and s.pid == leader.process.pid and s.phase == status.SAVING
             limit = max(leader.spec.save_s, s.save_grace_s or 0.0) if saves else LOST_S
@@ -362,12 +360,9 @@ class Supervisor:
         if leader.process is None or code == OK:
             return  # it has left with its leader
         self._view.failure(child.spec, process.offset)
-        what = f"{child.spec.name} {explain(code)}"
-        if code in (BAD_INPUT, HOPELESS):
-            again = ": a restart would not help" if code == HOPELESS else ""
-            self._stop(
-                f"{what}{again}; see {child.spec.log}", BAD_INPUT if code == BAD_INPUT else FAILED
-            )
+        what = f"{child.spec.name} {explain(code)}{self._for_memory(code)}"
+        if code in (BAD_INPUT, HOPELESS):  # a restart would not help
+            self._stop(f"{what}; see {child.spec.log}", BAD_INPUT if code == BAD_INPUT else FAILED)
         else:
             self._view.say(f"{what}; {leader.spec.name} leaves, too, and all trainers start again")
 
@@ -389,7 +384,7 @@ class Supervisor:
 
     def _failed(self, child: Child, code: int, pid: int) -> None:
         """Restart, give the process up, or end the program."""
-        what = f"{child.spec.name} {explain(code)}"
+        what = f"{child.spec.name} {explain(code)}{self._for_memory(code)}"
         if code == BAD_INPUT:
             return self._give_up(child, what, BAD_INPUT)
         if code == HOPELESS:
@@ -413,6 +408,15 @@ class Supervisor:
             f"{what}; restart {child.failures} of {child.spec.restarts} in {delay:.0f} s"
         )
         return None
+
+    def _for_memory(self, code: int) -> str:
+        """Why the kernel killed a process, where it was for memory."""
+        before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
+        if code != -signal.SIGKILL or self._oom_kills == before:
+            return ""
+        limit = cgroup.memory_limit()
+        most = f" of {limit / 1e6:.0f} MB" if limit else ""
+        return f" by the kernel: this container's or job's memory{most} is used up"
 
     def _came_further(self, child: Child, pid: int) -> bool:
         s = status.read(self._program.run_dir, child.spec.name)

@@ -17,7 +17,6 @@ twice. From then on the run needs nothing outside of itself. No TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -28,7 +27,9 @@ from pathlib import Path
 import yaml
 
 from common.run.proof import SETTINGS, Proof
+from common.run.settings_text import bounded_bytes, read_yaml
 from common.run.stages import FAMILY
+from common.system.documents import read_json
 from common.system.errors import BadInput
 from common.system.files import file_digest
 from common.xtts.checkpoints import coqui, coqui_folder, pretrained
@@ -201,10 +202,10 @@ def _settings(run: Path) -> dict:
     if recorded is not None:
         return recorded
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = read_yaml(bounded_bytes(path).decode(), str(path))
         if not isinstance(found, dict):
             raise ValueError("no settings are in it")
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+    except (OSError, ValueError, yaml.YAMLError) as e:
         raise BadInput(f"{path} cannot be read: {e}; restore it from a copy") from e
     return found
 
@@ -258,14 +259,13 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
         raise BadInput(f"{run} has no checkpoint yet")
     newest, wanted = max(found), which
     try:
-        best = json.loads((found[newest] / "state.json").read_text()).get("best_step")
+        best = read_json(found[newest] / "state.json").get("best_step")
         wanted = which or ("newest" if best is None else "best")
         step = {"newest": newest, "best": best}.get(wanted) if not wanted.isdigit() else int(wanted)
         path = found[step] / "model.safetensors"
         whole = (
             not verify
-            or file_digest(path)
-            == json.loads((found[step] / "state.json").read_text())["digests"]["model"]
+            or file_digest(path) == read_json(found[step] / "state.json")["digests"]["model"]
         )
     except (OSError, ValueError, KeyError, TypeError) as e:
         why = "" if isinstance(e, KeyError) and e.args[0] not in found else f" ({e})"

@@ -33,10 +33,12 @@ import xxhash
 
 from common.run.folder import BUNDLE, FEATURE_VERSION, RunFolder
 from common.run.stages import STAGES
+from common.system import archives
+from common.system.documents import parse_json, read_json
 from common.system.errors import BadInput
-from common.system.files import fsync
+from common.system.files import fsync, open_plain, open_private
 from common.transport import wire
-from common.transport.address import Endpoint
+from common.transport.address import Endpoint, check_key
 from common.transport.keys import KeyFileError, KeyPair
 
 FORMAT = 1
@@ -68,9 +70,9 @@ _OPTIONAL = (
 # than the bundle.
 _LIMITS = {
     BUNDLE: _MB,
-    "config.yaml": 16 * _MB,
+    "config.yaml": _MB,
     "identity.json": 16 * _MB,
-    "vocab.json": 256 * _MB,
+    "vocab.json": 16 * _MB,
     "keys/client.json": 4096,
 }
 _LIMITS |= {"mel_stats.safetensors": _MB} | {
@@ -108,8 +110,7 @@ def write(run: RunFolder, out: Path) -> About:
     names = [n for n in (*_NEEDED, *_OPTIONAL) if n in _NEEDED or (run.path / n).is_file()]
     aside = _aside(out)
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
+        with open_private(aside) as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 members = {name: _add(archive, name, run.path / name) for name in names}
                 made, roots = (
@@ -202,7 +203,7 @@ class Bundle:
         another version of this program.
         """
         with _reading(path) as archive:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(archive.fp.fileno()).st_mode)
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise BadInput(
                     f"{path}: others can read the secret key in it (mode {mode:04o}); chmod 600 it"
@@ -238,7 +239,7 @@ class Bundle:
     def _is_there(self, work: Path) -> bool:
         """Whether this very bundle is. BadInput: something else is there."""
         try:
-            there = json.loads((work / BUNDLE).read_text())
+            there = read_json(work / BUNDLE)
         except FileNotFoundError:
             if work.exists() and (not work.is_dir() or any(work.iterdir())):
                 raise BadInput(
@@ -280,10 +281,7 @@ class Bundle:
 
     def _extract(self, archive: zipfile.ZipFile, name: str, to: Path, expected: list) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            archive.open(name) as source,
-            os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
-        ):
+        with archive.open(name) as source, open_private(to) as file:
             found = _copy(source, file)
         if found != expected:
             raise BadInput(
@@ -315,16 +313,18 @@ def _aside(beside: Path) -> Path:
 
 
 def _write_private(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with open_private(path) as file:
+        file.write(text.encode())
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            yield archive
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as e:
+        with open_plain(path, follow=False) as file:
+            archives.members(file)
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+    except OSError as e:
         if e.filename != str(path):
             raise
         raise BadInput(
@@ -372,7 +372,7 @@ def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
 
 def _about(path: Path, archive: zipfile.ZipFile) -> About:
     try:
-        document = json.loads(archive.read(BUNDLE))
+        document = parse_json(archive.read(BUNDLE))
         versions = {"format": FORMAT, "protocol": wire.VERSION, "features": FEATURE_VERSION}
         other = [f"{k} {document[k]}, here {v}" for k, v in versions.items() if document[k] != v]
         if other:
@@ -382,9 +382,9 @@ def _about(path: Path, archive: zipfile.ZipFile) -> About:
             )
         about = About(**document)
         wire.check_run_id(about.run_id)
-        if (
-            not all(isinstance(v, list) for v in about.members.values())
-            or len(about.server_key) != 40
+        check_key(about.server_key)
+        if not all(isinstance(v, list) for v in about.members.values()) or not all(
+            isinstance(r, str) for r in about.roots
         ):
             raise ValueError("its list of contents is not one")
     except (KeyError, TypeError, AttributeError) as e:

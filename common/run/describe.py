@@ -21,7 +21,7 @@ from common.run.settings import Config
 from common.system.errors import BadInput
 
 # Sections that decide what is trained: with another value, a run folder holds another run.
-IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching")
+IDENTITY_SECTIONS = ("seed", "data", "text", "model", "batching", "augment")
 _NO_IDENTITY = ("data.scan_threads",)
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "mapping"}
 _SIGNS = {
@@ -187,9 +187,10 @@ def page() -> str:
         "    python launch.py config train.optim.learning_rate",
         "",
         "A setting stands in a file of settings (`configs/`), or as `key=value` on the command"
-        " line. Settings of `data`, `text`, `model`, `batching` and the `seed` are part of what a"
-        " run is: a changed value needs a new run folder. Those of `threads` are fixed when a run"
-        " is created. All others take effect at the next start, also of a run that exists.",
+        " line. Settings of `data`, `text`, `model`, `batching`, `augment` and the `seed` are part"
+        " of what a run is: a changed value needs a new run folder. Those of `threads` are fixed"
+        " when a run is created. All others take effect at the next start, also of a run that"
+        " exists.",
         "",
         "Editors complete and check files of settings that begin with the line that those in"
         " `configs/` have; it names `configs/schema.json`, which `launch.py config --schema`"

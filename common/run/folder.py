@@ -221,13 +221,23 @@ class RunFolder:
                 raise ValueError("its digest differs")
             number = int(text) + 1
         except FileNotFoundError:
-            began = any((self.stage_folder(s) / "ledger.jsonl").exists() for s in self.stages)
-            number = int(time.time()) if began else 1
+            number = self._after_all() if self._begun() else 1
         except ValueError:
-            number = int(time.time())  # larger than any count of starts, and than its last one
+            number = self._after_all()
             log.warning("%s is damaged: counting on from %d", path, number)
         write_atomically(path, f"{number} {digest(str(number))}\n")
         return number
+
+    def _begun(self) -> list[str]:
+        """The stages that have a ledger, which a trainer begins before its first generation."""
+        return [s for s in self.stages if (self.stage_folder(s) / "ledger.jsonl").exists()]
+
+    def _after_all(self) -> int:
+        """Larger than any count of starts, and than its last one, also where the clock was set back
+        since, by what was last written here: milliseconds, as nothing starts so often.
+        """
+        written = [self.path, *(self.stage_folder(s) / "ledger.jsonl" for s in self._begun())]
+        return int(1000 * max(time.time(), *(p.stat().st_mtime for p in written))) + 1
 
     @property
     def endpoint_file(self) -> Path:

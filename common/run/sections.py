@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from common.audio.treatment import Treatment
 from common.data.corpus_terms import Columns, FindingKind, Format
 from common.run.setting_types import ClipPath, Positive, Word, known_size, list_of
 
@@ -61,8 +62,17 @@ class Data(Section):
     """Longer texts are left out, in tokens."""
     reject: list[FindingKind] = Field(default_factory=list)
     """Findings of a scan that leave a row out, instead of a warning."""
+    trim_s: float | None = Field(None, ge=0.05, le=5)
+    """Cut silence at both ends of recordings down to so many seconds. null: leave it."""
+    level_db: float | None = Field(None, ge=-50, le=-6)
+    """Make recordings equally loud where they sound, in dBFS. null: leave them."""
     scan_threads: int = Field(0, ge=0)
     """Threads that read the corpus before the run. 0: one per CPU."""
+
+    @property
+    def treatment(self) -> Treatment:
+        """What is done to every recording before it is used."""
+        return Treatment(self.trim_s, self.level_db)
 
 
 class Extend(Section):
@@ -134,6 +144,27 @@ class Batching(Section):
     code_phases: int = Field(1, ge=1, le=4)
     """Above 1, each epoch begins a clip 0 to code_phases - 1 mel frames (of 4) into its first
     code: against overfitting."""
+
+
+class Augment(Section):
+    """Recordings changed while they are trained on. Off where the share is 0; an evaluation never
+    changes any."""
+
+    share: float = Field(0.0, ge=0, le=1)
+    """Share of the clips of a batch that are changed. 0: none."""
+    of: Literal["prompt", "clip"] = "prompt"
+    """prompt: the conditioning clip alone; what is predicted stays clean, and its codes are kept.
+    clip: the clip and its conditioning clip alike, in stage 1 too; such codes are computed each
+    time."""
+    gain_db: float = Field(6.0, ge=0, le=30)
+    """Louder or softer by at most so much. 0: never."""
+    band_hz: float | None = Field(3400.0, ge=1000, le=10000)
+    """Nothing above a frequency between this and 10 kHz. null: never."""
+    noise_db: float | None = Field(15.0, ge=0, le=60)
+    """Noise from white to brown, softer than the clip by so much or by up to 25 dB more. null:
+    never."""
+    room_s: float | None = Field(0.4, gt=0.1, le=2)
+    """The echoes of a room that dies away by 60 dB in 0.1 s to this. null: never."""
 
 
 class Optim(Section):

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError
 from common.run import beginning
 from common.run.parity import PARITY, with_parity
 from common.run.sections import (
+    Augment,
     Batching,
     Data,
     DvaeStage,
@@ -31,7 +32,14 @@ from common.run.sections import (
     Transport,
 )
 from common.run.setting_types import Word
-from common.run.settings_text import NoSection, explain, read_yaml, renamed, set_override
+from common.run.settings_text import (
+    NoSection,
+    bounded_bytes,
+    explain,
+    read_yaml,
+    renamed,
+    set_override,
+)
 from common.run.stages import stages_of
 from common.system.errors import BadInput
 from common.system.files import write_atomically
@@ -68,6 +76,8 @@ class Config(Section):
     """Which networks."""
     batching: Batching = Field(default_factory=Batching)
     """How utterances become batches."""
+    augment: Augment = Field(default_factory=Augment)
+    """Recordings changed while they are trained on."""
     train: Train = Field(default_factory=Train)
     """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)
@@ -194,7 +204,7 @@ def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> C
 
 def _text(path: str | os.PathLike) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = bounded_bytes(path).decode("utf-8-sig")
     except OSError as e:
         raise BadInput(
             f"cannot read the config {path}: {e.strerror}; the ready ones are in configs/"

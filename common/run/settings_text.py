@@ -6,15 +6,22 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.system.errors import BadInput
+from common.system.files import open_plain
 
 RENAMED = {"model.coqui_init": "model.parity_init"}  # keys that config.yaml of older runs has
+
+
+MOST_CHARACTERS = 256 << 10
+_MOST_DEPTH, _MOST_VALUES, _MOST_PLAIN = 32, 20_000, 4000
 
 
 class NoSection(BadInput):
@@ -35,9 +42,11 @@ def read_yaml(text: str, where: str) -> Any:
     """The plain values of a YAML text. Merge keys (`<<`) are as in YAML: the keys beside them win.
 
     Raises:
-        BadInput: a key is given twice in one mapping, of which YAML would keep the last alone.
+        BadInput: a key is given twice in one mapping, of which YAML would keep the last alone; or
+            it is larger than settings are, in bytes, in depth, or with its aliases written out.
         yaml.YAMLError, ValueError: it is not YAML.
     """
+    _check_size(text, where)
     loader = yaml.SafeLoader(text)
     loader.name = where  # in YAML's own messages
     try:
@@ -46,6 +55,57 @@ def read_yaml(text: str, where: str) -> Any:
         if twice:
             raise BadInput("\n".join(f"{where}: {line}" for line in twice))
         return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def bounded_bytes(path: str | os.PathLike) -> bytes:
+    """A file of settings. OSError: it cannot be read. BadInput: larger than settings are."""
+    with open_plain(path) as file:
+        data = file.read(4 * MOST_CHARACTERS + 1)
+    if len(data) > 4 * MOST_CHARACTERS:
+        raise BadInput(f"{path}: larger than {4 * MOST_CHARACTERS >> 10} kB: no settings")
+    return data
+
+
+def _check_size(text: str, where: str) -> None:
+    """By the parser's events, which cost no more than the text; before anything is built."""
+    if len(text) > MOST_CHARACTERS:
+        raise BadInput(f"{where}: larger than {MOST_CHARACTERS >> 10} kB: no settings")
+    open_nodes: list[tuple[str | None, int]] = []  # (anchor, values before it)
+    sizes: dict[str, int] = {}  # of what an anchor names, its aliases written out
+    count = 0
+    for event in _events(text, where):
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            if anchor in (name for name, _ in open_nodes):
+                raise BadInput(f"{where}: *{anchor} stands within &{anchor} itself")
+            count += sizes.get(anchor, 1)
+        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            open_nodes.append((anchor, count))
+            count += 1
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            anchor, before = open_nodes.pop()
+            sizes[anchor or ""] = count - before
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            sizes[anchor or ""] = 1
+            if event.implicit[0] and len(event.value) > _MOST_PLAIN:
+                raise BadInput(f"{where}: a value of {len(event.value)} characters: no settings")
+        if len(open_nodes) > _MOST_DEPTH:
+            raise BadInput(f"{where}: nested more than {_MOST_DEPTH} deep: no settings")
+        if count > _MOST_VALUES:
+            raise BadInput(
+                f"{where}: more than {_MOST_VALUES} values, aliases written out: no settings"
+            )
+
+
+def _events(text: str, where: str) -> Iterator[yaml.Event]:
+    loader = yaml.SafeLoader(text)
+    loader.name = where
+    try:
+        while loader.check_event():
+            yield loader.get_event()
     finally:
         loader.dispose()
 

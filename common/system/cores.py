@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>"
+from common.system import cgroup
 
 
-def cores(quota_file: Path = QUOTA) -> int:
+def cores(root: Path = cgroup.ROOT, own: Path = cgroup.OWN) -> int:
     """At least 1: the process's affinity, and a container's quota where that is less (threads
     beyond it only wait).
     """
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = quota_file.read_text().split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
+    quota = cgroup.cpu_quota(root, own)
+    return count if quota is None else min(count, max(1, int(quota)))

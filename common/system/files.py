@@ -2,11 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+)
+
+
+def why_irregular(mode: int) -> str:
+    """What lies there instead of a file, by its mode; "" for a file."""
+    if stat.S_ISREG(mode):
+        return ""
+    what = next((name for test, name in _KINDS if test(mode)), "a device")
+    return f"not a file: {what} lies there"
+
+
+def open_plain(path: str | os.PathLike, *, follow: bool = True) -> BinaryIO:
+    """A file opened for reading that is one.
+
+    Nothing is waited for: a named pipe has no end, a device may have none either.
+
+    Args:
+        follow: where a symbolic link leads.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file; `strerror` says what lies there.
+    """
+    try:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    except OSError as e:
+        if e.errno == errno.ELOOP and not follow:
+            why = "a symbolic link lies there; put the file itself there"
+            raise OSError(e.errno, why, os.fspath(path)) from None
+        if e.errno == errno.ENXIO:  # of a socket
+            raise OSError(e.errno, why_irregular(stat.S_IFSOCK), os.fspath(path)) from None
+        raise
+    why = why_irregular(os.fstat(fd).st_mode)
+    if why:
+        os.close(fd)
+        raise OSError(errno.EINVAL, why, os.fspath(path))
+    return os.fdopen(fd, "rb")
+
+
+def open_private(path: str | os.PathLike) -> BinaryIO:
+    """A new file that its owner alone may read, for writing.
+
+    What a killed process of the same name left there goes; what somebody else put there (a link to
+    another file) is not written through. OSError: it cannot be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    os.fchmod(fd, 0o600)
+    return os.fdopen(fd, "wb")
 
 
 def digest(value) -> str:

@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
+from common.system import home
 from common.system.errors import (
     FAILED,
     HOPELESS,
@@ -170,6 +171,7 @@ def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoRe
     whatever a role must close it has closed when `main` returns. `saves`: the role has something to
     save, so it gets the longer deadlines.
     """
+    home.settle(os.environ)
     faulthandler.enable()
     faulthandler.register(
         signal.SIGQUIT, all_threads=True
@@ -231,7 +233,7 @@ def watch(stop: Stop) -> None:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     stop._parent = os.getppid()
     parent_fd = stop.parent_fd = _parent_fd()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # `begin_anew` holds them back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # `hold_signals` holds them back
     threading.Thread(
         target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True
     ).start()
@@ -245,6 +247,13 @@ def hear() -> None:
         signal.signal(
             sig, lambda *_: None
         )  # the wakeup fd only hears of signals that have a Python handler
+
+
+def hold_signals() -> None:
+    """Before exec: what asks to leave waits until the new program's `run_main` listens, instead of
+    ending it in the middle of its imports.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
 
 
 def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
@@ -269,7 +278,7 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
             stream.flush()
         # While other threads live, they take a signal into the pipe; once they are gone, it waits
         # until the new process listens.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        hold_signals()
         os.execv(sys.executable, [sys.executable, *argv])
 
 

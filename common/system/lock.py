@@ -30,7 +30,8 @@ _RETRY_S = 0.6  # `holder` takes a shared lock for an instant; a failure that sh
 class Holder:
     """Who holds a lock.
 
-    `supervisor` is (pid, create_time), or None for a process started by hand.
+    `create_time` as `identity` gives it; `supervisor` is (pid, create_time), or None for a process
+    started by hand.
     """
 
     pid: int
@@ -47,8 +48,8 @@ class Holder:
 
     def __str__(self) -> str:
         since = (
-            f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.create_time))}"
-            if self.create_time
+            f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(_by_the_clock(self.pid)))}"
+            if self.create_time and is_alive(self.pid, self.create_time)
             else ""
         )
         return f"{self.what or 'another process'} (pid {self.pid}{since})"
@@ -61,7 +62,7 @@ def is_alive(pid: int, create_time: float = 0.0) -> bool:
     try:
         p = psutil.Process(pid)
         return p.status() != psutil.STATUS_ZOMBIE and (
-            not create_time or abs(p.create_time() - create_time) < 1.0
+            not create_time or abs(_created(p) - create_time) < 0.05
         )
     except psutil.NoSuchProcess:
         return False
@@ -70,9 +71,39 @@ def is_alive(pid: int, create_time: float = 0.0) -> bool:
 
 
 def identity(pid: int | None = None) -> tuple[int, float]:
-    """(pid, create_time) of a process, this one by default."""
+    """(pid, create_time) of a process, this one by default; the time in seconds since the machine
+    was started, where Linux tells it: by the clock on the wall, every process would seem to be
+    another one as soon as that is set.
+    """
     p = psutil.Process(pid)
-    return p.pid, p.create_time()
+    return p.pid, _created(p)
+
+
+def program_began() -> float:
+    """When the supervisor of this process was started, else when the process was; as `identity`
+    tells it.
+    """
+    text = os.environ.get(SUPERVISOR, "")
+    return float(text.split(":")[1]) if ":" in text else identity()[1]
+
+
+def _created(p: psutil.Process) -> float:
+    try:
+        about = Path(f"/proc/{p.pid}/stat").read_bytes()
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            raise psutil.NoSuchProcess(p.pid) from None
+        return p.create_time()
+    # Field 22 of all, the 20th behind the name, which may hold spaces and parentheses.
+    ticks = int(about[about.rindex(b")") + 2 :].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _by_the_clock(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return time.time()
 
 
 class Lock:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from rich.table import Table
 
+from common.system.clock import boot, since_boot
+from common.system.documents import read_json
+from common.system.errors import OK
 from common.system.lock import identity, is_alive
 
 SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
@@ -55,6 +58,16 @@ class Status:
     save_grace_s: float | None = None  # how long a stop waits for a save of this trainer
     exit_code: int | None = None
     time: float = 0.0
+    clock: float = 0.0  # of `time`, on the clock that nobody sets, of the machine's start `boot`
+    boot: str = ""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this was written, however the clock on the wall was set meanwhile; from
+        another machine, or before a restart of this one, by that clock."""
+        if self.boot == boot():
+            return max(0.0, since_boot() - self.clock)
+        return max(0.0, time.time() - self.time)
 
     @property
     def alive(self) -> bool:
@@ -111,7 +124,9 @@ class StatusFile:
                 getattr(new, f) != getattr(self._status, f)
                 for f in ("phase", "stage", "message", "saved_step", "save_grace_s", "exit_code")
             )
-            self._status = dataclasses.replace(new, time=time.time())
+            self._status = dataclasses.replace(
+                new, time=time.time(), clock=since_boot(), boot=boot()
+            )
             if urgent or time.monotonic() - self._written >= self._min_interval_s:
                 self._write()
 
@@ -148,7 +163,7 @@ def status_path(run_dir: str | os.PathLike, name: str) -> Path:
 def read(run_dir: str | os.PathLike, name: str) -> Status | None:
     """A process's last report; None: none, or not readable."""
     try:
-        d = json.loads(status_path(run_dir, name).read_text(encoding="utf-8"))
+        d = read_json(status_path(run_dir, name))
         known = {f.name for f in dataclasses.fields(Status)}
         return Status(**{k: v for k, v in d.items() if k in known})
     except (OSError, ValueError, TypeError, AttributeError):
@@ -160,6 +175,16 @@ def read_all(run_dir: str | os.PathLike) -> list[Status]:
     names = sorted(p.stem for p in (Path(run_dir) / "status").glob("*.json"))
     found = [s for s in (read(run_dir, n) for n in names) if s is not None]
     return sorted(found, key=lambda s: (s.role != "trainer", s.name))
+
+
+def trainer_is_done(run_dir: str | os.PathLike, began: float = 0.0) -> bool:
+    """Whether the run's trainer has said since `began`, on the clock of `lock.identity`, that all
+    is trained: before, it was another one's word.
+    """
+    s = read(run_dir, "trainer")
+    if s is None or s.phase != DONE and (s.phase != LEFT or s.exit_code != OK):
+        return False
+    return began == 0.0 or s.boot == boot() and s.clock >= began
 
 
 def as_json(run_dir: str | os.PathLike) -> dict:
@@ -217,7 +242,7 @@ def table(run_dir: str | os.PathLike) -> Table:
             _number(s.utterances_per_s, ".1f"),
             _number(s.wait_percent, ".0f", " %"),
             s.buffer if s.window else "-",
-            f"{max(0.0, time.time() - s.time):.0f} s",
+            f"{s.age_s:.0f} s",
         )
     return t
 

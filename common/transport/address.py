@@ -9,11 +9,13 @@ import os
 import re
 import socket
 import stat
+import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from zmq.utils import z85
 
 from common.system.documents import read_json
 from common.system.files import digest, write_atomically
@@ -26,6 +28,18 @@ class ChannelError(ValueError):
     """The channel cannot be set up or is used wrongly; the message says what, where and
     what to do.
     """
+
+
+def check_key(key: object) -> str:
+    """A public or secret key as it is written (Z85). ValueError: it is none; libzmq takes some of
+    these, and then never connects.
+    """
+    try:
+        if isinstance(key, str) and len(key) == 40 and len(z85.decode(key)) == 32:
+            return key
+    except (KeyError, ValueError, struct.error):
+        pass
+    raise ValueError("a key has 40 characters that stand for 32 bytes")
 
 
 @dataclass(frozen=True)
@@ -53,10 +67,14 @@ class Endpoint:
         """
         try:
             data = read_json(path, _MOST_BYTES)
-            found = cls(str(data["address"]), data.get("public_key"), data.get("pid"))
             if data.pop("digest", None) not in (None, digest(data)):
                 raise ValueError("its digest differs")
-            return found
+            key, pid = data.get("public_key"), data.get("pid")
+            if not isinstance(key, str | None) or not isinstance(pid, int | None):
+                raise TypeError("its fields are of other types")
+            if key is not None:
+                check_key(key)
+            return cls(check_address(data["address"], key is not None), key, pid)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -19,9 +19,12 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from common.transport.address import ChannelError
+from common.system.documents import read_open
+from common.system.files import fsync, open_plain, open_private
+from common.transport.address import ChannelError, check_key
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_MOST_BYTES = 4096
 
 
 class KeyFileError(ChannelError):
@@ -44,18 +47,21 @@ class KeyPair:
         """Write 0600 under a 0700 folder; an existing file is replaced in one step."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"public": self.public, "secret": self.secret}, file)
+        with open_private(aside) as file:
+            file.write(json.dumps({"public": self.public, "secret": self.secret}).encode())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(aside, path)
+        fsync(path.parent)
 
     @classmethod
     def load(cls, path: Path) -> KeyPair:
         """Raises KeyFileError naming the file and what to do."""
         try:
-            mode = path.stat().st_mode
-            data = json.loads(path.read_text())
-            pair = cls(data["public"], data["secret"])
+            with open_plain(path, follow=False) as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = read_open(file, _MOST_BYTES)
+            pair = cls(check_key(data["public"]), check_key(data["secret"]))
             right = zmq.curve_public(pair.secret.encode()).decode() == pair.public
         except OSError as error:
             raise KeyFileError(f"{path}: cannot read the key ({error.strerror})") from None

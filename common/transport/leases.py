@@ -158,6 +158,8 @@ class LeaseBook:
         """
         for peer in self.peers.values():
             peer.last_heard += seconds
+            if peer.busy_since is not None:
+                peer.busy_since += seconds
             for record in peer.leases.values():
                 record.deadline += seconds
 

@@ -18,8 +18,9 @@ import soxr
 
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
-from common.audio.levels import louder_channel, measure
+from common.audio.levels import louder_channel, measure, require_sound, shape
 from common.audio.reading import MAX_VALUES, is_converted, mono, open_audio, read
+from common.audio.treatment import Portion, Treatment
 
 MIN_SECONDS = 0.33  # less is no voice
 MAX_SECONDS = 600.0  # more is read of no recording as a whole clip
@@ -51,9 +52,11 @@ class Reference:
     notes: tuple[str, ...] = field(default=())
 
 
-def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
+def load_clip(
+    path: str | os.PathLike, sample_rate: int = 22050, portion: Portion | None = None
+) -> np.ndarray:
     """A recording as a clip: float32 mono at `sample_rate` in [-1, 1]; of a long one the first ten
-    minutes.
+    minutes. `portion`: what of it is used, as in training.
 
     ReferenceClipError: what the scan would refuse: unreadable, empty, cut, silent, or with samples
     that are not finite.
@@ -66,14 +69,15 @@ def load_clip(path: str | os.PathLike, sample_rate: int = 22050) -> np.ndarray:
             f, path, 0, min(f.frames, round(MAX_SECONDS * rate), MAX_VALUES // f.channels)
         )
         level = measure(path, samples, rate)
-    return _resampled(
-        mono(samples, level.channel) / np.float32(max(level.peak, 1.0)), rate, sample_rate
-    )
+    wave = mono(samples, level.channel) / np.float32(max(level.peak, 1.0))
+    return _resampled(wave if portion is None else portion.of(wave), rate, sample_rate)
 
 
-def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Reference:
+def load_reference(
+    path: str | os.PathLike, sample_rate: int = 22050, treatment: Treatment | None = None
+) -> Reference:
     """What a voice is made of: of a long recording the 30 s with the most sound, without long
-    silence before and after.
+    silence before and after. `treatment`: what a run does to its recordings; done to this part.
 
     Forty minutes cost what half a minute costs. ReferenceClipError as of `load_clip`, and where
     what is used is quieter than -60 dBFS.
@@ -82,6 +86,7 @@ def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Referen
         rate, frames = file.samplerate, file.frames
         first = _loudest_part(file, path)
         samples = _read(file, path, first, min(frames - first, round(MOST_S * rate)))
+        require_sound(path, samples, rate)
     channel = louder_channel(samples)
     wav, cancelled = mono(samples, channel), channel is not None
     begin, end, sound_s = _without_silence(wav, rate)
@@ -90,6 +95,9 @@ def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Referen
     if level < SILENT_BELOW:
         said = "silent" if level == 0 else f"at {20 * math.log10(level):.0f} dBFS as good as silent"
         raise ReferenceClipError(f"reference {path}: {said}; give a recording that can be heard")
+    if treatment is not None and treatment.changes:
+        portion = _portion_of(wav, rate, treatment)
+        wav, begin = portion.of(wav), begin + portion.first
     notes = []
     if cancelled:
         notes.append(f"{path}: its channels cancel each other; the louder one is used")
@@ -99,6 +107,12 @@ def load_reference(path: str | os.PathLike, sample_rate: int = 22050) -> Referen
             f"{path}: {seconds:.1f} s from {at:.1f} s on are used, of {frames / rate:.1f} s"
         )
     return Reference(_resampled(wav, rate, sample_rate), seconds, sound_s, tuple(notes))
+
+
+def _portion_of(wav: np.ndarray, rate: int, treatment: Treatment) -> Portion:
+    """Of a part that is used as if it were the whole recording."""
+    found, peak = shape(wav[:, np.newaxis], rate), float(np.abs(wav).max())
+    return treatment.portion(len(wav), rate, peak, found.level_db, (found.lead_s, found.tail_s))
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Speech from text in a reference's voice: clips → conditioning latents; text → pieces → codes →
-sound, whole or as a stream.
+"""Speech from text in a reference's voice: clips → conditioning latents; text → pieces, each →
+codes → sound, whole or as a stream.
 
 With vocoder weights the sampler's states go through HiFi-GAN (24 kHz); without, codes go through
 the DVAE's decoder and Griffin-Lim (22 050 Hz). Clips are float32 mono at 22 050 Hz in [-1, 1]
@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.griffin_lim import MIN_FRAMES, griffin_lim
 from common.xtts.hifigan import Hifigan, HifiganDims, fold_weight_norm, interpolate
+from common.xtts.pace import Pace
 from common.xtts.sampling import Generated, Sampler, SamplingOptions
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
 from common.xtts.text.split import Piece, pieces
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 
 FADE_SAMPLES = 1024
 MIN_SPEED = 0.05
-_OTHER_DRAW = 1 << 16  # between the seeds of a piece's candidates: more than a text has pieces
+DRAWS = 3  # of a piece that is too short or too long
+_OTHER_DRAW = 1 << 16  # between the seeds of a piece's draws: more than a text has pieces
 
 
 @dataclass(frozen=True)
@@ -79,37 +81,28 @@ class Voice:
     speaker: np.ndarray | None = None
 
 
+class NotFinite(FloatingPointError):
+    """Weights that make numbers which are not finite: no sound."""
+
+
 @dataclass(frozen=True)
-class Speech:
-    """What was spoken.
+class Spoken:
+    """A piece as it was said.
 
     Attributes:
-        wav: float32[N] at `sample_rate`, |x| <= 1. Empty where the model stopped at once.
-        generated: one per piece.
+        wav: float32[N] at the synthesizer's rate, |x| <= 1. Empty where the model stopped at once.
         mel: [F, M] normalised log-mel from the DVAE's decoder; None with a vocoder.
-        sampling_s, vocoding_s: seconds spent.
+        draws: how often it was drawn.
+        fault: what is wrong with its length all the same; "": nothing.
+        spent_s: seconds of work.
     """
 
     wav: np.ndarray
-    sample_rate: int
-    pieces: list[Piece]
-    generated: list[Generated]
+    generated: Generated
     mel: np.ndarray | None
-    sampling_s: float
-    vocoding_s: float
-
-    @property
-    def seconds(self) -> float:
-        """Length of the sound."""
-        return len(self.wav) / self.sample_rate
-
-    @property
-    def real_time_factor(self) -> float:
-        """Seconds of work per second of sound; below 1 is faster than speech.
-
-        Infinite for an empty sound.
-        """
-        return (self.sampling_s + self.vocoding_s) / self.seconds if len(self.wav) else math.inf
+    draws: int
+    fault: str
+    spent_s: float
 
 
 @dataclass
@@ -242,85 +235,101 @@ class Synthesizer:
         """`split.pieces` with this model's vocabulary and room; its errors."""
         return pieces(self.tokenizer, text, language, self.dims.gpt.max_text_tokens - 1)
 
-    def speak(
+    def say(
         self,
-        text: str,
-        language: str,
+        piece: Piece,
         voice: Voice,
         options: SamplingOptions | None = None,
-        seed: int = 0,
+        seed: tuple[int, int] = (0, 0),
         speed: float = 1.0,
         candidates: int = 1,
-        pieces: list[Piece] | None = None,
-    ) -> Speech:
-        """Say a text. The same seed says it the same way; each piece draws from (seed, its number).
+        pace: Pace | None = None,
+    ) -> Spoken:
+        """Say a piece. The same seed says it the same way.
 
-        `speed` 2 is twice as fast, by interpolation in time. `candidates`: each piece is drawn so
-        often, and the likeliest is taken (`Sampler.generate_best`); the first draw is the one
-        without. `pieces`: of this text, where the caller has them. Errors as in
-        `Synthesizer.pieces` and of `SamplingOptions`.
+        Args:
+            seed: of the text, and the piece's number.
+            speed: 2 is twice as fast, by interpolation in time.
+            candidates: drawn so often, and the likeliest is taken (`Sampler.generate_best`).
+            pace: what is too short or too long for it is drawn again, up to three times in all;
+                then the draw that is nearest is taken. None: whatever comes.
+
+        NotFinite: the weights make no finite numbers. Errors of `SamplingOptions`.
         """
-        pieces = self.pieces(text, language) if pieces is None else pieces
-        began = time.perf_counter()
-        options = options or SamplingOptions()
-        seeds = [
-            [(seed, i + _OTHER_DRAW * k) for k in range(candidates)] for i in range(len(pieces))
-        ]
-        generated = [
-            self.sampler.generate_best(voice.latents, p.ids, options, s)
-            for p, s in zip(pieces, seeds, strict=True)
-        ]
-        sampled = time.perf_counter()
-        sounds = [self.sound(g, voice, speed) for g in generated]
-        wav = np.concatenate([wav for wav, _ in sounds])
-        mels = [mel for _, mel in sounds if mel is not None]
-        mel = np.concatenate(mels) if mels else None
-        return Speech(
-            wav,
-            self.sample_rate,
-            pieces,
-            generated,
-            mel,
-            sampled - began,
-            time.perf_counter() - sampled,
-        )
+        began, options = time.perf_counter(), self.bounded(options, piece, pace)
+        _finite(voice.latents, "the voice's conditioning latents are")
+        drawn: list[tuple[Generated, str]] = []
+        while not drawn or (drawn[-1][1] and len(drawn) < DRAWS):
+            first = seed[1] + _OTHER_DRAW * candidates * len(drawn)
+            seeds = [(seed[0], first + _OTHER_DRAW * k) for k in range(candidates)]
+            generated = self.sampler.generate_best(voice.latents, piece.ids, options, seeds)
+            _finite(generated.states, "the model's states are")
+            drawn.append((generated, self.fault(generated, piece, pace)))
+            if pace is None or options.greedy:  # another draw would be the same one
+                break
+        generated, fault = min(drawn, key=lambda d: self._distance(*d, piece, pace))
+        wav, mel = self.sound(generated, voice, speed)
+        return Spoken(wav, generated, mel, len(drawn), fault, time.perf_counter() - began)
 
     def stream(
         self,
-        text: str,
-        language: str,
+        piece: Piece,
         voice: Voice,
         options: SamplingOptions | None = None,
-        seed: int = 0,
+        seed: tuple[int, int] = (0, 0),
         speed: float = 1.0,
         every: int = 20,
-        pieces: list[Piece] | None = None,
+        pace: Pace | None = None,
     ) -> Iterator[np.ndarray]:
-        """`speak` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s).
-
-        Checks its arguments before the first.
+        """`say` in parts, float32[n] each, the first after `every` codes (20 are 0.93 s), each of
+        the first draw: what was heard cannot be drawn again. A fault is logged.
 
         Every part decodes all codes so far; its beginning is faded into the end of what the part
-        before had left back.
+        before had left back. NotFinite as in `say`.
         """
-        pieces = self.pieces(text, language) if pieces is None else pieces
+        joiner, so_far = Joiner(), None
+        _finite(voice.latents, "the voice's conditioning latents are")
+        options = self.bounded(options, piece, pace)
+        for so_far in self.sampler.stream(voice.latents, piece.ids, options, seed, every):
+            _finite(so_far.states, "the model's states are")
+            yield from joiner.push(self.sound(so_far, voice, speed)[0])
+        yield from joiner.finish()
+        fault = "" if so_far is None else self.fault(so_far, piece, pace)
+        if fault:
+            log.warning("%s: %s", fault, piece.text)
 
-        def parts() -> Iterator[np.ndarray]:
-            for i, piece in enumerate(pieces):
-                joiner = Joiner()
-                for so_far in self.sampler.stream(
-                    voice.latents, piece.ids, options or SamplingOptions(), (seed, i), every
-                ):
-                    yield from joiner.push(self.sound(so_far, voice, speed)[0])
-                yield from joiner.finish()
+    def bounded(
+        self, options: SamplingOptions | None, piece: Piece, pace: Pace | None
+    ) -> SamplingOptions:
+        """The options with the most codes that a piece may take by `pace`."""
+        options = options or SamplingOptions()
+        if pace is None:
+            return options
+        most = math.ceil(pace.room_s(piece.chars) / self.code_s) + 1
+        return replace(options, max_codes=min(options.max_codes or most, most))
 
-        return parts()
+    def fault(self, generated: Generated, piece: Piece, pace: Pace | None) -> str:
+        """What is wrong with the length of a piece's codes; "": nothing."""
+        return (pace or Pace(0.0, math.inf)).fault(
+            piece.chars, len(generated.codes) * self.code_s, generated.stopped
+        )
+
+    @property
+    def code_s(self) -> float:
+        """Seconds of sound that a code stands for, before any change of speed."""
+        return self.dims.audio.samples_per_code / self.dims.audio.sample_rate
+
+    def _distance(self, generated: Generated, fault: str, piece: Piece, pace: Pace | None) -> float:
+        """For choosing among draws: 0 of a right one."""
+        if not fault or pace is None:
+            return 0.0
+        return pace.distance(piece.chars, len(generated.codes) * self.code_s)
 
     def sound(
         self, generated: Generated, voice: Voice, speed: float = 1.0
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Sound of generated codes: float32[N] at `sample_rate`, and the mel [F, M] where the DVAE
-        made it. No codes: no sound.
+        made it. No codes: no sound. NotFinite: it would not be one.
         """
         scale = 1.0 / max(speed, MIN_SPEED)
         if self.vocoder is not None:
@@ -330,13 +339,15 @@ class Synthesizer:
             latents = (
                 tf.constant(latents) if scale == 1.0 else interpolate(tf.constant(latents), scale)
             )
-            return self.vocoder.sound(latents, voice.speaker), None
+            return _finite(
+                self.vocoder.sound(latents, voice.speaker), "the vocoder's sound is"
+            ), None
         codes = self._known(generated.codes)
         if not len(codes):
             return np.zeros(0, np.float32), np.zeros((0, self.dims.audio.num_mels), np.float32)
         mel = self.dvae.decode(tf.constant(codes[np.newaxis], tf.int32))
         mel = tf.cast(mel if scale == 1.0 else interpolate(mel, scale), tf.float32)[0].numpy()
-        return self.from_mel(mel), mel
+        return self.from_mel(_finite(mel, "the DVAE's mel is")), mel
 
     def _known(self, codes: np.ndarray) -> np.ndarray:
         """The codes that the DVAE has.
@@ -368,6 +379,12 @@ class Synthesizer:
             sample_rate=a.sample_rate,
             fmax_hz=a.fmax_hz,
         )
+
+
+def _finite(numbers: np.ndarray, what: str) -> np.ndarray:
+    if not np.isfinite(numbers).all():
+        raise NotFinite(f"{what} not finite")
+    return numbers
 
 
 @dataclass

@@ -24,6 +24,7 @@ import soxr
 from common.audio.errors import DecodeError
 from common.audio.levels import louder_channel, measure, require_sound
 from common.audio.reading import is_exact, mono, open_audio, read
+from common.audio.treatment import Portion
 from common.system.errors import Stopped
 from common.system.stopwatch import Stopwatch
 
@@ -73,7 +74,7 @@ def _say_once(level: int, path: str, message: str) -> None:
     log.log(level, "%s: %s", path, message)
 
 
-def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
+def _whole(f: soundfile.SoundFile, path: str | os.PathLike, used: Portion) -> np.ndarray:
     samples = read(f, path, 0, f.frames, _silence(f.samplerate))
     sound = samples[: f.frames]
     if is_exact(f):  # they hold no NaN, and nothing beyond 1
@@ -93,9 +94,12 @@ def _whole(f: soundfile.SoundFile, path: str | os.PathLike) -> np.ndarray:
             str(path),
             f"its channels cancel each other; channel {channel + 1} is taken alone",
         )
-    return _resample(
-        mono(samples, channel), f.samplerate, num_output_samples(f.frames, f.samplerate)
-    )
+    wave = mono(samples, channel)
+    if used.frames < f.frames:  # judged as a whole, used in part: nothing is left of the rest
+        wave = wave[used.first : used.first + used.frames + _silence(f.samplerate)]
+        wave[used.frames :] = 0
+    num_samples = num_output_samples(used.frames, f.samplerate)
+    return _resample(used.scaled(wave), f.samplerate, num_samples)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -112,6 +116,7 @@ def decode(
     *,
     source_rate: int | None = None,
     source_frames: int | None = None,
+    portion: Portion | None = None,
 ) -> np.ndarray:
     """A recording, or a part of it, as float32 mono at 22 050 Hz within [-1, 1]: mean of the
     channels, resampled by soxr.
@@ -122,6 +127,8 @@ def decode(
         num_samples: how many; None: to the end. The whole has exactly ceil(frames · 22050 / rate).
         source_rate: rate that the manifest recorded; another one is an error.
         source_frames: length that the manifest recorded; another one is an error.
+        portion: what of the recording is used, and how loud: all that is said here of a recording
+            is of this, `source_frames` apart. None: all, as it is.
 
     Parts of PCM and FLAC files are read without the rest of the file. They equal that part of the
     whole to the bit at 22 050 Hz, and to the resampler's rounding at other rates.
@@ -141,34 +148,43 @@ def decode(
                 f"changed since the scan: {was} then, {now} now; scan again",
                 "changed since the scan",
             )
-        total = num_output_samples(f.frames, f.samplerate)
+        used = Portion(0, f.frames, 1.0) if portion is None else portion
+        if used.first + used.frames > f.frames:
+            raise DecodeError(
+                path, f"changed since the scan: {f.frames} samples now", "changed since the scan"
+            )
+        total = num_output_samples(used.frames, f.samplerate)
         end = total if num_samples is None else start + num_samples
         if not 0 <= start < end <= total:
             raise DecodeError(
                 path, f"samples {start}..{end} of {total} asked for", "part outside the file"
             )
         if (start, end) == (0, total) or not is_exact(f):
-            return np.ascontiguousarray(_whole(f, path)[start:end])
-        return _part(f, path, start, end)
+            return np.ascontiguousarray(_whole(f, path, used)[start:end])
+        return _part(f, path, used, start, end)
 
 
-def _part(f: soundfile.SoundFile, path: str | os.PathLike, start: int, end: int) -> np.ndarray:
-    """Samples start..end of a file that allows exact seeking; reads whole periods of the rate
-    ratio, so that phases agree.
+def _part(
+    f: soundfile.SoundFile, path: str | os.PathLike, used: Portion, start: int, end: int
+) -> np.ndarray:
+    """Samples start..end of what is used of a file that allows exact seeking; reads whole periods
+    of the rate ratio, so that phases agree.
     """
     channel = None
     if f.channels > 1:
         found = os.stat(path)
         channel = _channel_of(os.fspath(path), found.st_size, found.st_mtime_ns)
     if f.samplerate == SAMPLE_RATE:
-        return np.ascontiguousarray(mono(read(f, path, start, end - start), channel))
+        wave = mono(read(f, path, used.first + start, end - start), channel)
+        return np.ascontiguousarray(used.scaled(wave))
     g = math.gcd(f.samplerate, SAMPLE_RATE)
     block_in, block_out = f.samplerate // g, SAMPLE_RATE // g
     margin = max(_MARGIN, -(-1500 // block_in))
     first = max(0, start // block_out - margin)
     last = -(-end // block_out) + margin
-    frames = min(f.frames, last * block_in) - first * block_in
-    wave = mono(read(f, path, first * block_in, frames, _silence(f.samplerate)), channel)
+    frames = min(used.frames, last * block_in) - first * block_in
+    at, silence = used.first + first * block_in, _silence(f.samplerate)
+    wave = used.scaled(mono(read(f, path, at, frames, silence), channel))
     offset = start - first * block_out
     return np.ascontiguousarray(_resample(wave, f.samplerate, offset + end - start)[offset:])
 
@@ -208,8 +224,16 @@ class DecodePool:
         for t in self._threads:
             t.start()
 
-    def submit(self, path: str | os.PathLike, *args, timeout_s: float = 60.0, **kwargs) -> Decoding:
-        """`decode(path, …)` in a thread; the future gives its array or its DecodeError.
+    def submit(
+        self,
+        path: str | os.PathLike,
+        *args,
+        change: Callable[[np.ndarray], np.ndarray] | None = None,
+        timeout_s: float = 60.0,
+        **kwargs,
+    ) -> Decoding:
+        """`decode(path, …)` in a thread, then `change` of it where that is given; the future gives
+        its array or its DecodeError.
 
         Raises:
             Stopped: should_stop() became true while the queue was full.
@@ -219,7 +243,7 @@ class DecodePool:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                self._work.put((future, path, args, kwargs), timeout=0.1)
+                self._work.put((future, path, change, args, kwargs), timeout=0.1)
                 return future
             except queue.Full:
                 if self._should_stop():
@@ -232,7 +256,7 @@ class DecodePool:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            future, path, args, kwargs = item
+            future, path, change, args, kwargs = item
             if not future.set_running_or_notify_cancel():
                 continue
             watch = _timing.watch = Stopwatch()
@@ -240,6 +264,7 @@ class DecodePool:
             try:
                 with watch.part("decode"):
                     result = decode(path, *args, **kwargs)
+                    result = result if change is None else change(result)
             except BaseException as e:  # noqa: BLE001 - a thread's edge: the future's owner gets it, or would wait for ever
                 error = e
             watch.add("decode", -watch.spent_s.get("resample", 0.0))

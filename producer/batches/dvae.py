@@ -12,7 +12,7 @@ from common.run.folder import RunFolder
 from common.system.stopwatch import Stopwatch
 from common.xtts.audio import DvaeMel
 from producer.batches.crops import crop_frames, crop_samples, crop_span
-from producer.batches.features import StageMaker, feature_digest, on_gpu, probe_signal, usable_clips
+from producer.batches.features import StageMaker, feature_digest, on_gpu, usable_clips
 from producer.batches.maker import Clip, Made, Work
 
 
@@ -25,6 +25,7 @@ class DvaeMaker(StageMaker):
 
     def __init__(self, run: RunFolder):
         super().__init__(run)
+        self._whole = run.config.augment.of == "clip"
         self._mel = DvaeMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
 
     def _shape(self, planned: PlannedBatch) -> tuple[int, int]:
@@ -38,12 +39,17 @@ class DvaeMaker(StageMaker):
         )
 
     def clips(self, planned: PlannedBatch) -> list[Clip]:
-        """The samples under each row's crop.
+        """The samples under each row's crop; of a clip that is changed the whole, so that the crop
+        is a part of the changed clip.
 
         BatchError: the manifest does not know an utterance.
         """
         clips = []
         for row, u in self._utterances(planned.utterances):
+            change = self._change(planned, row, u.id) if self._whole else None
+            if change is not None:
+                clips.append(Clip(row, u, change=change))
+                continue
             start, end = crop_span(
                 *self._crop(planned, row, u.num_samples), u.num_samples, self.dims.audio
             )
@@ -100,7 +106,9 @@ class DvaeMaker(StageMaker):
         )
         for clip, part in usable_clips(clips, decoded, made):
             first, n = self._crop(planned, clip.row, clip.utterance.num_samples)
-            seen = crop_samples(part, (clip.start, clip.start + len(part)), first, n, audio)
+            start, end = crop_span(first, n, clip.utterance.num_samples, audio)
+            part = part[start:end] if clip.num_samples is None else part
+            seen = crop_samples(part, (start, end), first, n, audio)
             windows[clip.row, : len(seen)] = seen
             made.arrays["num_frames"][clip.row] = n
             made.arrays["weights"][clip.row] = planned.weights[clip.row]
@@ -108,4 +116,4 @@ class DvaeMaker(StageMaker):
 
     def probe(self) -> str:
         """32 hex digits: mel of a fixed signal on this device, and TensorFlow's version."""
-        return feature_digest(self._features(tf.constant(probe_signal(16384)[None])))
+        return feature_digest(self._features(tf.constant(self._probed(16384)[None])))

@@ -16,6 +16,7 @@ from common.data.manifest import Utterance
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.run.settings import Config
+from producer.batches.augment import Change, change_of, probe_change
 from producer.batches.maker import BatchError, Clip, Made, Work
 
 
@@ -44,7 +45,7 @@ class StageMaker(ABC):
         self.dims, self.mel_dtype = run.dims, config.transport.mel_dtype
         self.feature_hash = run.feature_hash(self.stage)
         self.num_traces = 0
-        self._manifest = run.manifest
+        self._augment, self._manifest = config.augment, run.manifest
         self._plans = {name: run.plan(self.stage, name) for name in ("train", "eval")}
         self._jit = bool(config.jit) and on_gpu()
         self._functions: dict[tuple[int, ...], tf.types.experimental.ConcreteFunction] = {}
@@ -108,6 +109,19 @@ class StageMaker(ABC):
             return list(zip(rows.tolist(), self._manifest.utterances(ids[rows]), strict=True))
         except KeyError as e:
             raise BatchError(f"plan and manifest disagree: {e.args[0]}") from e
+
+    def _change(self, planned: PlannedBatch, row: int, utterance: int) -> Change | None:
+        """What is done to a recording of a row; None: nothing, as in every evaluation."""
+        if planned.plan != "train":
+            return None
+        return change_of(self._augment, int(planned.row_seeds[row]), utterance)
+
+    def _probed(self, num_samples: int) -> np.ndarray:
+        """float32[num_samples]: the fixed signal, changed where recordings are, so that producers
+        that change it otherwise differ.
+        """
+        signal = probe_signal(num_samples)
+        return probe_change()(signal) if self._augment.share else signal
 
     def _empty(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
         return empty_batch(self.stage, self._bucket(planned), self.dims, self.mel_dtype)

@@ -25,7 +25,7 @@ from common.xtts.audio import CondMel, DvaeMel, lead_samples, prompt_slice
 from common.xtts.dvae import Dvae, clip_codes
 from common.xtts.weights import WeightsError, load_state_dict
 from producer.batches.cache import CodesCache, stamp_of
-from producer.batches.features import StageMaker, feature_digest, on_gpu, probe_signal, usable_clips
+from producer.batches.features import StageMaker, feature_digest, on_gpu, usable_clips
 from producer.batches.maker import BatchError, Clip, Made, Work
 from producer.batches.rows import (
     layout_of,
@@ -74,6 +74,7 @@ class GptMaker(StageMaker):
     def __init__(self, run: RunFolder):
         super().__init__(run)
         self._batching, self._layout = run.config.batching, layout_of(run.config)
+        self._changes_clips = run.config.augment.of == "clip"
         self._dvae = load_dvae(run)
         self._dvae_mel = DvaeMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
         self._cond_mel = CondMel(run.mel_stats, self.dims.audio, by_clip=not on_gpu())
@@ -103,31 +104,30 @@ class GptMaker(StageMaker):
 
         At another rate than the features' a part is not to the bit what the resampled whole has
         there, so that the conditioning clip is always a part of its own: the batch must not depend
-        on whether the codes were known.
+        on whether the codes were known. Nor must it where recordings are changed: a conditioning
+        clip that is changed alone is a part of its own, and of a clip that is changed no codes are
+        looked for, nor kept.
         """
         clips = []
         lenders = dict(
             self._utterances(np.where(planned.prompts != planned.utterances, planned.prompts, -1))
         )
         for row, u in self._utterances(planned.utterances):
-            codes = None
-            if self._cache is not None:
+            codes, change = None, self._change(planned, row, u.id)
+            whole_change = change if self._changes_clips else None
+            if self._cache is not None and whole_change is None:
                 codes = self._cache.get(*self._slot(planned, row, u), stamp_of(u.path))
             if codes is None:
-                clips.append(Clip(row, u))
+                clips.append(Clip(row, u, change=whole_change))
+            apart = change is not None or u.source_rate != self.dims.audio.sample_rate
             if row in lenders:
                 lender = lenders[row]
-                clips.append(
-                    Clip(
-                        row,
-                        lender,
-                        *self._prompt(planned, row, lender.num_samples),
-                        codes,
-                        row_utterance=u,
-                    )
-                )
-            elif codes is not None or u.source_rate != self.dims.audio.sample_rate:
-                clips.append(Clip(row, u, *self._prompt(planned, row, u.num_samples), codes))
+                at = self._prompt(planned, row, lender.num_samples)
+                change = self._change(planned, row, lender.id)
+                clips.append(Clip(row, lender, *at, codes, row_utterance=u, change=change))
+            elif codes is not None or (apart and whole_change is None):
+                at = self._prompt(planned, row, u.num_samples)
+                clips.append(Clip(row, u, *at, codes, change=change))
         return clips
 
     def _prompt(self, planned: PlannedBatch, row: int, num_samples: int) -> tuple[int, int]:
@@ -192,6 +192,7 @@ class GptMaker(StageMaker):
             parts = {c.row: samples for c, samples in usable if c.num_samples is not None}
             rows = {c.row: c.row_utterance or c.utterance for c, _ in usable}
             codes = {c.row: c.codes for c, _ in usable if c.codes is not None}
+            kept = {c.row for c, _ in usable if c.num_samples is None and c.change is None}
             made.num_cached = len(codes)
             cond = np.zeros((bucket.batch_size, audio.cond_max_samples), np.float32)
             for row, utterance in rows.items():
@@ -216,7 +217,9 @@ class GptMaker(StageMaker):
             all_codes, cond_mel = features
             with watch.part("pack"):
                 for row in wholes:
-                    codes[row] = self._known_from_now_on(planned, row, rows[row], all_codes)
+                    codes[row] = all_codes[row, : self._slot(planned, row, rows[row])[1]]
+                    if row in kept:
+                        self._keep(planned, row, rows[row], codes[row])
                 for row, utterance in rows.items():
                     self._pack(made, planned, row, utterance, codes[row], is_last=row == max(rows))
                     made.arrays["cond_mel"][row] = cond_mel[row]
@@ -251,15 +254,13 @@ class GptMaker(StageMaker):
             return self._of_any_length(tf.constant(wav)).numpy()
         return self._call(self._shape(planned), self._codes, wav)
 
-    def _known_from_now_on(
-        self, planned: PlannedBatch, row: int, utterance: Utterance, all_codes: np.ndarray
-    ) -> np.ndarray:
-        """int32[n] of a row whose codes were computed."""
-        slot, n = self._slot(planned, row, utterance)
-        codes = all_codes[row, :n]
+    def _keep(
+        self, planned: PlannedBatch, row: int, utterance: Utterance, codes: np.ndarray
+    ) -> None:
+        """Put a row's codes into the cache, if there is one."""
         if self._cache is not None:
+            slot, _ = self._slot(planned, row, utterance)
             self._cache.put(slot, codes, stamp_of(utterance.path))
-        return codes
 
     def _pack(
         self,
@@ -287,7 +288,7 @@ class GptMaker(StageMaker):
         """
         audio = self.dims.audio
         wav = np.zeros((1, 16 * audio.samples_per_code + audio.pad_samples), np.float32)
-        wav[0, : 16 * audio.samples_per_code] = probe_signal(16 * audio.samples_per_code)
+        wav[0, : 16 * audio.samples_per_code] = self._probed(16 * audio.samples_per_code)
         cond = np.zeros((1, audio.cond_max_samples), np.float32)
-        cond[0, : audio.cond_min_samples] = probe_signal(audio.cond_min_samples)
+        cond[0, : audio.cond_min_samples] = self._probed(audio.cond_min_samples)
         return feature_digest(self._codes(tf.constant(wav)), self._cond(tf.constant(cond)))

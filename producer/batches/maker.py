@@ -25,6 +25,7 @@ class Clip:
     `codes`: int32[n], the DVAE codes of the row's utterance where they are known already.
     `row_utterance`: the row's utterance where the recording is another one, of its speaker, that
     only lends its voice.
+    `change`: what is done to the samples, once they are decoded (`producer/batches/augment.py`).
     """
 
     row: int
@@ -33,6 +34,7 @@ class Clip:
     num_samples: int | None = None
     codes: np.ndarray | None = field(default=None, repr=False, compare=False)
     row_utterance: Utterance | None = None
+    change: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 @dataclass

@@ -26,6 +26,8 @@ BARS = 40
 # Findings of text and sound that hardly belong together, or of clips that make an evaluation lie.
 MISFITS = ("slow", "fast", "faster_than_most", "other_script", "in_both")
 FEW = 0.05  # share of the rows: above, the finding is the corpus's nature and no misfit
+STAYS_S = 0.3  # of silence at the ends, as published corpora have it
+SPREAD_DB = 12.0  # between the softest and the loudest clip of nine in ten; one voice keeps within
 UNEVEN = 10.0  # times the hours of the smallest language
 
 
@@ -106,7 +108,11 @@ class Figures:
             {name: h for name, h in histograms.items() if h is not None},
             {language: dict(c.most_common()) for language, c in sorted(alphabet.items())},
             padding,
-            [*_of_padding(padding, lengths, config), *_of_rows(manifest, seconds, config)],
+            [
+                *_of_padding(padding, lengths, config),
+                *_of_sound(manifest, levels, config),
+                *_of_rows(manifest, seconds, config),
+            ],
         )
 
     def to_json(self) -> dict:
@@ -151,6 +157,19 @@ def _of_padding(
             f"{padding[best]:.1%} of the positions are padding, with {now}"
             f" {'bucket' if now == 1 else 'buckets'} {before:.1%}",
         )
+
+
+def _of_sound(manifest: Manifest, levels: list[float], config: Config) -> Iterable[Suggestion]:
+    found = {f["kind"]: f["rows"] for f in manifest.meta.get("findings", [])}
+    long = max(found.get(kind, 0) for kind in ("silence_before", "silence_after"))
+    if long and config.data.trim_s is None:
+        why = f"{long} clips or more begin or end with long silence"
+        yield Suggestion(f"data.trim_s={STAYS_S}", why)
+    if len(levels) > 1 and config.data.level_db is None:
+        soft, median, loud = np.quantile(levels, (0.05, 0.5, 0.95))
+        if loud - soft > SPREAD_DB:
+            why = f"nine recordings in ten lie between {soft:.0f} and {loud:.0f} dBFS"
+            yield Suggestion(f"data.level_db={max(-50, min(-6, round(median)))}", why)
 
 
 def _of_rows(manifest: Manifest, seconds: np.ndarray, config: Config) -> Iterable[Suggestion]:

@@ -310,7 +310,7 @@ def where_of(row: Row) -> str:
 
 def _pace(entry: CorpusRow, facts: AudioFacts) -> float:
     """Characters per second of audio."""
-    return len(entry.row.text) * facts.rate / facts.frames
+    return len(entry.row.text) / facts.used_s
 
 
 def _of_audio(facts: AudioFacts) -> Iterator[tuple[str, str, float]]:

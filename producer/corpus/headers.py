@@ -15,8 +15,10 @@ import xxhash
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
 from common.audio.levels import measure, shape
-from common.audio.reading import is_converted, open_audio, read, why_irregular
+from common.audio.reading import is_converted, open_audio, read
+from common.audio.treatment import Portion, Treatment
 from common.data.manifest import Manifest
+from common.system.files import why_irregular
 from producer.batches.decode import num_output_samples
 
 MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory
@@ -47,7 +49,8 @@ class AudioFacts:
 
     `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`,
     `tail_s`, `pause_s`: silence before, after and, at the longest, between sounds. `band_hz`,
-    `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone.
+    `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone. `portion`: what of it is
+    used, where that is not all of it as it is.
     """
 
     path: str
@@ -72,11 +75,30 @@ class AudioFacts:
     content: str = ""  # a digest of the samples
     deep: bool = False  # the samples were asked for
     searched: bool = False
+    portion: Portion | None = None
+
+    @property
+    def used_s(self) -> float:
+        """Seconds of what is used."""
+        return (self.frames if self.portion is None else self.portion.frames) / self.rate
 
     @property
     def num_samples(self) -> int:
-        """Length at 22 050 Hz."""
-        return num_output_samples(self.frames, self.rate)
+        """Length of what is used, at 22 050 Hz."""
+        frames = self.frames if self.portion is None else self.portion.frames
+        return num_output_samples(frames, self.rate)
+
+    def treated(self, treatment: Treatment) -> AudioFacts:
+        """With what is used of it, and the silence that this has. Itself where it is not usable."""
+        if self.error or not treatment.changes:
+            return self
+        if self.level_db is None:  # too long to be looked at
+            return replace(self, portion=Portion(0, self.frames, 1.0))
+        ends_s = self.lead_s, self.tail_s
+        portion = treatment.portion(self.frames, self.rate, self.peak, self.level_db, ends_s)
+        cut_s = portion.first / self.rate, (self.frames - portion.frames) / self.rate
+        lead_s, tail_s = self.lead_s - cut_s[0], self.tail_s - (cut_s[1] - cut_s[0])
+        return replace(self, portion=portion, lead_s=lead_s, tail_s=tail_s)
 
     def remembered(self) -> dict:
         """The values to store under path, size and mtime; defaults are left out."""
@@ -84,7 +106,7 @@ class AudioFacts:
         return {"facts": FACTS} | {n: v for n, v in values.items() if v != _REMEMBERED[n]}
 
 
-_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched")
+_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched", "portion")
 _REMEMBERED = {f.name: f.default for f in fields(AudioFacts) if f.name not in _NOT_REMEMBERED}
 
 

@@ -61,18 +61,18 @@ class _Languages:
 
     def __init__(self):
         self.unknown: dict[str, list] = {}
-        self._known: dict[str, str] = {}
+        self.known: dict[str, str] = {}
 
     def settle(self, code: str, where: str) -> str:
-        if code not in self._known:
+        if code not in self.known:
             try:
-                self._known[code] = normalize_language(code)
+                self.known[code] = normalize_language(code)
             except UnknownLanguage as e:
-                self._known[code] = code
+                self.known[code] = code
                 self.unknown[code] = [0, where, f" (did you mean {e.meant}?)" if e.meant else ""]
         if code in self.unknown:
             self.unknown[code][0] += 1
-        return self._known[code]
+        return self.known[code]
 
     def check(self) -> None:
         if self.unknown:
@@ -81,7 +81,7 @@ class _Languages:
                 for code, (n, where, meant) in self.unknown.items()
             )
             raise BadInput(f"unknown language {found}; use codes like en, fa, zh-cn")
-        for code in set(self._known.values()):
+        for code in set(self.known.values()):
             try:
                 require_backend(code)
             except LanguageUnavailable as e:
@@ -115,7 +115,18 @@ def read_rows(config: Config) -> CorpusRows:
     ):
         _read_source(rows, languages, config, source, number, split, source.speaker or name)
     languages.check()
+    if config.data.language not in languages.known:
+        _check_default(config.data.language)
     return rows
+
+
+def _check_default(code: str) -> None:
+    """BadInput: data.language is no language, though every row names its own."""
+    try:
+        normalize_language(code)
+    except UnknownLanguage as e:
+        meant = f"; did you mean {e.meant}?" if e.meant else ""
+        raise BadInput(f"data.language={code}: no language that is known{meant}") from e
 
 
 def _root(source: Source) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.audio.treatment import Treatment
 from common.data.manifest import EVAL, TRAIN, Manifest, Reject
 from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.run.settings import Config
@@ -27,12 +28,13 @@ from common.system.errors import BadInput
 from common.xtts.text.clean import has_words
 from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextError
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
-from producer.batches.decode import SAMPLE_RATE
 from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
 from producer.corpus.headers import AudioFacts, facts_of
+from producer.corpus.limits import Limits, Rejected
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
 from producer.corpus.text_findings import TextFindings
+from producer.corpus.treated import Treated
 
 DEEP_FILES = 2000  # corpora up to this size have their samples looked at, too: seconds
 SAMPLED_FILES = 256  # of larger ones so many have
@@ -60,65 +62,6 @@ class ScanResult:
     def write_rejects(self, path: Path) -> None:
         """Every reject with file, line, id, kind and reason, tab-separated."""
         write_rejects(self.report.rejects, path)
-
-
-class _Rejected(Exception):
-    def __init__(self, reason: str, kind: str):
-        super().__init__(reason)
-        self.reason, self.kind = reason, kind
-
-
-@dataclass(frozen=True)
-class _Limits:
-    min_samples: int
-    max_samples: int
-    max_tokens: int
-
-    @classmethod
-    def of(cls, config: Config) -> _Limits:
-        """BadInput: the settings allow more than the model has positions for."""
-        data, gpt, audio = config.data, config.dims.gpt, config.dims.audio
-        limits = cls(
-            round(data.min_audio_s * SAMPLE_RATE),
-            round(data.max_audio_s * SAMPLE_RATE),
-            data.max_text_tokens,
-        )
-        longest = (gpt.max_audio_tokens - 3) * audio.samples_per_code - (
-            config.batching.code_phases - 1
-        ) * audio.hop_samples
-        if limits.max_tokens > gpt.max_text_tokens:
-            raise BadInput(
-                f"data.max_text_tokens={limits.max_tokens}, but the model has positions for"
-                f" {gpt.max_text_tokens}"
-            )
-        if limits.max_samples > longest:
-            raise BadInput(
-                f"data.max_audio_s={data.max_audio_s}, but the model has positions for"
-                f" {longest / SAMPLE_RATE:.1f} s"
-            )
-        return limits
-
-    def check_audio(self, num_samples: int) -> None:
-        for sign, limit, wrong, kind in (
-            (
-                "<",
-                self.min_samples,
-                num_samples < self.min_samples,
-                "audio shorter than {:.4g} s (data.min_audio_s)",
-            ),
-            (
-                ">",
-                self.max_samples,
-                num_samples > self.max_samples,
-                "audio longer than {:.4g} s (data.max_audio_s)",
-            ),
-        ):
-            if wrong:
-                seconds = f"{num_samples / SAMPLE_RATE:.2f} s {sign} {limit / SAMPLE_RATE:.2f} s"
-                raise _Rejected(
-                    f"{seconds} ({num_samples} {sign} {limit} samples)",
-                    kind.format(limit / SAMPLE_RATE),
-                )
 
 
 def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int]:
@@ -174,11 +117,17 @@ def _facts(
 
 class _Scan:
     def __init__(
-        self, rows: CorpusRows, limits: _Limits, tokenizer: Tokenizer, writer: ManifestWriter
+        self,
+        rows: CorpusRows,
+        limits: Limits,
+        tokenizer: Tokenizer,
+        writer: ManifestWriter,
+        treatment: Treatment,
     ):
         self.has_val = any(isinstance(e, CorpusRow) and e.split == EVAL for e in rows.entries)
         self.rows, self.limits, self.tokenizer, self.writer = rows, limits, tokenizer, writer
         self.findings, self.text_findings = Findings(), TextFindings()
+        self.treated = Treated(treatment)
         self.sampled = False  # of some recordings the headers alone are looked at
         self.misfits: dict[str, tuple[str, str]] = {}  # what `data.reject` leaves out
         self.tally: Counter[str] = Counter()
@@ -207,7 +156,7 @@ class _Scan:
         """Keep a row or reject it."""
         try:
             self._check(entry, facts)
-        except _Rejected as e:
+        except Rejected as e:
             rejected = Reject(entry.row.file, entry.row.line, entry.row.id, e.reason, e.kind)
             if facts is None:
                 self.num_missing += 1
@@ -215,7 +164,7 @@ class _Scan:
 
     def _check(self, entry: CorpusRow, facts: AudioFacts | None) -> None:
         if facts is None:
-            raise _Rejected(
+            raise Rejected(
                 missing_reason(entry.row.candidates) + entry.row.place.nowhere(), MISSING
             )
         if facts.mtime_ns:  # else it was not opened
@@ -223,10 +172,12 @@ class _Scan:
         self.num_decoded += facts.deep
         self.num_unusable += facts.deep and bool(facts.error)
         if facts.error:
-            raise _Rejected(facts.error, facts.kind)
+            raise Rejected(facts.error, facts.kind)
+        facts = facts.treated(self.treated.treatment)
+        self.treated.add(facts)
         self.limits.check_audio(facts.num_samples)
         if self.misfits and (misfit := self.misfits.get(where_of(entry.row))):
-            raise _Rejected(*misfit)
+            raise Rejected(*misfit)
         clean, tokens = self._tokenise(entry)
         number = self.writer.add_utterance(
             NewUtterance(
@@ -243,6 +194,7 @@ class _Scan:
                 source_frames=facts.frames,
                 size=facts.size,
                 split=entry.split,
+                portion=facts.portion,
             )
         )
         self.kept[entry.split] += 1
@@ -260,9 +212,9 @@ class _Scan:
             clean = self.tokenizer.clean(entry.row.text, entry.language)
         except TextError as e:
             kind = "damaged text" if isinstance(e, DamagedText) else "text cannot be read out"
-            raise _Rejected(str(e), kind) from e
+            raise Rejected(str(e), kind) from e
         if not has_words(clean):
-            raise _Rejected(
+            raise Rejected(
                 f"no words in the text {entry.row.text!r}" if entry.row.text else "empty text",
                 "empty text",
             )
@@ -270,11 +222,11 @@ class _Scan:
         if self.tokenizer.unk in tokens or self.tokenizer.stop in tokens:
             unknown = self.tokenizer.unknown_in_clean(clean)
             self.findings.unknown_characters.update(unknown)
-            raise _Rejected(
+            raise Rejected(
                 f"not in the vocabulary: {describe_characters(unknown)}", "unknown characters"
             )
         if len(tokens) > self.limits.max_tokens:
-            raise _Rejected(
+            raise Rejected(
                 f"{len(tokens)} text tokens > {self.limits.max_tokens}",
                 f"text >{self.limits.max_tokens} tokens",
             )
@@ -319,7 +271,7 @@ class _Scan:
         """Split, and store what the report says besides the rows."""
         found = self.findings.found()
         meta = {
-            "notes": self.rows.notes + self._decoded(),
+            "notes": self.rows.notes + self._decoded() + self.treated.notes(),
             "warnings": (
                 self.rows.warnings
                 + self.split(config)
@@ -380,8 +332,10 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
             ) from e
 
 
-def _every(num_rows: int) -> int:
-    """Of every how many recordings the samples are looked at."""
+def _every(num_rows: int, deep: bool | None) -> int:
+    """Of every how many recordings the samples are looked at; 0: of none."""
+    if deep is not None:
+        return int(deep)
     return 1 if num_rows <= DEEP_FILES else num_rows // SAMPLED_FILES
 
 
@@ -394,7 +348,6 @@ def scan(
     progress: bool = True,
     previous: Manifest | None = None,
     deep: bool | None = None,
-    out: Callable[[str], None] | None = None,
 ) -> ScanResult:
     """Scan the configured sources into a new manifest; ids count from 0 in the order of the
     metadata.
@@ -409,30 +362,33 @@ def scan(
             opened.
         deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to
             2000 rows, and in 256 recordings of larger ones. What is not looked at `decode` finds
-            during training.
-        out: receives the report line by line.
+            during training. Where recordings are treated, all are looked at.
 
     Raises:
         BadInput: no usable row, more than half of the files missing or of those decoded unusable, a
             language that the vocabulary lacks, or limits beyond the model's positions. No manifest
             is written then.
     """
-    limits = _Limits.of(config)
+    limits = Limits.of(config)
     rows = read_rows(config) if rows is None else rows
     _check_languages(rows, tokenizer)
     candidates = [e for e in rows.entries if isinstance(e, CorpusRow)]
-    every = _every(len(candidates)) if deep is None else int(deep)
+    treatment = config.data.treatment
+    every = 1 if treatment.changes else _every(len(candidates), deep)
     threads = config.data.scan_threads or cores()
-    with ManifestWriter(manifest_path) as writer, _bar(len(rows.entries), progress) as bar:
+    with (
+        ManifestWriter(manifest_path, treatment) as writer,
+        _bar(len(rows.entries), progress) as bar,
+    ):
         for root in rows.roots:
             writer.add_source(root)
-        job = _Scan(rows, limits, tokenizer, writer)
+        job = _Scan(rows, limits, tokenizer, writer, treatment)
         job.sampled = every != 1
         facts = _facts(candidates, threads, every, previous)
         if config.data.reject:
             facts = iter(looked := list(facts))
             both = zip(candidates, looked, strict=True)
-            usable = ((e, f) for e, f in both if f is not None and not f.error)
+            usable = ((e, f.treated(treatment)) for e, f in both if f is not None and not f.error)
             job.misfits = misfits(usable, config.data.reject)
         for i, entry in enumerate(rows.entries):
             job.take(entry, facts)
@@ -442,6 +398,4 @@ def scan(
         job.finish(config)
     with Manifest.open(manifest_path) as manifest:
         report = Report.of(manifest)
-    for line in report.lines() if out else ():
-        out(line)
     return ScanResult(Path(manifest_path), report)

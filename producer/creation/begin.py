@@ -15,6 +15,15 @@ from common.xtts.checkpoints import pretrained
 from common.xtts.text.tokenizer import Tokenizer
 
 
+def languages_of(weights: str) -> tuple[str, ...]:
+    """The languages of a vocabulary that `model.weights` brings; (): it brings none.
+
+    BadInput: as of `beginning.locate`.
+    """
+    vocab = beginning.locate(weights, verify=False).vocab
+    return () if vocab is None else Tokenizer.load(vocab).languages
+
+
 def from_within(config: Config, existing: RunFolder | None) -> Config:
     """Settings with the run's own copy of what it began with, where that is what they name: it may
     be gone from its old place.

@@ -15,9 +15,12 @@ from common.data.manifest import EVAL, TRAIN, Manifest
 from common.data.plan import Plan, PlanRows, write_plan
 from common.run.settings import Config
 from common.run.stages import STAGES, StageSpec, stages_of
+from common.system import cgroup
 from common.system.errors import BadInput
 from common.xtts.dims import ModelDims
 from producer.batches.rows import hidden_share, layout_of, most_codes
+
+CONTAINER_SHARE = 0.5  # of a container's memory, for batches; the rest is the processes'
 
 
 def write(
@@ -61,21 +64,26 @@ def write(
 
 
 def check_memory(config: Config, aside: Path, dims: ModelDims) -> None:
-    """BadInput where the window times the largest batch is more than the budget."""
+    """BadInput where the window times the largest batch is more than the budget, or than a
+    container's memory leaves beside the processes themselves.
+    """
     buckets = [
         (s.kind, b)
         for s in stages_of(config.model.size)
         for b in Plan.open(aside / "plan" / s.name, "train").buckets
     ]
     sizes = [num_bytes(kind, bucket, dims, config.transport.mel_dtype) for kind, bucket in buckets]
-    window = config.transport.high_water_mark
-    if window * max(sizes) > config.transport.memory_budget_mb * 1e6:
-        fits = int(config.transport.memory_budget_mb * 1e6 // max(sizes))
+    window, budget = config.transport.high_water_mark, config.transport.memory_budget_mb * 1e6
+    named = f"transport.memory_budget_mb={config.transport.memory_budget_mb}"
+    limit = cgroup.memory_limit()
+    if limit is not None and limit * CONTAINER_SHARE < budget:
+        budget = limit * CONTAINER_SHARE
+        named = f"half of the {limit / 1e6:.0f} MB that this container or job may use"
+    if window * max(sizes) > budget:
         raise BadInput(
             f"transport.high_water_mark={window} x the largest batch ({max(sizes) / 1e6:.1f} MB) is"
-            f" {window * max(sizes) / 1e6:.0f} MB, over"
-            f" transport.memory_budget_mb={config.transport.memory_budget_mb}; {fits} batches"
-            " would fit"
+            f" {window * max(sizes) / 1e6:.0f} MB, over {named}; {int(budget // max(sizes))}"
+            " batches would fit"
         )
 
 

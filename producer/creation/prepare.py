@@ -273,21 +273,29 @@ def _make(
         "seed": config.seed,
         "manifest": manifest.digest,
         "plan": digests,
-        "accumulate": config.train.accumulate,
         "dims": dims.to_dict(),
         "vocabulary": tokenizer.digest,
         "mel_stats": digest(stats.tolist()),
+        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
+        "trains_dvae": dvae is None or config.dvae.tune,
+        "dvae": None if dvae is None else file_digest(dvae),
+        **_asked_for(config),
+    }
+
+
+def _asked_for(config: Config) -> dict:
+    """The settings that are part of what a run is, besides what they made of the corpus."""
+    return {
+        "accumulate": config.train.accumulate,
         "mel_dtype": config.transport.mel_dtype,
         "prompt": config.batching.prompt,
         "mask_prompt": config.batching.mask_prompt,
         "layout": dataclasses.asdict(layout_of(config)),
         "padded_codes": config.batching.padded_codes,
         "code_phases": config.batching.code_phases,
+        "augment": config.augment.model_dump() if config.augment.share else None,
         "kind": family_of(config.model.size),
-        "weights": None if begun is None else pretrained.file_digests(begun)["model"],
         "extend": config.text.extend.model_dump() if config.text.extend else None,
-        "trains_dvae": dvae is None or config.dvae.tune,
-        "dvae": None if dvae is None else file_digest(dvae),
     }
 
 
@@ -424,7 +432,7 @@ def _decodable(
 ) -> Iterator[np.ndarray]:
     for u in manifest.utterances(ids):
         try:
-            yield decode(u.path)
+            yield decode(u.path, portion=u.portion)
         except DecodeError as e:
             errors.append(e)
             log.warning("not used for the mel statistics: %s", e)

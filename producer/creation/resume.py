@@ -88,6 +88,7 @@ def _seen(u: Utterance) -> tuple:
         u.source_rate,
         u.source_frames,
         u.size,
+        u.portion,
     )
 
 
@@ -100,9 +101,8 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     Raises:
         BadInput: it is another run than the folder's; names what differs.
     """
-    unsaid = {
-        "code_phases": existing.config.batching.code_phases
-    }  # of runs made before their identity said so
+    # Of runs made before their identity said so.
+    unsaid = {"code_phases": existing.config.batching.code_phases, "augment": None}
     differs = [k for k in identity if identity[k] != existing.identity.get(k, unsaid.get(k))]
     if not differs:
         return []

@@ -40,7 +40,8 @@ def check_samples(config: Config, tokenizer: Tokenizer, most_tokens: int) -> Non
     }
     for key, path in named.items():
         try:
-            seconds = load_reference(path, config.dims.audio.sample_rate).seconds
+            rate = config.dims.audio.sample_rate
+            seconds = load_reference(path, rate, config.data.treatment).seconds
         except ReferenceClipError as e:
             raise BadInput(
                 f"{key}: {e}; name a recording of 3 s or more (WAV, FLAC, MP3, OGG)"

@@ -52,6 +52,7 @@ class Played:
     gaps: list[Gap]
     seconds: float
     error: str = ""
+    late: str = ""  # the story of a run that stood still for longer than its bound
 
 
 class Stand:
@@ -111,19 +112,21 @@ class Stand:
         machine.env["XTTS_CHANNEL_LOG"] = str(folder / "channel.jsonl")  # not on the full disk
         if self.args.plant:
             machine.env[PLANT] = self.args.plant
-        began, error = time.monotonic(), ""
+        began, error, story = time.monotonic(), "", ""
         try:
             machine.play(plan)
             self.judge(RunFolder(machine.run), folder / "channel.jsonl")
             late = [g for g in machine.gaps if g.seconds > g.bound_s]
-            if late and self.args.plant:
-                error = f"no step for {late[0].seconds:.1f} s of {late[0].bound_s:.1f}"
+            if late:
+                story = f"no step for {late[0].seconds:.1f} s of {late[0].bound_s:.1f}"
+                error = story if self.args.plant else ""
+                story = machine.story(story)
         except Exception as e:  # noqa: BLE001 - a schedule's edge: told with its seed, and the next one goes on
             error = str(e) if "--- " in str(e) else machine.story(f"{type(e).__name__}: {e}")
         finally:
             machine.close()
         seconds = time.monotonic() - began
-        return Played(seed, [e for _, e in plan], machine.gaps, seconds, error)
+        return Played(seed, [e for _, e in plan], machine.gaps, seconds, error, story)
 
     def judge(self, run: RunFolder, told: Path) -> None:
         """AssertionError: something was lost, twice, or other."""
@@ -211,7 +214,8 @@ def main() -> int:
             if done is None:
                 continue
             played.append(done)
-            sys.stdout.write(f"seed {done.seed}: {done.error or 'exact'} ({done.seconds:.0f} s)\n")
+            told = done.error or "\n".join(filter(None, ("exact", done.late)))
+            sys.stdout.write(f"seed {done.seed}: {told} ({done.seconds:.0f} s)\n")
             sys.stdout.flush()
     figures = report(played, args.size)
     sys.stdout.write(json.dumps(figures) + "\n")

@@ -5,14 +5,15 @@ import io
 import os
 import signal
 import subprocess
-import time
 import types
 
 import pytest
+from rich.console import Console as RichConsole
 
 from common.launcher.child import ProcessSpec, Program
 from common.launcher.console import Console, progress_line
 from common.run import settings
+from common.system.clock import boot, since_boot
 from common.system.lifecycle import Stop
 from common.system.status import Status, StatusFile
 from trainer import session
@@ -72,9 +73,9 @@ def test_s11_a_run_that_stands_still_says_so_and_who_is_stopped():
             phase="training", step=62, loss=2.5, utterances_per_s=15.7, eta_s=303, pid=os.getpid()
         )
         producer = dataclasses.replace(PRODUCER, pid=child.pid)
-        moving = dataclasses.replace(training, time=time.time())
+        moving = dataclasses.replace(training, time=1.0, clock=since_boot(), boot=boot())
         assert "15.7 utt/s" in progress_line([moving, producer], 60)
-        still = dataclasses.replace(training, time=time.time() - 40)
+        still = dataclasses.replace(moving, clock=since_boot() - 40)
         assert progress_line([still, producer], 60) == "gpt 62/700  no step for 40 s"
         child.send_signal(signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
@@ -134,3 +135,20 @@ def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
         "trainer waiting for data: 0 of 2 batches, 1 producer (3 s)",
         "gpt 0/50  buffer 1/8",
     ]
+
+
+@pytest.mark.parametrize(("width", "bar"), [(160, True), (100, True), (80, False), (30, False)])
+def test_the_progress_stays_in_one_line(tmp_path, monkeypatch, width, bar):
+    """In a terminal of any width: the bar gives way, then the end of the text."""
+    known = at(
+        phase="training", step=350, loss=3.2154, utterances_per_s=15.7, wait_percent=0.2, ready=4,
+        eta_s=303,
+    )  # fmt: skip
+    spec, out = ProcessSpec("trainer", "trainer", (), tmp_path / "log"), io.StringIO()
+    view = Console(Program(tmp_path, (spec,)), out)
+    view._rich = RichConsole(file=out, force_terminal=True, width=width, soft_wrap=True)
+    monkeypatch.setattr(view, "_statuses", lambda: [known])
+    view._rich.print(view._bar())
+    (line,) = out.getvalue().rstrip("\n").split("\n")
+    assert ("━" in line) == bar
+    assert ("ETA 0:05:03" in line) == (width >= 80)

@@ -14,8 +14,10 @@ from common.run import describe, settings
 
 ROOT = Path(launch.__file__).parent
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
+PERSIAN = ROOT / "README.fa.md"
+PAGES = [README, PERSIAN, *sorted((ROOT / "docs").glob("*.md")), ROOT / "tests" / "cases.md"]
 NO_CONFIG = {
+    "finetune",
     "producer",
     "split",
     "transcribe",
@@ -116,6 +118,44 @@ def test_enough_commands_were_looked_at():
     ) - {"train"}
 
 
+def blocks(page: Path) -> list[str]:
+    """The lines of code in a page's blocks, joined where a command goes on in the next line."""
+    text = page.read_text().replace("\\\n        ", "")
+    return re.findall(r"^    (\S.*)$", text, re.M)
+
+
+def test_the_persian_readme_has_the_same_commands():
+    """Each of its commands stands in README.md or docs as it is there, and those with which one
+    starts are all in it, in their order.
+    """
+    english = [b for p in PAGES if p != PERSIAN for b in [*blocks(p), *commands(p)]]
+    persian = blocks(PERSIAN)
+    assert len(persian) >= 15
+    assert not [b for b in persian if b not in english]
+    text = README.read_text()
+    start = text[text.index("\n## Two commands") : text.index("\n## Processes and GPUs")]
+    first = re.findall(r"^    (\S.*)$", start, re.M)
+    assert persian[: len(first)] == first
+
+
+def test_the_persian_readme_runs_right_to_left_and_its_code_left_to_right():
+    """Blocks of code lie outside the divisions, whose texts are Persian; every one is closed."""
+    text = PERSIAN.read_text()
+    parts = re.split(r'^<div dir="rtl">\n\n|^</div>\n', text, flags=re.M)
+    prose, code = parts[1::2], parts[0::2]
+    assert not [b for part in prose for b in re.findall(r"^    \S.*$", part, re.M)]
+    for part in prose:
+        letters = re.findall(r"[آ-ی]", part)
+        assert len(letters) > 10, part
+    for part in code:
+        assert not re.search(r"[آ-ی]", part), part
+    assert text.count("<div") == text.count("</div>") == len(prose)
+    assert not re.search("[يك]", text.replace("ي و ك عربی", ""))
+    # Code in a line would end with its first sign: `--run` as run--, `runs/` as /runs.
+    assert "`" not in text
+    assert set(re.findall(r"<code[^>]*>", text)) == {'<code dir="ltr">'}
+
+
 def test_make_knows_every_target():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in PAGES:
@@ -138,7 +178,7 @@ def test_the_readme_lists_every_flag_with_its_key():
 def test_settings_that_pages_name_exist():
     for page in PAGES:
         for key in re.findall(
-            r"`((?:train|batching|data|text|model|samples|transport|producers|dvae)\.[a-z0-9_.]+)\b",
+            r"`((?:train|batching|augment|data|text|model|samples|transport|producers|dvae)\.[a-z0-9_.]+)\b",
             page.read_text(),
         ):
             section, tree = settings.Config, key.split(".")

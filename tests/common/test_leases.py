@@ -243,6 +243,20 @@ def test_standing_still_ourselves_is_nobodys_fault(bench):
     assert bench.book.outcomes == {}
 
 
+def test_nor_is_it_a_compilations_that_went_on_meanwhile(bench):
+    bench.join("a")
+    bench.leases()
+    bench.book.peer_status(bench.book.peers[b"a"], "compiling(bucket 1)")
+    bench.now += 9999
+    bench.book.stalled(9999)
+    bench.now += TTL + 1
+    bench.book.heard(b"a")
+    bench.book.tick()
+    assert bench.book.outcomes == {}
+    bench.book.peer_status(bench.book.peers[b"a"], "working")
+    assert bench.book.peers[b"a"].compiled_s == pytest.approx(TTL + 1)
+
+
 def test_a_lost_peers_batches_are_leased_again_at_once(bench):
     bench.join("a")
     bench.join("b", capacity=4)

@@ -15,10 +15,18 @@ from common.xtts.dims import AudioDims, DvaeDims, ModelDims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.hifigan import Hifigan, HifiganDims
+from common.xtts.pace import Pace
 from common.xtts.sampling import Generated, SamplingOptions, log_likelihood
 from common.xtts.speaker_encoder import SpeakerEncoder, SpeakerEncoderDims
-from common.xtts.synthesize import Joiner, ReferenceOptions, Synthesizer, Vocoder, pcm16
-from common.xtts.text.split import split_text
+from common.xtts.synthesize import (
+    Joiner,
+    NotFinite,
+    ReferenceOptions,
+    Synthesizer,
+    Vocoder,
+    Voice,
+    pcm16,
+)
 from common.xtts.text.tokenizer import Tokenizer
 from tests.support.corpora import sine
 from tests.support.gpt_cases import MICRO
@@ -85,6 +93,12 @@ def clip(seconds, seed=0):
     return (0.1 * np.random.default_rng(seed).standard_normal(round(seconds * RATE))).astype(
         np.float32
     )
+
+
+def say(synthesizer, text, voice, options=None, seed=0, **more):
+    """Each piece of an English text, said."""
+    pieces = synthesizer.pieces(text, "en")
+    return [synthesizer.say(p, voice, options, (seed, i), **more) for i, p in enumerate(pieces)]
 
 
 def style(parts, *clips):
@@ -185,37 +199,6 @@ def test_unusable_reference_files(tmp_path, samples, message):
 # -- text ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "language", "limit", "expected"),
-    [
-        ("One. Two!", "en", 100, ["One. Two!"]),
-        ("One two. Three four? Five six.", "en", 22, ["One two. Three four?", "Five six."]),
-        ("He met Dr. Smith. They left.", "en", 18, ["He met Dr. Smith.", "They left."]),
-        ("Gut. Das kostet 5 Mio. Euro.", "de", 23, ["Gut.", "Das kostet 5 Mio. Euro."]),
-        ("She said “go.” He went.", "en", 15, ["She said “go.”", "He went."]),
-        ("version 2.5 is here now", "en", 15, ["version 2.5 is", "here now"]),
-        ("red, green, blue; white", "en", 12, ["red, green,", "blue; white"]),
-        ("alpha beta gamma", "en", 6, ["alpha", "beta", "gamma"]),
-        ("abcdefghij", "en", 4, ["abcd", "efgh", "ij"]),
-        ("سلام دنیا؟ خوبم. ممنون", "fa", 16, ["سلام دنیا؟ خوبم.", "ممنون"]),
-        ("你好。再见！", "zh", 3, ["你好。", "再见！"]),
-        ("   ", "en", 10, []),
-    ],
-)
-def test_texts_are_cut_where_a_speaker_would(text, language, limit, expected):
-    assert split_text(text, language, limit) == expected
-
-
-def test_cutting_loses_nothing_and_keeps_the_limit():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        text = "".join(rng.choice(list("abc .,!? 。"), 120))
-        limit = int(rng.integers(1, 40))
-        pieces = split_text(text, "en", limit)
-        assert "".join("".join(pieces).split()) == "".join(text.split())
-        assert all(0 < len(p) <= limit for p in pieces)
-
-
 def test_pieces_fit_the_models_text_positions(synthesizer):
     text = "the small red house by the river and a small river by the red house"
     pieces = synthesizer.pieces(text, "en")
@@ -228,14 +211,8 @@ def test_pieces_fit_the_models_text_positions(synthesizer):
 
 @pytest.mark.parametrize("text", ["😀", "…", "?! 😀 --", '"'])
 def test_a_text_without_words_is_not_spoken(synthesizer, text):
-    voice = synthesizer.voice([clip(1.0)])
-    for say in (
-        synthesizer.pieces,
-        lambda *a: synthesizer.speak(*a, voice),
-        lambda *a: synthesizer.stream(*a, voice),
-    ):
-        with pytest.raises(ValueError, match="no words in the text .*: nothing to say"):
-            say(text, "en")
+    with pytest.raises(ValueError, match="no words in the text .*: nothing to say"):
+        synthesizer.pieces(text, "en")
 
 
 @pytest.mark.parametrize("text", ["€", "5", "😀 red"])
@@ -243,21 +220,9 @@ def test_what_is_read_out_as_words_is_a_text(synthesizer, text):
     assert [p.text for p in synthesizer.pieces(text, "en")] == [text]
 
 
-def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
-    """The vocabulary's gaps are told once."""
-    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
-    pieces = synthesizer.pieces("red ж house", "en")
+def test_gaps_of_the_vocabulary_are_told_once(synthesizer, caplog):
+    synthesizer.pieces("red ж house. " * 30 + "ж", "en")
     assert caplog.text.count("the vocabulary has no 'ж'") == 1
-    caplog.clear()
-    spoken = synthesizer.speak("red ж house", "en", voice, options, pieces=pieces)
-    streamed = np.concatenate(
-        list(synthesizer.stream("red ж house", "en", voice, options, pieces=pieces))
-    )
-    assert "the vocabulary has no" not in caplog.text
-    np.testing.assert_array_equal(streamed, spoken.wav)
-    np.testing.assert_array_equal(
-        synthesizer.speak("red ж house", "en", voice, options).wav, spoken.wav
-    )
 
 
 # -- sound -----------------------------------------------------------------------------------------
@@ -266,19 +231,17 @@ def test_a_callers_pieces_are_not_made_again(synthesizer, caplog):
 def test_speech_without_a_vocoder(synthesizer):
     voice = synthesizer.voice([clip(1.0)])
     options = SamplingOptions(max_codes=10)
-    speech = synthesizer.speak("red house", "en", voice, options, seed=3)
-    assert [len(g.codes) for g in speech.generated] == [10]
-    assert speech.mel.shape == (40, 80)
-    assert (speech.sample_rate, len(speech.wav), speech.wav.dtype) == (RATE, 39 * 256, np.float32)
-    assert np.isfinite(speech.wav).all()
-    assert 0 < np.abs(speech.wav).max() <= 1
-    assert speech.real_time_factor == pytest.approx(
-        (speech.sampling_s + speech.vocoding_s) / (39 * 256 / RATE)
-    )
-    again = synthesizer.speak("red house", "en", voice, options, seed=3)
-    np.testing.assert_array_equal(again.wav, speech.wav)
-    other = synthesizer.speak("red house", "en", voice, options, seed=4)
-    assert other.generated[0].codes.tolist() != speech.generated[0].codes.tolist()
+    (spoken,) = say(synthesizer, "red house", voice, options, seed=3)
+    assert len(spoken.generated.codes) == 10
+    assert spoken.mel.shape == (40, 80)
+    assert (len(spoken.wav), spoken.wav.dtype) == (39 * 256, np.float32)
+    assert np.isfinite(spoken.wav).all()
+    assert 0 < np.abs(spoken.wav).max() <= 1
+    assert spoken.spent_s > 0
+    (again,) = say(synthesizer, "red house", voice, options, seed=3)
+    np.testing.assert_array_equal(again.wav, spoken.wav)
+    (other,) = say(synthesizer, "red house", voice, options, seed=4)
+    assert other.generated.codes.tolist() != spoken.generated.codes.tolist()
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
@@ -292,11 +255,11 @@ def test_a_model_that_prefers_start_speaks_all_the_same(parts, synthesizer, cand
             synthesizer.voice([clip(1.0)]),
             SamplingOptions(max_codes=10, temperature=2.0, top_k=0, top_p=1.0),
         )
-        speech = synthesizer.speak("red house", "en", voice, options, candidates=candidates)
+        (spoken,) = say(synthesizer, "red house", voice, options, candidates=candidates)
     finally:
         gpt.mel_head.bias.assign(bias)
-    assert len(speech.wav) == 39 * 256
-    assert (speech.generated[0].codes < 16).all()
+    assert len(spoken.wav) == 39 * 256
+    assert (spoken.generated.codes < 16).all()
 
 
 def test_ids_outside_the_codebook_are_left_out_of_the_sound(synthesizer, caplog):
@@ -321,45 +284,33 @@ def test_of_several_candidates_the_likeliest_is_spoken(synthesizer):
         synthesizer.voice([clip(1.0)]),
         SamplingOptions(max_codes=10, temperature=1.5, top_k=0, top_p=1.0),
     )
-    first = synthesizer.speak("red house", "en", voice, options, seed=3).generated[0]
-    chosen = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
-    assert log_likelihood(synthesizer.gpt, chosen) > log_likelihood(synthesizer.gpt, first)
-    again = synthesizer.speak("red house", "en", voice, options, seed=3, candidates=8).generated[0]
-    assert chosen.codes.tolist() == again.codes.tolist()
-
-
-def test_pieces_are_joined_without_gaps(synthesizer):
-    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=5)
-    speech = synthesizer.speak(
-        "the small red house by the river and a small river by the red house", "en", voice, options
-    )
-    num_pieces = len(speech.pieces)
-    assert num_pieces > 1
-    assert len(speech.wav) == num_pieces * 19 * 256
-    assert speech.mel.shape == (num_pieces * 20, 80)
+    (first,) = say(synthesizer, "red house", voice, options, seed=3)
+    (chosen,) = say(synthesizer, "red house", voice, options, seed=3, candidates=8)
+    likelihood = [log_likelihood(synthesizer.gpt, s.generated) for s in (chosen, first)]
+    assert likelihood[0] > likelihood[1]
+    (again,) = say(synthesizer, "red house", voice, options, seed=3, candidates=8)
+    assert chosen.generated.codes.tolist() == again.generated.codes.tolist()
 
 
 def test_speed_shortens(synthesizer, with_vocoder):
     options = SamplingOptions(max_codes=10)
     voice = synthesizer.voice([clip(1.0)])
-    assert len(synthesizer.speak("red", "en", voice, options, speed=2.0).wav) == 19 * 256
+    assert len(say(synthesizer, "red", voice, options, speed=2.0)[0].wav) == 19 * 256
     voice = with_vocoder.voice([clip(1.0)])
-    lengths = [
-        len(with_vocoder.speak("red", "en", voice, options, speed=s).wav) for s in (1.0, 2.0)
-    ]
+    lengths = [len(say(with_vocoder, "red", voice, options, speed=s)[0].wav) for s in (1.0, 2.0)]
     assert lengths == [with_vocoder.vocoder.hifigan.num_samples(n) for n in (10, 5)]
 
 
 def test_speech_with_a_vocoder(with_vocoder):
     """The vocoder gets the states behind the codes, and the speaker of the voice."""
     voice = with_vocoder.voice([clip(1.0)])
-    speech = with_vocoder.speak("red house", "en", voice, SamplingOptions(max_codes=8), seed=3)
-    assert (speech.sample_rate, speech.mel) == (24000, None)
+    (spoken,) = say(with_vocoder, "red house", voice, SamplingOptions(max_codes=8), seed=3)
+    assert (with_vocoder.sample_rate, spoken.mel) == (24000, None)
     expected = with_vocoder.vocoder.sound(
-        tf.constant(speech.generated[0].states[np.newaxis]), voice.speaker
+        tf.constant(spoken.generated.states[np.newaxis]), voice.speaker
     )
-    np.testing.assert_allclose(speech.wav, expected, atol=1e-6)
-    assert len(speech.wav) == with_vocoder.vocoder.hifigan.num_samples(8)
+    np.testing.assert_allclose(spoken.wav, expected, atol=1e-6)
+    assert len(spoken.wav) == with_vocoder.vocoder.hifigan.num_samples(8)
 
 
 def test_a_model_that_stops_at_once_says_nothing(parts, synthesizer):
@@ -367,15 +318,129 @@ def test_a_model_that_stops_at_once_says_nothing(parts, synthesizer):
     bias = gpt.mel_head.bias.numpy()
     gpt.mel_head.bias.assign(bias + 1e4 * (np.arange(len(bias)) == GPT.stop_audio))
     try:
-        speech = synthesizer.speak("red house", "en", synthesizer.voice([clip(1.0)]))
+        (spoken,) = say(synthesizer, "red house", synthesizer.voice([clip(1.0)]), pace=Pace())
     finally:
         gpt.mel_head.bias.assign(bias)
-    assert (len(speech.wav), speech.mel.shape, speech.real_time_factor) == (
-        0,
-        (0, 80),
-        float("inf"),
-    )
-    assert speech.generated[0].stopped
+    assert (len(spoken.wav), spoken.mel.shape) == (0, (0, 80))
+    assert spoken.generated.stopped
+    assert (spoken.draws, spoken.fault) == (3, "nothing was said of a text of 9 characters")
+
+
+# -- the guard -------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A sampler that gives codes of these lengths, one after the other; negative: without an
+    end."""
+
+    def __init__(self, *lengths: int):
+        self.lengths, self.seeds, self.limits = list(lengths), [], []
+        self.max_codes = 600
+
+    def generate_best(self, latents, ids, options, seeds):
+        self.seeds.append(seeds)
+        self.limits.append(options.max_codes)
+        n = self.lengths.pop(0)
+        count = min(abs(n), options.max_codes or self.max_codes)
+        states = np.zeros((count, GPT.width), np.float32)
+        return Generated(np.arange(count, dtype=np.int32) % 16, n >= 0, states)
+
+
+@pytest.fixture
+def scripted(synthesizer, monkeypatch):
+    def of(*lengths: int) -> Scripted:
+        sampler = Scripted(*lengths)
+        monkeypatch.setattr(synthesizer, "sampler", sampler)
+        return sampler
+
+    return of
+
+
+PACE = Pace(0.04, 0.1)  # 30 characters: 1.2 s to 4 s, 26 to 86 codes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen", "draws", "fault"),
+    [
+        ([50], 50, 1, ""),
+        ([120, 50], 50, 2, ""),  # runs on
+        ([3, 4, 50], 50, 3, ""),  # stops early, twice
+        ([120, 95, 150], 95, 3, "runs on: 4.4 s for a text of 30 characters, at most 4.0 s fit"),
+        ([3, 20, 5], 20, 3, "stops early: 0.9 s for a text of 30 characters, at least 1.2 s fit"),
+        ([-600, 0, 60], 60, 3, ""),  # no end, nothing at all
+        (
+            [-600, -600, -600],
+            174,
+            3,
+            "no end after 8.1 s for a text of 30 characters: cut off there",
+        ),
+    ],
+)
+def test_what_is_too_short_or_too_long_is_drawn_again(
+    synthesizer, scripted, lengths, chosen, draws, fault
+):
+    voice = synthesizer.voice([clip(1.0)])
+    (piece,) = synthesizer.pieces("the small red house by a river", "en")
+    assert piece.chars == 30
+    sampler = scripted(*lengths)
+    spoken = synthesizer.say(piece, voice, seed=(7, 2), pace=PACE)
+    assert (len(spoken.generated.codes), spoken.draws, spoken.fault) == (chosen, draws, fault)
+    drawn = [seed for seeds in sampler.seeds for seed in seeds]
+    assert drawn[0] == (7, 2)
+    assert len(set(drawn)) == len(drawn) == draws
+    assert set(sampler.limits) == {174}  # twice 4 s
+
+
+def test_greedy_speech_is_not_drawn_again(synthesizer, scripted):
+    sampler = scripted(3)
+    (piece,) = synthesizer.pieces("the small red house by a river", "en")
+    voice = synthesizer.voice([clip(1.0)])
+    spoken = synthesizer.say(piece, voice, SamplingOptions(greedy=True), pace=PACE)
+    assert (spoken.draws, len(sampler.seeds)) == (1, 1)
+    assert spoken.fault.startswith("stops early")
+
+
+def test_the_draws_of_candidates_differ(synthesizer, scripted):
+    sampler = scripted(3, 3, 3)
+    (piece,) = synthesizer.pieces("the small red house by a river", "en")
+    synthesizer.say(piece, synthesizer.voice([clip(1.0)]), candidates=4, pace=PACE)
+    drawn = [seed for seeds in sampler.seeds for seed in seeds]
+    assert len(set(drawn)) == len(drawn) == 12
+
+
+def test_a_stream_is_bounded_and_tells_what_is_wrong(synthesizer, caplog):
+    (piece,) = synthesizer.pieces("red", "en")
+    voice = synthesizer.voice([clip(1.0)])
+    parts = list(synthesizer.stream(piece, voice, pace=Pace(0.01, 0.02)))  # at most 1.06 s
+    assert sum(map(len, parts)) <= 22050 * 2 * 1.06 + 2048
+    assert "no end after" in caplog.text
+
+
+def test_v5_what_is_not_finite_is_no_sound(synthesizer, with_vocoder, monkeypatch):
+    """Wherever it begins: in the voice, in the model's states, in the DVAE, in the vocoder."""
+    voice, options = synthesizer.voice([clip(1.0)]), SamplingOptions(max_codes=10)
+    (piece,) = synthesizer.pieces("red house", "en")
+
+    def refused(what: str, synthesizer=synthesizer, voice=voice) -> None:
+        with pytest.raises(NotFinite, match=what):
+            synthesizer.say(piece, voice, options)
+        with pytest.raises(NotFinite, match=what):
+            list(synthesizer.stream(piece, voice, options))
+
+    refused("latents are not finite", voice=Voice(np.full_like(voice.latents, np.nan)))
+    bad = tf.fill([1, 40, 80], np.float32(np.nan))
+    with monkeypatch.context() as patched:
+        patched.setattr(synthesizer.dvae, "decode", lambda codes: bad)
+        refused("mel is not finite")
+        patched.setattr(with_vocoder.vocoder, "sound", lambda *_: np.float32([0, np.inf]))
+        refused("sound is not finite", with_vocoder, with_vocoder.voice([clip(1.0)]))
+    gamma = next(t for t in synthesizer.gpt.tensors() if "ln_f" in t.key or "final_norm" in t.key)
+    before = gamma.variable.numpy()
+    gamma.variable.assign(np.full_like(before, np.nan))
+    try:
+        refused("states are not finite")
+    finally:
+        gamma.variable.assign(before)
 
 
 def test_parts_that_do_not_belong_together(parts, tokenizer):
@@ -393,8 +458,9 @@ def test_parts_that_do_not_belong_together(parts, tokenizer):
 
 def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):
     voice, options = with_vocoder.voice([clip(1.0)]), SamplingOptions(max_codes=25)
-    whole = with_vocoder.speak("red house", "en", voice, options, seed=3)
-    parts = list(with_vocoder.stream("red house", "en", voice, options, seed=3, every=10))
+    (whole,) = say(with_vocoder, "red house", voice, options, seed=3)
+    (piece,) = with_vocoder.pieces("red house", "en")
+    parts = list(with_vocoder.stream(piece, voice, options, (3, 0), every=10))
     samples_of = with_vocoder.vocoder.hifigan.num_samples
     assert [len(p) for p in parts] == [
         samples_of(10) - 1024,
@@ -409,11 +475,6 @@ def test_a_stream_has_the_length_of_the_whole_and_its_first_part(with_vocoder):
     np.testing.assert_allclose(
         joined[: samples_of(10) - 8000], whole.wav[: samples_of(10) - 8000], atol=1e-5
     )
-
-
-def test_stream_names_faults_before_the_first_part(synthesizer):
-    with pytest.raises(ValueError, match="nothing to say"):
-        synthesizer.stream("", "en", synthesizer.voice([clip(1.0)]))
 
 
 def test_parts_of_the_same_sound_join_to_it():

@@ -12,6 +12,7 @@ import soundfile
 from common.audio.errors import DecodeError
 from common.audio.levels import require_sound, shape
 from common.data.corpus_terms import FindingKind, Format
+from common.system.errors import BadInput
 from producer.corpus.findings import MESSAGES, REASONS, misfits
 from producer.corpus.headers import facts_of
 from producer.corpus.languages import WORDS
@@ -141,6 +142,85 @@ def test_each_finding_may_be_set_to_reject(tmp_path, scanned):
     assert all_kinds.report.tally["silence_after (data.reject)"] == 1
 
 
+def others(root, second):
+    """Rows of the kinds that are of several rows, of texts and of files: row → kind. `second`: a
+    corpus for evaluation that shares a recording.
+    """
+    rows, misfit = [], {}
+    for i in range(40):
+        write_wav(root / f"wavs/good{i}.wav", sine(2 * RATE, 200 + i))
+        rows.append(f"good{i}|{sentence(i)}")
+
+    def add(name, kind, text=None, samples=None):
+        if samples is not None:
+            write_wav(root / f"wavs/{name.rpartition('/')[2]}.wav", samples)
+        rows.append(f"{name}|{text or sentence(100 + len(rows))}")
+        misfit[name] = kind
+
+    add("murmur", "softer_than_most", samples=sine(2 * RATE, 301, amplitude=0.03))
+    add("wavs/good3.wav", "shared")
+    add("script", "other_script", "کتاب خوب است river", sine(2 * RATE, 302))
+    # 251 characters in 11 s are 23 per second, as fast as the others
+    add("epic", "long_text", " ".join(["river"] * 42)[:251], sine(11 * RATE, 303))
+    write_wav(root / "elsewhere/deep/found.wav", sine(2 * RATE, 304))
+    add("C:\\old\\found.wav", "found_by_name")
+    add("stream", "doubtful_end")
+    soundfile.write(root / "wavs/stream.ogg", sine(2 * RATE, 305), RATE, format="OGG")
+    unmarked = bytearray((root / "wavs/stream.ogg").read_bytes())
+    unmark_last_page(unmarked)
+    (root / "wavs/stream.ogg").write_bytes(unmarked)
+    write_metadata(root, rows)
+    write_metadata(second, [f"../{root.name}/wavs/good7.wav|{sentence(7)}"])
+    return misfit
+
+
+def unmark_last_page(ogg: bytearray):
+    """Take the mark of the stream's end off its last page, and mend the page's checksum."""
+    at = ogg.rindex(b"OggS")
+    ogg[at + 5] &= ~4
+    ogg[at + 22 : at + 26] = bytes(4)
+    crc = 0
+    for byte in ogg[at:]:
+        crc ^= byte << 24
+        for _ in range(8):
+            crc = (crc << 1) ^ (0x04C11DB7 if crc & 0x80000000 else 0)
+            crc &= 0xFFFFFFFF
+    ogg[at + 22 : at + 26] = crc.to_bytes(4, "little")
+
+
+def test_every_other_finding_may_be_set_to_reject(tmp_path, scanned):
+    """Together with the ones above and below, all kinds there are."""
+    root, second = tmp_path / "c", tmp_path / "d"
+    misfit = others(root, second)
+    data = {"val": [{"path": str(second)}], "max_text_tokens": 400}
+    s = scanned(root, **data)
+    assert s.counts == (40 + len(misfit) + 1, 0)
+    found = {f["kind"]: f["worst"] for f in s.report.findings}
+    lines = {f"{root}/metadata.csv:{u.id + 1}": u.name for u in s.utterances}
+    for name, kind in misfit.items():
+        assert [lines[w] for w in found[kind]] == [name], kind
+    assert found["in_both"] == [f"{second}/metadata.csv:1"]
+    kinds = sorted({*misfit.values(), "in_both"} - {"in_both"})
+    left = scanned(root, **data, reject=kinds)
+    assert left.counts == (41, len(misfit))
+    assert {r.id: r.kind for r in left.rejects} == {
+        name: f"{kind} (data.reject)" for name, kind in misfit.items()
+    }
+    named = {"in_both", "other_language", *misfit.values(), *corpus(tmp_path / "e").values()}
+    assert named == set(MESSAGES)
+
+
+def test_a_corpus_may_do_without_what_it_evaluates_on(tmp_path, scanned):
+    root = make_corpus(tmp_path / "c", 8)
+    write_metadata(tmp_path / "d", [f"../c/wavs/c000{i}.wav|{sentence(i)}" for i in (1, 2)])
+    make_corpus(tmp_path / "d2", 2, freq=900)
+    data = {"val": [{"path": str(tmp_path / "d")}, {"path": str(tmp_path / "d2")}]}
+    assert scanned(root, **data).counts == (12, 0)
+    left = scanned(root, **data, reject=["in_both"])
+    assert left.counts == (10, 2)
+    assert set(left.reasons.values()) == {"in data.train and in data.val"}
+
+
 def test_a_language_that_is_not_the_one_said(tmp_path, scanned):
     root = make_corpus(
         tmp_path / "c", 20, 3.0, text=lambda i: f"{GERMAN} {sentence(i, 2)}", freq=lambda i: 300 + i
@@ -152,6 +232,8 @@ def test_a_language_that_is_not_the_one_said(tmp_path, scanned):
         in found["message"]
     )
     assert "of those of de; set data.language" in found["message"]
+    with pytest.raises(BadInput, match="other_language \\(data.reject\\) 20"):
+        scanned(root, reject=["other_language"])
     english = "the old man and the sea is a story that was told of him by all who had been with her"
     root = make_corpus(
         tmp_path / "d",

@@ -150,7 +150,7 @@ def test_mutated_recordings(tmp_path, kind, count):
                 assert np.abs(wave).max(initial=0) <= 1
         assert time.process_time() - start < 5, (kind, i)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 600_000, f"{grown} kB"  # 256 MiB of samples at once at the most
+    assert grown < 600_000, f"{grown} kB"  # 128 MiB of samples at once at the most
 
 
 def test_descriptors_stay_flat_under_damage(tmp_path):

@@ -330,8 +330,7 @@ def test_a_terminal_hides_nothing_that_a_pipe_shows(tmp_path, scanned):
     assert not any(line.startswith("speakers (") for line in shown)
 
 
-def test_the_output_goes_where_it_is_asked_to(tmp_path, tokenizer, capsys):
-    got = []
-    scan(settings(make_corpus(tmp_path / "c", 3)), tmp_path / "m", tokenizer, out=got.append)
-    assert got[0].startswith("kept=3")
+def test_a_scan_prints_nothing(tmp_path, tokenizer, capsys):
+    done = scan(settings(make_corpus(tmp_path / "c", 3)), tmp_path / "m", tokenizer)
+    assert done.report.lines()[0].startswith("kept=3")
     assert capsys.readouterr() == ("", "")

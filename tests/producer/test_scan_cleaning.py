@@ -152,3 +152,6 @@ def test_a_language_by_name_is_answered_with_its_code(tmp_path, scanned):
         ):
             scanned(root, language=name)
     scanned(root, language="per")
+    write_metadata(root, ["audio_file|language|text", "c0001.wav|fa|سلام"])
+    with pytest.raises(BadInput, match="data.language=farsi: no language .*did you mean fa?"):
+        scanned(root, language="farsi")

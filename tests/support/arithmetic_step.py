@@ -3,7 +3,8 @@ checkpoints can be put through hundreds of crashes in seconds. The state depends
 the order of the batches, on how they are grouped, and on the seeds.
 
 `ARITHMETIC_STEP_MS` makes each micro-step take that long, for tests of slow trainers and for kills
-at random points.
+at random points. `ARITHMETIC_FAULT` names a file `UPDATE TEXT`: the update fails, as on a GPU that
+does; the file is gone then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from trainer.step.contract import StepOptions
 
 _PRIME = 2**31 - 1
 STEP_MS = "ARITHMETIC_STEP_MS"
+FAULT = "ARITHMETIC_FAULT"
 
 
 def make(run: RunFolder, schedule: Schedule) -> tuple[ArithmeticStep, HostCopy]:
@@ -71,6 +74,7 @@ class ArithmeticStep:
 
     def apply(self) -> dict:
         """Update from the group."""
+        _fail_at(self.t + 1)
         group, powers = np.zeros(8, np.int64), np.arange(1, 9, dtype=np.int64)
         for part in self._all_parts():
             group = (group * 7 + part * powers) % _PRIME
@@ -148,3 +152,13 @@ class ArithmeticStep:
         self.moment = state["optimizer"]["moment"].copy()
         self.t = int(state["optimizer"]["t"])
         self._parts = []
+
+
+def _fail_at(update: int) -> None:
+    file = Path(os.environ.get(FAULT, os.devnull))
+    if not file.is_file():
+        return
+    due, text = file.read_text().split(" ", 1)
+    if update == int(due):
+        file.unlink()
+        raise RuntimeError(text)

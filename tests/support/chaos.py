@@ -22,6 +22,7 @@ import yaml
 from common.system import status
 from common.system.lock import holder, is_alive
 from tests.support.gates import LAG, Gate
+from tests.support.wall_clock import WALL_CLOCK, set_by
 from trainer.history import ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,7 @@ class Driver:
         env = {
             **os.environ,
             **gate.env,
+            WALL_CLOCK: str(folder / "clock"),
             "ARITHMETIC_STEP_MS": str(step_ms),
             "ARITHMETIC_MAKE_MS": str(make_ms),
         }
@@ -253,6 +255,24 @@ class Driver:
                 found |= {c.pid for c in psutil.Process(p.pid).children(recursive=True)}
         return found
 
+    def set_clock(self, seconds: float) -> None:
+        """The clock on the wall, as all processes of the run see it."""
+        self.say(f"the clock is set to {seconds:+.0f} s")
+        set_by(Path(self.env[WALL_CLOCK]), seconds)
+
+    def stand_still(self, seconds: float, rng: random.Random) -> None:
+        """Every process stands still, as on a machine that is suspended; they wake in any order."""
+        children = [s.pid for s in status.read_all(self.run) if s.alive]
+        pids = {*children, *self._pids_of_extra(), *(p.pid for p in self.launchers + self.extra)}
+        self.say(f"suspended for {seconds} s")
+        alive = [pid for pid in sorted(pids) if is_alive(pid)]
+        for pid in alive:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        for pid in rng.sample(alive, len(alive)):
+            os.kill(pid, signal.SIGCONT)
+        self.say("awake")
+
     def freeze(self, name: str, seconds: float) -> None:
         pid = self.pid(name)
         if pid is None:
@@ -280,7 +300,7 @@ EVENTS = (
 
 
 def hurt(driver: Driver, event: str) -> None:
-    """One of EVENTS."""
+    """One of EVENTS, or `clock SECONDS`."""
     if event in ("trainer", "producer-0", "producer-1"):
         driver.signal(event, signal.SIGKILL)
     elif event == "both":
@@ -305,6 +325,8 @@ def hurt(driver: Driver, event: str) -> None:
         driver.freeze("producer-0", 5.0)
     elif event == "replace":
         driver.replace_trainer()
+    elif event.startswith("clock"):
+        driver.set_clock(float(event.split()[1]))
 
 
 def random_schedule(

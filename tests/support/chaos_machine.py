@@ -32,10 +32,10 @@ TTL_S = 3.0  # of a lease, by the run's settings
 KILLS = ("trainer", "producer-0", "producer-1", "both", "all", "launcher", "add", "remove")
 FAULTS = (
     *("term-trainer", "term-producer", "term-launcher", "freeze-trainer", "freeze-producer"),
-    *("slow-producer", "damage", "impostor", "replace"),
+    *("slow-producer", "damage", "impostor", "replace", "clock", "suspend"),
 )
 FULL = "fill-disk"
-FREEZE_S, DISK_S = 5.5, 20.0
+FREEZE_S, DISK_S, SUSPEND_S = 5.5, 20.0, 8.0  # longer than a lease, or than a silence may last
 NOTICED_S, RESTART_S, LEAVE_S = 2.0, 4.0, 30.0  # a death is seen; a restart waits; a stop saves
 
 
@@ -80,9 +80,6 @@ class Machine(Driver):
                 together = []
         for forger in self.forgers:
             forger.end()
-        for p in self.extra:  # one that has only just begun would wait for the next trainer
-            if "producer" in p.args and p.poll() is None:
-                p.terminate()
         self.finish(timeout_s)
 
     def hurt(self, event: str, rng: random.Random) -> None:
@@ -129,6 +126,8 @@ class Machine(Driver):
             "replace": LEAVE_S + start,
             "freeze-trainer": FREEZE_S + NOTICED_S,
             "impostor": 2 * TTL_S + NOTICED_S,
+            "clock": NOTICED_S,
+            "suspend": SUSPEND_S + NOTICED_S,
             FULL: DISK_S + 2 * start,
         }.get(event, 2 * start if lone else 5 + NOTICED_S)
 
@@ -186,6 +185,13 @@ class Machine(Driver):
 
     def freeze_producer(self, rng: random.Random) -> None:
         self.freeze(rng.choice(("producer-0", "producer-1")), FREEZE_S)
+
+    def clock(self, rng: random.Random) -> None:
+        """Set by up to two days, either way, as seen by every process of the run."""
+        self.set_clock(rng.choice((-1, 1)) * rng.choice((60, 3600, 2 * 86400)))
+
+    def suspend(self, rng: random.Random) -> None:
+        self.stand_still(SUSPEND_S, rng)
 
     def slow_producer(self, rng: random.Random) -> None:
         """A tenth of its speed for two seconds."""

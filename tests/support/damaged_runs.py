@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from common.run import recorded_settings
+from common.run import bundle, recorded_settings
 from common.run.folder import RunFolder
 from common.system.errors import RunError, Stopped
 from common.system.lifecycle import Stop
 from common.transport.address import Endpoint, ipc_address
-from common.transport.keys import run_keys
+from common.transport.keys import KeyFileError, KeyPair, run_keys
 from producer.__main__ import endpoint_of
 from producer.creation.prepare import prepare_run
 from tests.support.arithmetic_maker import ArithmeticMaker
@@ -38,7 +38,8 @@ SMALL = {
     "dvae__eval_every": 2,
 }
 _STAGE_2 = 4 + 5  # updates until the stop: all of stage 1, and five of stage 2
-_NOT_READ = ("tensorboard", "logs", ".", "cache")
+BUNDLE = "run.bundle"
+_NOT_READ = ("logs", ".", "cache")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Case:
     def files(self) -> list[str]:
         """All files, within the folder, that anything reads."""
         names = (str(p.relative_to(self.whole)) for p in self.whole.rglob("*") if p.is_file())
-        return sorted(n for n in names if not n.startswith(_NOT_READ))
+        return sorted(n for n in names if not n.startswith(_NOT_READ) and "tensorboard" not in n)
 
 
 def make_case(folder: Path, updates: int = _STAGE_2) -> Case:
@@ -70,6 +71,9 @@ def make_case(folder: Path, updates: int = _STAGE_2) -> Case:
         _train_until(made, updates)
         Endpoint(ipc_address(made.path)).write(made.endpoint_file)
         run_keys(made.path)
+        reachable = made.config.transport.model_copy(update={"bind": "tcp://0.0.0.0:5555"})
+        made.config = made.config.model_copy(update={"transport": reachable})
+        bundle.write(made, made.path / BUNDLE)
         folders[name] = made.path, want
     (run, want), (other, _) = folders["one"], folders["two"]
     shutil.copytree(run, folder / "whole")
@@ -156,17 +160,37 @@ def _train(run: RunFolder) -> None:
 MODES = {"launch": launched, "trainer": trainer_alone, "producer": producer_alone}
 
 
-def fate(case: Case, mode: str) -> str:
+def keys_read(case: Case) -> None:
+    """What a trainer that listens on tcp, and a producer beside it, read."""
+    server, client = run_keys(case.run)
+    assert client.public in server.allowed
+
+
+def bundle_unpacked(case: Case) -> None:
+    """launch.py producer --bundle, up to its folder: the files are the run's."""
+    work = case.run / "unpacked"
+    unpacked = bundle.Bundle.open(case.run / BUNDLE).unpack(work)
+    whole = {RunFolder(run).run_id: run for run in (case.whole, case.other)}[unpacked.run_id]
+    for name in ("identity.json", "vocab.json", "manifest.sqlite", "keys/client.json"):
+        assert (work / name).read_bytes() == (whole / name).read_bytes(), name
+    KeyPair.load(work / "keys" / "client.json")
+
+
+KEYS = {"keys": keys_read, "bundle": bundle_unpacked}
+
+
+def fate(case: Case, mode: str, modes: dict = MODES) -> str:
     """ "same weights", or the refusal's one line. AssertionError: other weights; any other error is
     a traceback for the user.
     """
     try:
-        MODES[mode](case)
-    except RunError as e:
-        if e.exit_code not in (1, 2) or "\n" in str(e):
-            raise AssertionError(f"exit {e.exit_code}, not in one line: {e}") from e
+        modes[mode](case)
+    except (RunError, KeyFileError) as e:  # a process's edge makes a BadInput of the latter
+        code = getattr(e, "exit_code", 2)
+        if code not in (1, 2) or "\n" in str(e):
+            raise AssertionError(f"exit {code}, not in one line: {e}") from e
         return str(e)
-    if mode != "producer":
+    if mode in ("launch", "trainer"):
         run = RunFolder(case.run)
         for stage in run.stages:
             lines = ledger.fold(ledger.read(files_of(run, stage).ledger))

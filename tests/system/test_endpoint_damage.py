@@ -12,7 +12,11 @@ from tests.support.chaos import Driver
 from tests.support.corpora import make_corpus
 from tests.support.gates import LAG
 
-DAMAGE = (b"", b"{", b"\xff\xfe", b"[]", b"{}", b'{"address": null, "pid": 3')
+DAMAGE = (
+    *(b"", b"{", b"\xff\xfe", b"[]", b"{}", b"7", b'{"address": null, "pid": 3'),
+    *(b'{"address": 7}', b'{"address": "7"}', b'{"address": "tcp://h:1"}'),
+    *(b'{"address": "ipc:///x", "pid": "3"}', b'{"address": "ipc:///x", "public_key": 3}'),
+)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -3,6 +3,7 @@ and the weights are bit-equal.
 """
 
 import json
+import random
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -51,6 +52,15 @@ SCHEDULES: dict[str, Schedule] = {
     "replaced under a live launch.py, then killed": [
         (When(8), "replace"),
         (When(seconds=1.5), "trainer"),
+    ],
+    "the clock set back and forward": [
+        (When(4), "clock -7200"),
+        (When(6), "producer-0"),
+        (When(14), "trainer"),
+        (When(20), "clock 86400"),
+        (When(22), "launcher"),
+        (When(30), "clock -86400"),
+        (When(32), "trainer"),
     ],
     **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(4)},
 }
@@ -185,6 +195,39 @@ def test_the_window_holds(killed_at_50):
         elif e["kind"] == "lease":
             ahead = max(ahead, e["position"] + 1 - released)
     assert 2 <= ahead <= window
+
+
+def test_a_suspended_machine_condemns_nobody(tmp_path):
+    """Every process stands still for longer than any deadline that runs then: of a lease, of a
+    silence, of the wait for data. All go on, the same ones, with the leases that they had.
+    """
+    make_corpus(tmp_path / "corpus", 41, seconds=0.6)
+    tree = settings(
+        tmp_path / "run",
+        tmp_path / "corpus",
+        producers__count=2,
+        producers__lease_ttl_s=3.0,
+        transport__data_timeout_s=6.0,
+        train__max_steps=30,
+    )
+    driver = Driver.create(tmp_path, tree, step_ms=5, make_ms=300)  # leases are out at any time
+    driver.env["XTTS_CHANNEL_LOG"] = str(tmp_path / "channel.jsonl")
+    driver.gate.limit(2, 6 + LAG)
+    driver.launch()
+    try:
+        driver.wait_for(lambda: driver.trained(2) >= 6, "step 6")
+        before = {s.name: s.pid for s in status.read_all(driver.run)}
+        driver.gate.open()
+        driver.stand_still(8.0, random.Random(1))
+        driver.finish()
+    finally:
+        driver.kill_everything()
+    assert {s.name: s.pid for s in status.read_all(driver.run)} == before, driver.story("others")
+    events = [json.loads(line) for line in (tmp_path / "channel.jsonl").read_text().splitlines()]
+    assert not [e for e in events if e["kind"] in ("strike", "peer_frozen")], driver.story("blamed")
+    outcomes = {e["outcome"] for e in events if e["kind"] == "lease_end"}
+    assert outcomes <= {"accepted", "revoked"}, driver.story(f"{outcomes}")
+    assert_exact(RunFolder(driver.run))
 
 
 def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):

@@ -28,7 +28,6 @@ from common.launcher import flags, ownership
 from common.run import settings as config
 from common.run.settings import Config
 from common.system import lock, status
-from common.system.cores import cores
 from common.system.errors import BadInput
 from tests.support import processes
 from tests.support.arithmetic_runs import arithmetic_run, settings
@@ -225,21 +224,6 @@ sys.exit(str(slow) if slow else 0)"""
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280
     )
     assert p.returncode == 0, p.stderr
-
-
-def test_cores_is_the_affinity_or_a_containers_quota(tmp_path):
-    here = len(os.sched_getaffinity(0))
-    assert 1 <= cores() <= here
-    for text, most in (
-        ("max 100000", here),
-        ("50000 100000", 1),
-        ("100000 100000", 1),
-        ("99900000 100000", here),
-        ("nonsense", here),
-    ):
-        (tmp_path / "cpu.max").write_text(text)
-        assert cores(tmp_path / "cpu.max") == most
-    assert cores(tmp_path / "absent") == here
 
 
 # -- claims on a run folder ------------------------------------------------------------------------

@@ -85,6 +85,44 @@ def test_a_signal_while_a_process_begins_anew_is_heard_by_what_it_becomes(tmp_pa
     assert len((tmp_path / "w.starts").read_text().split()) == 2
 
 
+_STARTS_AND_STAYS = """
+import os, subprocess, sys, threading
+read, write = os.pipe()
+env = {**os.environ, "XTTS_PARENT_FD": str(read)}
+start = lambda: subprocess.Popen(sys.argv[1:], pass_fds=[read], env=env)
+t = threading.Thread(target=start)
+t.start()
+t.join()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_a_thread_of_the_parent_that_ends_is_no_reason_to_leave(tmp_path):
+    """The kernel sends its signal for the thread that started the child; the process lives on, and
+    between the deaths of a killed parent's threads it seems to.
+    """
+    child_of = [sys.executable, processes.__file__, "child", str(tmp_path), "trainer", "wait-0.1"]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _STARTS_AND_STAYS, *child_of],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + LATER_S
+    while (s := status.read(tmp_path, "trainer")) is None or s.phase != "training":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(s.pid, lifecycle._PARENT_DIED)  # as for a thread that ended
+    time.sleep(0.5)
+    assert status.read(tmp_path, "trainer").phase == "training"
+    parent.kill()  # the pipe's other end, and the process
+    out, _ = parent.communicate(timeout=LATER_S)
+    assert "the supervisor died; leaving without saving" in out
+    assert status.read(tmp_path, "trainer").saved_step == 0
+
+
 def test_a_log_that_is_too_long_begins_anew_under_its_writers(tmp_path, monkeypatch):
     monkeypatch.setattr(child, "LOG_BYTES", 100)
     path = tmp_path / "w.log"

@@ -4,7 +4,9 @@ CPU; and what it refuses.
 
 import argparse
 import io
+import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -196,7 +198,7 @@ def stereo(path: Path, left: np.ndarray, right: np.ndarray, rate: int = 22050) -
 
 
 @pytest.mark.parametrize("factor", [-1.0, -0.9, -0.7])
-def test_channels_that_cancel_each_other(tmp_path, caplog, factor):
+def test_v1_channels_that_cancel_each_other(tmp_path, caplog, factor):
     wav = loud(4)
     (found,), warnings = warnings_of(caplog, [stereo(tmp_path / "a.wav", wav, factor * wav)])
     np.testing.assert_allclose(found.wav, wav, atol=1e-6)
@@ -217,7 +219,7 @@ def test_channels_that_cancel_each_other(tmp_path, caplog, factor):
         ((loud(2), quiet(1), loud(2)), 0.0, 5.0),
     ],
 )
-def test_what_is_used_is_measured(tmp_path, caplog, parts, first, seconds):
+def test_v1_what_is_used_is_measured(tmp_path, caplog, parts, first, seconds):
     wav = np.concatenate(parts)
     (found,), warnings = warnings_of(caplog, [str(write_wav(tmp_path / "a.wav", wav))])
     assert found.seconds == pytest.approx(seconds, abs=0.3)
@@ -228,7 +230,7 @@ def test_what_is_used_is_measured(tmp_path, caplog, parts, first, seconds):
     assert len(warnings) == (len(wav) > len(found.wav) + 12000)
 
 
-def test_a_long_recording_costs_what_is_used(tmp_path):
+def test_v1_a_long_recording_costs_what_is_used(tmp_path):
     """40 minutes: most of the file is never read."""
     path = tmp_path / "long.wav"
     with soundfile.SoundFile(path, "w", 22050, 1, subtype="PCM_16") as file:
@@ -256,19 +258,22 @@ def test_a_long_recording_costs_what_is_used(tmp_path):
     ("wav", "message"),
     [
         (quiet(5), "silent"),
-        (loud(5, 1e-4), "at -83 dBFS as good as silent"),
+        (loud(5, 1e-4), "silent: -83.0 dBFS"),
+        (quiet(5) + 0.25, "silent: .* a constant offset of 0.25"),
+        (np.eye(1, 5 * 22050, 9999, dtype=np.float32)[0], "almost silent: 0.02 s of sound"),
         (np.full(22050, np.nan, np.float32), "not finite"),
+        (np.append(loud(40), np.inf), "not finite"),
         (loud(0.2), r"0.20 s long in all: at least 0.33 s"),
         (np.zeros(0, np.float32), "no samples"),
     ],
 )
-def test_references_that_no_voice_can_be_made_of(tmp_path, wav, message):
+def test_v1_references_that_no_voice_can_be_made_of(tmp_path, wav, message):
     soundfile.write(tmp_path / "a.wav", wav, 22050, subtype="FLOAT")
     with pytest.raises(BadInput, match=rf"--reference .*{message}"):
         speak.references_of([str(tmp_path / "a.wav")], 22050)
 
 
-def test_voices_by_name(folder, capsys):
+def test_v8_voices_by_name(folder, capsys):
     """Speakers of the run, and voices that came with the weights."""
 
     def listed(*arguments: str) -> str:
@@ -306,7 +311,7 @@ def test_a_voice_that_is_not_finite_is_left_out(tmp_path, caplog):
         def voice(self, clips):
             return Voice(np.full((1, 8, 32), np.nan, np.float32), np.ones((1, 512), np.float32))
 
-    utterance = argparse.Namespace(path=clip)
+    utterance = argparse.Namespace(path=clip, portion=None)
     assert make_voices._voice(Broken(), "Ana", [utterance]) is None
     assert "no voice Ana: these weights make no finite numbers" in caplog.text
 
@@ -328,7 +333,7 @@ def test_clips_of_a_voice(folder):
     assert list(trainer_voices.clips_of(run.manifest, 5)) == ["corpus"]
 
 
-def test_a_named_voice_speaks(folder, tmp_path):
+def test_v8_a_named_voice_speaks(folder, tmp_path):
     command = [
         sys.executable,
         str(ROOT / "launch.py"),
@@ -362,15 +367,17 @@ def test_which_checkpoint(folder):
         of_run(folder, None)
 
 
-def test_sampling_follows_where_the_weights_come_from(folder):
+def test_v6_sampling_follows_where_the_weights_come_from(folder):
     nothing = dict.fromkeys(synthesize_command.SAMPLING)
     assert of_weights(folder / "pretrained").imported
     assert not of_run(folder / "run", None).imported
     assert sampling(nothing, imported=True).text_stop_input
     own = sampling({**nothing, "temperature": 0.5}, imported=False)
     assert (own.temperature, own.repetition_penalty, own.text_stop_input) == (0.5, 1.0, False)
-    with pytest.raises(BadInput, match="temperature must be positive"):
-        sampling({**nothing, "temperature": 0.0}, imported=False)
+    for imported in (True, False):
+        greedy = sampling({**nothing, "temperature": 0.0}, imported)
+        assert greedy.greedy
+        assert not sampling({**nothing, "temperature": 0.1}, imported).greedy
     with pytest.raises(BadInput, match="not a folder of imported weights"):
         of_weights(folder)
 
@@ -402,8 +409,24 @@ def test_what_to_say_and_in_which_voice_must_be_given():
         ),
         (["--run", "r", "--out", "x"], "only WAV is written; name a file that ends in .wav, x.wav"),
         (["--run", "r", "--out", "."], "--out . is a folder: name the file to write, speech.wav"),
-        (["--run", "r", "--stream", "--speed", "0"], "--speed must be positive"),
-        (["--run", "r", "--out", "a.wav", "--candidates", "0"], "--candidates must be at least 1"),
+        *[
+            (["--run", "r", "--stream", *wrong.split()], f"{wrong} is out of range: ")
+            for wrong in (
+                "--speed 0.0",
+                "--speed 50.0",
+                "--speed nan",
+                "--pause -0.1",
+                "--pause 3600.0",
+                "--temperature -0.5",
+                "--temperature inf",
+                "--top-p 0.0",
+                "--top-p 1.5",
+                "--top-k -1",
+                "--repetition-penalty 0.0",
+                "--candidates 0",
+                "--seed 99999999999",
+            )
+        ],
         (["--run", "r", "--stream", "--candidates", "2"], "leave one out"),
         (["--run", "r", "--stream", "--text", " "], "nothing to say"),
         (["--run", "r", "--stream", "--text", "-"], "nothing to say"),
@@ -412,8 +435,8 @@ def test_what_to_say_and_in_which_voice_must_be_given():
         (["--run", "r", "--stream", "model.size=tiny"], "flags only"),
     ],
 )
-def test_refused_before_anything_starts(folder, monkeypatch, arguments, message):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+def test_v6_refused_before_anything_starts(folder, monkeypatch, arguments, message):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(synthesize_command.os, "execve", lambda *_: pytest.fail("started"))
     text = [] if "--text" in arguments else ["--text", TEXT]
     with pytest.raises(BadInput, match=message):
@@ -422,11 +445,69 @@ def test_refused_before_anything_starts(folder, monkeypatch, arguments, message)
         )
 
 
-def test_a_missing_clip_is_named():
+def test_v8_a_missing_clip_is_named():
     with pytest.raises(BadInput, match="--reference nowhere.wav: no such file .* --voice"):
         launch.synthesize(
             _parsed(["--run", "r", "--stream", "--text", TEXT, "--reference", "nowhere.wav"])
         )
+
+
+def test_v2_a_book_from_standard_input_reaches_the_speaker(folder, monkeypatch):
+    """Longer than an argument of a command may be (128 KiB)."""
+    text = "سلام دنیا. " * 40_000
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    monkeypatch.setattr(synthesize_command, "hold_signals", lambda: None)
+    handed = []
+
+    def read_by_another(_, argv, env):
+        code = "import sys; sys.stdout.buffer.write(open(int(sys.argv[1]), 'rb').read())"
+        done = subprocess.run(
+            [sys.executable, "-c", code, argv[-1]],
+            pass_fds=[int(argv[-1])],
+            capture_output=True,
+            check=True,
+        )
+        os.close(int(argv[-1]))
+        handed.append((argv, json.loads(done.stdout)))
+        raise SystemExit
+
+    monkeypatch.setattr(synthesize_command.os, "execve", read_by_another)
+    clip = str(folder / "corpus/wavs/c0001.wav")
+    with pytest.raises(SystemExit):
+        launch.synthesize(_parsed(["--run", "r", "--stream", "--text", "-", "--reference", clip]))
+    ((argv, options),) = handed
+    assert max(map(len, argv)) < 1000
+    assert options["text"] == text
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
+    with pytest.raises(BadInput, match=r"not UTF-8 \(byte 3\)"):
+        launch.synthesize(_parsed(["--run", "r", "--stream", "--text", "-", "--reference", clip]))
+
+
+def test_references_are_judged_before_tensorflow_is_loaded(folder, tmp_path):
+    """TensorFlow fails here as soon as it is imported."""
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    silent = write_wav(tmp_path / "silent.wav", quiet(4))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+
+    def tried(*arguments: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--text", TEXT]
+        command += ["--run", str(folder / "run"), "--device", "cpu", *arguments]
+        command += ["--out", str(tmp_path / "a.wav")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
+
+    done = tried("--reference", str(silent))
+    assert done.returncode == 2, done.stderr
+    assert "silent: every sample is 0" in done.stderr
+    assert "TensorFlow was loaded" not in done.stderr
+    done = tried("--voice", "nobody")
+    assert done.returncode == 2, done.stderr
+    assert "--voice nobody: no such voice" in done.stderr
+    wav = loud(1.5)
+    done = tried("--reference", stereo(tmp_path / "b.wav", wav, -wav))
+    warned, _, rest = done.stderr.partition("TensorFlow was loaded")  # the clip will do
+    assert done.returncode == 1, done.stderr
+    assert "its channels cancel each other" in warned
+    assert "1.50 s of sound in all" in warned
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:

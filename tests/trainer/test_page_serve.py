@@ -68,6 +68,11 @@ def test_page_status_and_metrics(server):
     assert values["xtts_batches_made", "producer-0"] == 9
     assert values["xtts_process_up", "producer-0"] == 1
     assert ("xtts_step", "producer-0") not in values
+    kinds = {m.name: m.type for m in text_string_to_metric_families(body.decode())}
+    assert kinds["xtts_batches_made"] == "counter"
+    assert {n for n, kind in kinds.items() if kind == "gauge"} >= {"xtts_step", "xtts_max_steps"}
+    gauges = [n for n, kind in kinds.items() if kind == "gauge"]
+    assert not [n for n in gauges if n.endswith("_total")], "a gauge that is named as a counter"
     assert files(server.run_dir) == before, "serving reads only"
 
 

@@ -115,10 +115,10 @@ def test_texts_of_any_script_draw_without_warnings(text):
 def test_one_click_does_not_pale_the_rest():
     mel = np.random.default_rng(0).uniform(-10, 0, (200, 80))
     mel[0, 0] = 1e6
-    low, high = pictures._colour_range([mel])
+    low, high = pictures._colour_range(mel)
     assert -10 <= low < -9
     assert -1 < high <= 0
-    assert pictures._colour_range([np.full((3, 3), np.nan)]) == (0.0, 1.0)
+    assert pictures._colour_range(np.full((3, 3), np.nan)) == (0.0, 1.0)
 
 
 def test_nothing_to_draw():
@@ -126,3 +126,14 @@ def test_nothing_to_draw():
         curves_picture("x", [])
     with pytest.raises(ValueError, match="frames > 0"):
         mel_picture("x", [MelRow("a", np.zeros((0, 80)))], 0.01)
+
+
+def test_a_bad_sample_does_not_pale_the_true_mel():
+    true = np.random.default_rng(0).uniform(-10, 0, (60, 80))
+
+    def top(other):
+        rows = [MelRow("true", true), MelRow("spoken", other)]
+        image = pixels(mel_picture("a", rows, hop_s=0.01))
+        return image[: image.shape[0] // 2]
+
+    assert np.array_equal(top(true), top(10 * true + 40))

@@ -1,5 +1,6 @@
 """The summary: figures from histories whose answers are known by arithmetic."""
 
+import errno
 import io
 import json
 import math
@@ -126,11 +127,24 @@ def test_finish_writes_figures_and_curves(run):
     assert (run.path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        (ImportError("No module named 'librosa'"), "ImportError: No module named 'librosa'"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "the disk takes nothing more ([Errno 28] No space left on device): make room, or a"
+            " quota larger; then the same command goes on from there",
+        ),
+    ],
+)
+def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(
+    run, monkeypatch, caplog, failure, says
+):
     """The trainer ends as one that is done: begun anew, it would fail at the same place."""
 
     def speak(run, stage):
-        raise ImportError("No module named 'librosa'")
+        raise failure
 
     monkeypatch.setattr(finale, "_speak", speak)
     run.config.samples = SimpleNamespace(count=4, texts=[])
@@ -138,10 +152,7 @@ def test_what_cannot_be_spoken_at_the_end_costs_the_samples_alone(run, monkeypat
         run, SimpleNamespace(spec=NETWORKS[1]), SimpleNamespace(update=lambda **what: None), Stop()
     )
     (error,) = [r.message for r in caplog.records if r.levelname == "ERROR"]
-    assert (
-        error == "no samples: ImportError: No module named 'librosa'; `launch.py synthesize --run"
-        f" {run.path}` speaks later"
-    )
+    assert error == f"no samples: {says}; `launch.py synthesize --run {run.path}` speaks later"
     assert json.loads((run.path / "summary.json").read_text())["stages"]["gpt"]["steps"] == 40
 
 

@@ -19,6 +19,7 @@ from common.data.manifest import Manifest
 from common.gpu.choose import Device
 from common.run.beginning import checkpoint_of, pieces_of
 from common.run.folder import RunFolder
+from common.system.documents import read_json
 from common.system.errors import OK, BadInput, RunError
 from common.xtts.checkpoints.coqui import import_model
 from common.xtts.checkpoints.coqui_export import Parts, export_folder, export_model, is_one_file
@@ -194,7 +195,7 @@ def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, dev
             f"the voices could not be made (exit {done.returncode}, see above); --voices 0 exports"
             " without them"
         )
-    made = json.loads((aside / "voices.json").read_text(encoding="utf-8"))
+    made = read_json(aside / "voices.json")
     if not made:
         return parts
     clips = {name: Path(clip) for name, clip in made.items()}

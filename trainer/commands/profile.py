@@ -25,6 +25,7 @@ from common.run import beginning, recorded_settings
 from common.run.folder import RunFolder
 from common.run.proof import Proof
 from common.run.settings import Config
+from common.system.documents import read_json
 from common.system.errors import OK, BadInput, RunError
 from common.system.files import file_digest
 from trainer import profile
@@ -201,7 +202,7 @@ def read(folder: Path) -> dict:
             "the profile run ended without figures: too few steps (raise --steps), or see the"
             " messages above"
         )
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def view(document: dict) -> Group:

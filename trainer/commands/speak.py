@@ -1,5 +1,5 @@
-"""`python -m trainer.commands.speak JSON`: says a text in the voice of reference clips, with a
-run's checkpoint or with imported weights.
+"""`python -m trainer.commands.speak FD`: says a text in the voice of reference clips, with a run's
+checkpoint or with imported weights. FD: an open file that holds the options, as JSON.
 
 Started by `launch.py synthesize`, which has checked the options and pinned the device. With the
 imported vocoder the sound is HiFi-GAN's at 24 kHz; without, the DVAE's mel through Griffin-Lim at
@@ -12,21 +12,21 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from common.run.beginning import checkpoint_of, pieces_of
-from common.system.errors import BadInput
-from common.system.files import write_atomically
+from common.system.errors import BadInput, RunError
 from common.system.lifecycle import Stop, run_main
+from trainer.commands.reading import Reading, deciding, pace_of, stream, write
 from trainer.commands.synthesize import SAMPLING
 
 log = logging.getLogger(__name__)
 
+_GOES_ON = "; the same command goes on after the last finished piece"
 GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference asks for
 
 
@@ -46,6 +46,7 @@ class Sources:
     cleaning: dict = field(
         default_factory=dict
     )  # of texts, as the model was trained with (`Tokenizer.load`)
+    treatment: object = None  # of recordings, likewise (`Treatment`)
 
     @property
     def imported(self) -> bool:
@@ -74,6 +75,7 @@ def of_run(path: Path, which: str | None, weights: Path | None = None) -> Source
         pieces_of(path, weights),
         run.dims,
         run.cleaning,
+        run.config.data.treatment,
     )
 
 
@@ -150,10 +152,11 @@ def sampling(asked: dict, imported: bool):
     from trainer.previews.samples import OPTIONS
 
     base = SamplingOptions(text_stop_input=True) if imported else OPTIONS
+    wanted = {name: asked[name] for name in SAMPLING if asked[name] is not None}
+    if wanted.get("temperature") == 0:
+        wanted = {**wanted, "temperature": base.temperature, "greedy": True}
     try:
-        return type(base)(
-            **{**vars(base), **{name: asked[name] for name in SAMPLING if asked[name] is not None}}
-        )
+        return type(base)(**{**vars(base), **wanted})
     except ValueError as e:
         raise BadInput(str(e)) from e
 
@@ -167,11 +170,15 @@ def main(stop: Stop) -> None:
     ):
         logging.addLevelName(level, prefix)
     logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
-    for noisy in ("absl", "tensorflow", "h5py", "numba", "matplotlib"):
+    for noisy in ("absl", "tensorflow", "h5py"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    options = json.loads(sys.argv[1])
+    with open(int(sys.argv[1]), encoding="utf-8") as f:
+        options = json.load(f)
+    leave_when_stopped(stop, "" if options["stream"] else _GOES_ON)
     sources = sources_of(options)
-    references = references_of(options["reference"] or [], sources.dims.audio.sample_rate)
+    references = references_of(
+        options["reference"] or [], sources.dims.audio.sample_rate, sources.treatment
+    )
     named = named_voice(options, sources)
     from common.gpu.device import prove_device
 
@@ -180,37 +187,51 @@ def main(stop: Stop) -> None:
     chosen = sampling(options, sources.imported)
     synthesizer = load(sources, jit=False)
     from common.xtts.clips import ReferenceClipError
+    from common.xtts.synthesize import NotFinite
     from common.xtts.text.clean import LanguageUnavailable
 
-    if synthesizer.vocoder is None:
-        synthesizer.from_mel(
-            np.zeros((8, synthesizer.dims.audio.num_mels), np.float32)
-        )  # librosa loads itself at its first use, for seconds
-    wanted = {name: options[name] for name in ("text", "language", "seed", "speed")} | {
-        "options": chosen
-    }
     try:
-        wanted["pieces"] = synthesizer.pieces(
-            options["text"], options["language"]
-        )  # once: it warns of what the vocabulary lacks
-        wanted["voice"] = _voice(synthesizer, references) if references else named(synthesizer)
+        pieces = synthesizer.pieces(options["text"], options["language"])
+        voice = _voice(synthesizer, references) if references else named(synthesizer)
     except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
         raise BadInput(str(e)) from e
-    if options["stream"]:
-        _stream(synthesizer, wanted, stop)
-    else:
-        _write(synthesizer, wanted | {"candidates": options["candidates"]}, Path(options["out"]))
+    pace = pace_of(options)
+    reading = Reading(synthesizer, pieces, voice, chosen, pace, options)
+    try:
+        if options["stream"]:
+            stream(reading)
+        else:
+            write(reading, Path(options["out"]), deciding(options, sources, chosen))
+    except NotFinite as e:
+        raise RunError(
+            f"{e}: no sound can be made of these weights, and none is written; try another --step,"
+            " or import the weights again"
+        ) from e
 
 
-def references_of(paths: list[str], sample_rate: int) -> list:
-    """What is used of reference clips (`clips.Reference`).
+def leave_when_stopped(stop: Stop, then: str) -> None:
+    """From now on a stop ends the process at once: what is finished is on disk, and nothing else
+    is worth the wait for a piece, or for a device. `then`: what to say besides.
+    """
+
+    def leave() -> None:
+        stop.wait()
+        log.info("stopped by %s%s", stop.reason, then)
+        logging.shutdown()
+        os._exit(stop.exit_code)
+
+    threading.Thread(target=leave, name="leave", daemon=True).start()
+
+
+def references_of(paths: list[str], sample_rate: int, treatment=None) -> list:
+    """What is used of reference clips (`clips.Reference`), treated as those of the training were.
 
     Says what a user should know of them. BadInput: one is unusable.
     """
     from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
     try:
-        found = [load_reference(path, sample_rate) for path in paths]
+        found = [load_reference(path, sample_rate, treatment) for path in paths]
     except ReferenceClipError as e:
         raise BadInput(f"--{e}") from e
     for note in (note for r in found for note in r.notes):
@@ -261,67 +282,6 @@ def named_voice(options: dict, sources: Sources) -> Callable:
     if came is None:
         raise BadInput(voices.no_such(name, voices.listed(run, sources.pretrained)))
     return lambda synthesizer: voices.as_voice(*came)
-
-
-def _write(synthesizer, wanted: dict, out: Path) -> None:
-    from trainer.report.tensorboard import wav_bytes
-
-    speech = synthesizer.speak(**wanted)
-    if not len(speech.wav):
-        raise BadInput(
-            "the model stopped at once and said nothing: try another --seed, or train longer"
-        )
-    for piece, generated in zip(speech.pieces, speech.generated, strict=True):
-        if not generated.stopped:
-            log.warning("no end after %d codes, cut off: %s", len(generated.codes), piece.text)
-    write_atomically(out, wav_bytes(speech.wav, speech.sample_rate))
-    codes, pieces = sum(len(g.codes) for g in speech.generated), len(speech.pieces)
-    log.info(
-        "%s: %.2f s at %d Hz, %d codes, %d piece%s",
-        out,
-        speech.seconds,
-        speech.sample_rate,
-        codes,
-        pieces,
-        "s" * (pieces != 1),
-    )
-    log.info(
-        "real-time factor %.2f (sampling %.2f s, sound %.2f s)",
-        speech.real_time_factor,
-        speech.sampling_s,
-        speech.vocoding_s,
-    )
-
-
-def _stream(synthesizer, wanted: dict, stop: Stop) -> None:
-    from common.xtts.synthesize import pcm16
-
-    began, first, count = time.perf_counter(), None, 0
-    log.info("16-bit little-endian mono at %d Hz", synthesizer.sample_rate)
-    for part in synthesizer.stream(**wanted):
-        first = first if first is not None else time.perf_counter() - began
-        try:
-            sys.stdout.buffer.write(pcm16(part))
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # the listener has left; no second error at exit
-            return
-        count += len(part)
-        if stop.is_set():
-            return
-    if first is None:
-        raise BadInput(
-            "the model stopped at once and said nothing: try another --seed, or train longer"
-        )
-    spent, seconds = time.perf_counter() - began, count / synthesizer.sample_rate
-    log.info(
-        "first sound after %.2f s; %.2f s of sound in all, real-time factor %.2f",
-        first,
-        seconds,
-        spent / seconds,
-    )
 
 
 if __name__ == "__main__":

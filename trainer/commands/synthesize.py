@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,7 @@ from common.run import settings as config_module
 from common.run.beginning import as_bad_input, pieces_of
 from common.run.folder import RunFolder
 from common.system.errors import OK, BadInput
+from common.system.lifecycle import hold_signals
 from common.xtts.checkpoints import pretrained
 from trainer.commands import voices
 
@@ -66,7 +68,7 @@ FLAGS: dict[str, dict] = {
     "--temperature": {
         "metavar": "X",
         "type": float,
-        "help": "how freely codes are drawn; lower is calmer",
+        "help": "how freely codes are drawn; lower is calmer, 0 always takes the likeliest",
     },
     "--top-k": {"metavar": "K", "type": int, "help": "draw from the K likeliest codes; 0: all"},
     "--top-p": {
@@ -89,10 +91,26 @@ FLAGS: dict[str, dict] = {
         "metavar": "X",
         "type": float,
         "default": 1.0,
-        "help": "speed of speaking; 2: twice as fast (1)",
+        "help": "speed of speaking, 0.5 to 2; 2: twice as fast (1)",
+    },
+    "--pause": {
+        "metavar": "S",
+        "type": float,
+        "default": 0.2,
+        "help": "seconds of silence after each piece of a long text that ends a sentence (0.2)",
     },
 }
 SAMPLING = ("temperature", "top_k", "top_p", "repetition_penalty")
+RANGES = {
+    "speed": (0.5, 2.0),
+    "pause": (0.0, 10.0),
+    "temperature": (0.0, 10.0),
+    "top_k": (0, 100_000),
+    "top_p": (0.01, 1.0),
+    "repetition_penalty": (0.1, 100.0),
+    "candidates": (1, 64),
+    "seed": (-(2**31), 2**31 - 1),
+}
 
 
 def run(
@@ -119,9 +137,21 @@ def run(
         if value is not None:
             env[name] = value
     sys.stdout.flush()
-    os.execve(
-        sys.executable, [sys.executable, "-m", "trainer.commands.speak", json.dumps(options)], env
-    )
+    hold_signals()
+    fd = _handed_over(options)
+    os.execve(sys.executable, [sys.executable, "-m", "trainer.commands.speak", str(fd)], env)
+
+
+def _handed_over(options: dict) -> int:
+    """An open file that holds the options and outlives exec: an argument has at most 128 KiB, which
+    a chapter of a book exceeds.
+    """
+    with tempfile.TemporaryFile() as f:
+        f.write(json.dumps(options).encode())
+        f.seek(0)
+        fd = os.dup(f.fileno())
+    os.set_inheritable(fd, True)
+    return fd
 
 
 def list_voices(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
@@ -166,13 +196,14 @@ def _options(args: argparse.Namespace) -> dict:
                 f"--reference {clip}: no such file (a voice by its name is --voice; --list-voices"
                 " lists them)"
             )
-    text = sys.stdin.read() if args.text == "-" else args.text
+    text = _standard_input() if args.text == "-" else args.text
     if not text.strip():
         raise BadInput("--text is empty: nothing to say")
-    if not args.speed > 0:
-        raise BadInput(f"--speed must be positive, not {args.speed}")
-    if args.candidates < 1:
-        raise BadInput(f"--candidates must be at least 1, not {args.candidates}")
+    for name, (least, most) in RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= most:
+            flag = name.replace("_", "-")
+            raise BadInput(f"--{flag} {value} is out of range: {least} to {most}")
     if args.candidates > 1 and args.stream:
         raise BadInput(
             "--candidates compares whole sentences, and --stream plays them while they are made:"
@@ -189,10 +220,21 @@ def _options(args: argparse.Namespace) -> dict:
         "step",
         "seed",
         "speed",
+        "pause",
         "candidates",
         *SAMPLING,
     )
     return {"text": text, **{name: getattr(args, name) for name in names}}
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise BadInput(
+            f"--text -: standard input is not UTF-8 (byte {e.start}): convert it, as `iconv -t"
+            " utf-8` does"
+        ) from e
 
 
 def _check_out(out: Path) -> None:

@@ -126,7 +126,8 @@ def readable(synthesizer, name: str, utterances: list[Utterance]) -> dict[str, n
     clips = {}
     for u in utterances:
         try:
-            clips[str(u.path)] = load_clip(u.path, synthesizer.dims.audio.sample_rate)
+            rate = synthesizer.dims.audio.sample_rate
+            clips[str(u.path)] = load_clip(u.path, rate, u.portion)
         except ReferenceClipError as e:
             log.warning("left out of the voice %s: %s", name, e)
     return clips

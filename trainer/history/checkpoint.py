@@ -22,6 +22,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from common.system.documents import read_json
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync
 from trainer.history.tensor_file import save_file
@@ -173,7 +174,7 @@ class Checkpoints:
         """Read and verify one checkpoint. ValueError: what is damaged."""
         folder = self.path(step)
         try:
-            state = json.loads((folder / "state.json").read_text())
+            state = read_json(folder / "state.json")
             digests = dict(state["digests"])
             own = digests.pop("state")
             if digest({**state, "digests": digests}) != own:
@@ -182,7 +183,7 @@ class Checkpoints:
                 if file_digest(folder / f"{part}.safetensors") != digests[part]:
                     raise ValueError(f"{part}.safetensors does not match its digest")
             tensors = {part: load_file(folder / f"{part}.safetensors") for part in _PARTS}
-        except (OSError, KeyError, TypeError, json.JSONDecodeError, SafetensorError) as e:
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
             raise ValueError(f"{type(e).__name__}: {e}") from e
         return Restored(step, state, tensors, folder)
 

@@ -4,12 +4,12 @@ and the speech of every checkpoint, read from RUN/samples.
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.data.manifest import EVAL, Manifest, Utterance
+from common.system.documents import read_json
 from trainer.history.checkpoint import step_of
 from trainer.page.sounds import Scale, Sound, load
 
@@ -93,7 +93,7 @@ def _key(info: dict) -> str:
 
 def _read(path: Path) -> list[dict]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as e:  # removed or written at this moment
         log.warning("%s is left out: %s", path, e)
         return []

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from common.run.folder import RunFolder
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 PAGE_EVERY_S = 30.0  # a page is written anew at most so often, however many look at it
 REQUEST_S = 10.0  # a client that says nothing is left after that
 MOST_CLIENTS = 128
-# Of a trainer's or producer's status, as gauges: (field, metric, meaning).
+# Of a trainer's status, as gauges: (field, metric, meaning).
 GAUGES = (
     ("stage", "xtts_stage", "Stage that is trained, from 1"),
     ("step", "xtts_step", "Steps done in this stage"),
-    ("max_steps", "xtts_steps_total", "Steps that this stage has"),
+    ("max_steps", "xtts_max_steps", "Steps that this stage has"),
     ("saved_step", "xtts_saved_step", "Step of the newest checkpoint"),
     ("epoch", "xtts_epoch", "Epoch, from 0"),
     ("loss", "xtts_loss", "Loss of the last step"),
@@ -47,31 +47,33 @@ GAUGES = (
     ("ready", "xtts_batches_ready", "Batches that wait for the step"),
     ("window", "xtts_batches_window", "Most batches that may exist"),
     ("eta_s", "xtts_eta_seconds", "Time left in this stage"),
-    ("batches", "xtts_batches_made", "Batches that a producer has made"),
 )
+MADE = ("xtts_batches_made", "Batches that a producer has made since it started")  # …_total
 
 
 class RunCollector:
-    """Prometheus gauges of a run's processes, as their status files say them at a scrape."""
+    """Prometheus metrics of a run's processes, as their status files say them at a scrape."""
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
 
     def collect(self):
-        """Every gauge with a value, labelled by process and role."""
+        """Every metric with a value, labelled by process and role."""
         labels = ["process", "role"]
         up = GaugeMetricFamily("xtts_process_up", "1 while the process lives", labels=labels)
         age = GaugeMetricFamily("xtts_status_age_seconds", "Age of its report", labels=labels)
+        made = CounterMetricFamily(*MADE, labels=labels)
         families = {f: GaugeMetricFamily(name, text, labels=labels) for f, name, text in GAUGES}
         for s in status.read_all(self._run_dir):
             of = [s.name, s.role]
             up.add_metric(of, float(s.alive))
-            age.add_metric(of, max(0.0, time.time() - s.time))
-            own = ("batches",) if s.role == "producer" else [f for f in families if f != "batches"]
-            for field in own:
-                if s.role in ("trainer", "producer") and getattr(s, field) is not None:
-                    families[field].add_metric(of, float(getattr(s, field)))
-        yield from (up, age, *families.values())
+            age.add_metric(of, s.age_s)
+            if s.role == "producer":
+                made.add_metric(of, float(s.batches))
+            for field, family in families.items() if s.role == "trainer" else ():
+                if getattr(s, field) is not None:
+                    family.add_metric(of, float(getattr(s, field)))
+        yield from (up, age, made, *families.values())
 
 
 class Pages:

@@ -15,7 +15,7 @@ import numpy as np
 from trainer.report.pictures import COLOURS, SPREAD, Panel, smoothed
 
 WIDTH, HEIGHT = 560.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 10.0, 28.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 26.0, 10.0, 28.0  # RIGHT: half of the last label, too
 MOST_POINTS = 400  # of a curve: more than a screen shows, and a long run's page stays small
 FEW_POINTS = 40
 

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.system import lock, logs, status
-from common.system.errors import OK, BadInput, Hopeless, is_out_of_memory
-from common.system.lifecycle import SUPERVISOR, Stop, run_main
+from common.system.errors import OK, BadInput, Hopeless, disk_refuses, is_out_of_memory
+from common.system.lifecycle import Stop, run_main
 from common.system.status import StatusFile
 
 if TYPE_CHECKING:
@@ -180,6 +180,8 @@ class PreviewProcess:
             )
         elif isinstance(error, BadInput):
             raise error
+        elif (refusal := disk_refuses(error)) is not None:
+            log.warning("no samples of step %d: %s", step, refusal)
         else:
             log.warning(
                 "the samples of step %d failed: %s: %s",
@@ -242,15 +244,6 @@ def pause(stop: Stop, seconds: float) -> None:
     stop.check()
 
 
-def trainer_is_done(run: Path, began: float) -> bool:
-    """Whether the trainer has said so since `began` (a time): before, it was another one's word."""
-    s = status.read(run, "trainer")
-    ended = s is not None and (
-        s.phase == status.DONE or (s.phase == status.LEFT and s.exit_code == OK)
-    )
-    return ended and s.time >= began
-
-
 def take_place(run: Path, stop: Stop, done: Callable[[], bool]) -> lock.Lock | None:
     """The lock of the run's only sampler, as soon as it is free; None: the run was done first."""
     file, said = run / "sampler.lock", False
@@ -271,11 +264,10 @@ def main(stop: Stop) -> int:
     run = p.parse_args().run
     logs.setup("sampler")
     os.nice(NICE)
-    supervisor = os.environ.get(SUPERVISOR, "")
-    began = float(supervisor.split(":")[1]) if supervisor else lock.identity()[1]
+    began = lock.program_began()
 
     def done():
-        return trainer_is_done(run, began)
+        return status.trainer_is_done(run, began)
 
     held = take_place(run, stop, done)
     if held is not None:

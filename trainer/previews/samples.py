@@ -144,6 +144,7 @@ class SampleMaker:
         )
         self._mel_of = DvaeMel(run.mel_stats, run.dims.audio)
         self._options, self._seed = options, config.seed
+        self._treatment = config.data.treatment
         self._recon_made: set[str] = set()
         columns, wanted = run.manifest.columns(), config.samples.count
         recordings = self._recordings(run, choose(columns, max(wanted, bool(config.samples.texts))))
@@ -284,7 +285,7 @@ class SampleMaker:
     def _recordings(self, run: RunFolder, ids: list[int]) -> list[_Recording]:
         dvae, audio, found = self._synthesizer.dvae, run.dims.audio, []
         for utterance in run.manifest.utterances(ids):
-            wav = self._clip(utterance.path, utterance.name)
+            wav = self._clip(utterance.path, utterance.name, utterance)
             if wav is None:
                 continue
             mel = self._mel_of(tf.constant(wav[np.newaxis]))[0].numpy()
@@ -303,16 +304,22 @@ class SampleMaker:
             )
         return found
 
-    def _clip(self, path: Path | str, name: str, whole: bool = True) -> np.ndarray | None:
-        """A clip that a voice can be made of; None, with a warning, where it cannot be had any
-        more. `whole`: not its best 30 s.
+    def _clip(
+        self, path: Path | str, name: str, utterance: Utterance | None = None
+    ) -> np.ndarray | None:
+        """A clip that a voice can be made of: an utterance's, or the best 30 s of the user's; None,
+        with a warning, where it cannot be had any more.
         """
         rate, least_s = (
             self._synthesizer.dims.audio.sample_rate,
             self._synthesizer.reference.min_chunk_s,
         )
         try:
-            wav = load_clip(path, rate) if whole else load_reference(path, rate).wav
+            wav = (
+                load_reference(path, rate, self._treatment).wav
+                if utterance is None
+                else load_clip(path, rate, utterance.portion)
+            )
         except ReferenceClipError as e:
             log.warning("no sample of %s: %s", name, e)
             return None
@@ -355,7 +362,7 @@ class SampleMaker:
 
     def _clips(self, paths: list[str]) -> dict[str, _Reference]:
         """The user's clips by path; one without a voice is left out."""
-        wavs = {path: self._clip(path, path, whole=False) for path in dict.fromkeys(paths)}
+        wavs = {path: self._clip(path, path) for path in dict.fromkeys(paths)}
         return {path: _Reference(path, "", wav) for path, wav in wavs.items() if wav is not None}
 
 

@@ -93,6 +93,8 @@ def curves_picture(title: str, panels: Sequence[Panel]) -> Png:
 def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = "") -> Png:
     """Mels under each other on one time axis and one colour scale, low frequencies at the bottom.
 
+    The first row sets the scale: give the true mel, and the noise of a bad sample does not pale it.
+
     Args:
         hop_s: seconds from frame to frame.
         note: a line under the title, the spoken text for instance; cut where it is long, left out
@@ -111,7 +113,7 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
     note = _drawable(note)
     note = note if len(note) <= LONGEST_LABEL else note[: LONGEST_LABEL - 1] + "…"
     figure.suptitle(title + (f"\n{note}" if note else ""), fontsize=11, color=INK)
-    low, high = _colour_range([row.mel for row in rows])
+    low, high = _colour_range(rows[0].mel)
     axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
     for ax, row in zip(axes, rows, strict=True):
         seconds = len(row.mel) * hop_s
@@ -200,12 +202,11 @@ def _plain(ax) -> None:
     ax.tick_params(labelsize=8, colors=INK)
 
 
-def _colour_range(mels: Sequence[np.ndarray]) -> tuple[float, float]:
+def _colour_range(mel: np.ndarray) -> tuple[float, float]:
     """From the quiet to the loud, without the outermost values: one click must not pale
     the rest.
     """
-    values = np.concatenate([np.ravel(mel) for mel in mels])
-    values = values[np.isfinite(values)]
+    values = mel[np.isfinite(mel)]
     if not len(values):
         return 0.0, 1.0
     low, high = np.percentile(values, [1, 99.5])

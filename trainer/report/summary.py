@@ -378,9 +378,9 @@ def dvae_panels(history: History, figures: dict) -> list[Panel]:
         _curve(history, "training", "recon"),
         _curve(history, "held out", "eval_recon", evaluated=True),
     ]
-    used = [
-        _curve(history, "training, moving average", "codebook_perplexity"),
-        _curve(history, "held out, per batch", "eval_perplexity", True),
+    used = [  # both of a batch: an average over batches would use more codes by itself
+        _curve(history, "training", "perplexity"),
+        _curve(history, "held out", "eval_perplexity", True),
     ]
     return [
         Panel(
@@ -390,7 +390,9 @@ def dvae_panels(history: History, figures: dict) -> list[Panel]:
             baseline,
         ),
         Panel(
-            "Stage 1, DVAE: codebook perplexity", used, f"codes in use, of {figures['num_codes']}"
+            "Stage 1, DVAE: perplexity of a batch's codes",
+            used,
+            f"codes in use, of {figures['num_codes']}",
         ),
     ]
 

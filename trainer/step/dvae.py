@@ -297,7 +297,8 @@ class DvaeStep:
             variable.assign(tf.where(finite & enabled, value, variable))
         report = {
             "perplexity": perplexity(use.counts),
-            "codebook_perplexity": perplexity(tf.convert_to_tensor(codebook.cluster_size)),
+            # Without codes that have just restarted: at step 1 that is nearly all of them, evenly.
+            "codebook_perplexity": perplexity(tf.where(dead, 0.0, codebook.cluster_size)),
             "restarted": tf.where(finite, tf.reduce_sum(tf.cast(dead, tf.int32)), 0),
         }
         self._clear()

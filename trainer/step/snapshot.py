@@ -77,14 +77,29 @@ class Room:
             0  # bytes that may have been held, and thus counted, since the peak was last taken
         )
 
-    def measure(self, largest_step: Callable[[], object]) -> None:
-        """Run a stage's largest step, compiled before, to see what it needs: another one may not
-        come for many saves. What was needed so
-        far is forgotten: while it compiles, XLA tries kernels with all memory there is."""
+    def measure(self, largest_step: Callable[[], object]) -> int:
+        """Run a stage's largest step, compiled before, to see what it needs, in bytes: another one
+        may not come for many saves. What was needed so far is forgotten: while it compiles, XLA
+        tries kernels with all memory there is. 0 without a GPU.
+        """
         if tf.config.list_logical_devices("GPU"):
             self._forget_peak()
             largest_step()
             self._needed = self._peak()
+        return self._needed
+
+    def remember(self, num_bytes: int | None) -> bool:
+        """Take what the largest step needed when it was measured before; False where that is not
+        known, or the card has less for it now.
+        """
+        account = self.account()
+        if account is None or num_bytes is None:
+            return False
+        if account.available_mb() * 2**20 < num_bytes * _SPARE:
+            return False
+        self._needed = num_bytes
+        self._forget_peak()
+        return True
 
     def account(self) -> Account | None:
         """The card's memory as the largest step left it; None without a GPU."""

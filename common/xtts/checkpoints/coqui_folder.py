@@ -5,15 +5,16 @@ NumPy alone.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.system.documents import read_json
 from common.xtts.checkpoints.pretrained import CoquiError, SavedTensor, saved_tensors
-from common.xtts.checkpoints.pth import Opaque, PthFile, StoredTensor
+from common.xtts.checkpoints.pth import PthFile, StoredTensor
+from common.xtts.checkpoints.unpickled import Opaque
 
 _MODELS = ("model.pth", "model.safetensors", "best_model.pth", "best_model.safetensors")
 _SIZES = {
@@ -120,12 +121,12 @@ def _only_model(folder: Path) -> Path:
 def read_config(path: Path) -> dict:
     """A config.json. CoquiError: it is none."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
     except (OSError, ValueError) as e:
         raise CoquiError(f"{path} is not JSON ({e}); get the file again, or remove it") from e
     if not isinstance(tree, dict) or tree.get("model") not in ("xtts", None):
         model = tree.get("model") if isinstance(tree, dict) else type(tree).__name__
-        raise CoquiError(f"{path} is of another model ({model!r}), not of XTTS")
+        raise CoquiError(f"{path} is of another model ({model!r:.80}), not of XTTS")
     return tree
 
 
@@ -134,18 +135,18 @@ def said_sizes(config: Any) -> dict[str, int]:
     `Opaque`.
     """
     said: dict[str, int] = {}
-
-    def look(value: Any, depth: int) -> None:
+    left, seen = [(config, 6)], set()
+    while left:
+        value, depth = left.pop()
+        if id(value) in seen or not depth or not isinstance(value, dict):
+            continue
+        seen.add(id(value))  # a file may put one into itself, and many times into others
         if isinstance(value, Opaque):
-            for part in (value.state, *value.args, dict(value)):
-                look(part, depth)
-        elif isinstance(value, dict) and depth:
-            for key, item in value.items():
-                if isinstance(key, str) and key in _SIZES and isinstance(item, int) and item >= 0:
-                    said.setdefault(key, item)
-                look(item, depth - 1)
-
-    look(config, 6)
+            left += [(part, depth) for part in (*value.args, value.state)]
+        for key, item in value.items():
+            if isinstance(key, str) and key in _SIZES and type(item) is int and item >= 0:
+                said.setdefault(key, item)
+        left += [(item, depth - 1) for item in value.values()]
     return said
 
 
@@ -191,7 +192,7 @@ def tensors_in(file: CoquiFile) -> dict[str, Any]:
             " model.pth beside it"
         )
     keys = (
-        ", ".join(map(str, list(tree)[:_MOST_NAMED]))
+        ", ".join(f"{key!s:.80}" for key in list(tree)[:_MOST_NAMED])
         if isinstance(tree, dict)
         else type(tree).__name__
     )
@@ -211,5 +212,5 @@ def what_else(tensors: Mapping[str, Any]) -> str:
         )
     if "mel_stats" in tensors and len(tensors) == 1:
         return "holds mel statistics alone; give it as --mel-stats, and the model as --model"
-    names = ", ".join(list(tensors)[:_MOST_NAMED])
+    names = ", ".join(f"{name:.80}" for name in list(tensors)[:_MOST_NAMED])
     return f"holds the weights of another model, not of XTTS v2: {len(tensors)} tensors, {names}, …"

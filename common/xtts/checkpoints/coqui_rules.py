@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import tokenizers
 
+from common.system.documents import read_json
 from common.xtts.checkpoints import coqui_languages
 from common.xtts.text import clean as cleaning
 from common.xtts.text import rules
@@ -52,7 +52,7 @@ class Rules:
         self.options = {"parity": parity, "keep_diacritics": keep_diacritics}
         self.tokenizer = Tokenizer.load(vocab, **self.options)
         self._coquis = tokenizers.Tokenizer.from_file(str(vocab))
-        document = json.loads(vocab.read_text(encoding="utf-8"))
+        document = read_json(vocab)
         self.merge_limits = dict(document["model"].get("merge_limits") or {})
 
     @property

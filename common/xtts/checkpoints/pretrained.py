@@ -35,6 +35,8 @@ import numpy as np
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from common.system.documents import parse_json, read_json
+from common.system.files import open_plain
 from common.xtts.checkpoints import shapes
 from common.xtts.dims import ModelDims
 
@@ -44,6 +46,7 @@ VOCODER = ("hifigan", "speaker_encoder")
 GROWING = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 _SAFETENSORS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 _BFLOAT16 = "BF16"  # NumPy has none: it is read as float32, which holds each of its values
+_MOST_HEADER = 8 << 20  # XTTS's is 0.2 MB
 LATENTS, EMBEDDING = "latents/", "embedding/"
 
 
@@ -70,13 +73,16 @@ class SavedTensor:
         """The numbers."""
         if self.bfloat16:
             return self._read_bfloat16()
-        with safe_open(self.path, "numpy") as file:
-            return file.get_tensor(self.key)
+        try:
+            with safe_open(self.path, "numpy") as file:
+                return file.get_tensor(self.key)
+        except (SafetensorError, OSError, ValueError) as e:
+            raise CoquiError(f"cannot read {self.key:.80} of {self.path}: {e}") from e
 
     def _read_bfloat16(self) -> np.ndarray:
         with open(self.path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            begin, end = json.loads(file.read(length))[self.key]["data_offsets"]
+            begin, end = parse_json(file.read(length))[self.key]["data_offsets"]
             file.seek(8 + length + begin)
             halves = np.fromfile(file, "<u2", (end - begin) // 2)
         return (halves.astype("<u4") << 16).view("<f4").reshape(self.shape)
@@ -89,6 +95,7 @@ def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
     """
     path, found = Path(path), {}
     try:
+        _check_header(path)
         with safe_open(path, "numpy") as file:
             for key in file.keys():
                 part = file.get_slice(key)
@@ -96,9 +103,17 @@ def saved_tensors(path: str | os.PathLike) -> dict[str, SavedTensor]:
                 half = stored == _BFLOAT16
                 dtype = np.dtype("<f4" if half else _SAFETENSORS[stored])
                 found[key] = SavedTensor(path, key, shape, dtype, half)
-    except (SafetensorError, OSError, KeyError) as e:
+    except (SafetensorError, OSError, KeyError, ValueError, OverflowError) as e:
         raise CoquiError(f"cannot read {path}: {e}; `launch.py import-coqui` makes it") from e
     return found
+
+
+def _check_header(path: Path) -> None:
+    """The library opens whatever has the name, and takes a list of tensors of 100 MB."""
+    with open_plain(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER:
+            raise ValueError(f"its list of tensors has {length} bytes, {_MOST_HEADER} are read")
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Any]) -> str:
@@ -205,7 +220,7 @@ def voices_in(path: str | os.PathLike) -> dict[str, tuple[SavedTensor, SavedTens
 def _document(folder: str | os.PathLike) -> dict:
     path = Path(folder) / "dims.json"
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
         ModelDims.from_dict({k: document[k] for k in ("size", "audio", "dvae", "gpt")})
     except OSError as e:
         raise CoquiError(

@@ -15,6 +15,8 @@ from common.xtts.dims import AudioDims, DvaeDims, GptDims, ModelDims
 
 Shapes = dict[str, tuple[int, ...]]
 
+_MOST_BLOCKS = 1000
+_COUNTS = ("gpt_layers", "gpt_n_heads", "cond_groups")
 XTTS_LAYERS, XTTS_WIDTH, XTTS_HEADS = 30, 1024, 16
 _PERCEIVER_HEAD_DIM = 64  # a constant of Coqui's class
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -195,13 +197,15 @@ def gpt_dims(
     The number of heads leaves no trace in the shapes: 16 unless the configuration says otherwise.
     Nor does a missing last block: a width of 1024 is taken for XTTS v2, which has 30.
     """
-    said = said or {}
+    said = {k: _bounded(k, n) if k in _COUNTS else n for k, n in (said or {}).items()}
     width = _size(shapes, "gpt.ln_f.weight", 0, 1)
     layers = said.get("gpt_layers") or (
         XTTS_LAYERS if width == XTTS_WIDTH else _count(shapes, r"gpt\.h\.(\d+)\.ln_1\.weight")
     )
     inner = _size(shapes, "conditioning_perceiver.layers.0.0.to_q.weight", 0, 2)
     head_dim = said.get("perceiver_head_dim") or min(_PERCEIVER_HEAD_DIM, inner)
+    if not width or not inner or not head_dim:
+        raise UnknownSizes("its tensors are empty")
     return GptDims(
         layers=layers,
         width=width,
@@ -255,9 +259,15 @@ def _size(shapes: Mapping[str, tuple[int, ...]], key: str, axis: int, num_axes: 
 
 def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
     """1 + the largest number that the pattern finds; 0 if it finds none."""
-    return max(
-        (int(m.group(1)) + 1 for key in shapes if (m := re.fullmatch(pattern, key))), default=0
-    )
+    found = (m.group(1) for key in shapes if (m := re.fullmatch(pattern, key)))
+    return max((_bounded(pattern, int(n[:9])) + 1 for n in found), default=0)
+
+
+def _bounded(name: str, number: int) -> int:
+    """A number of blocks or heads: tables of names are made as long as it says."""
+    if number > _MOST_BLOCKS:
+        raise UnknownSizes(f"{name} says {number}, more than {_MOST_BLOCKS}")
+    return number
 
 
 def _norm_groups(width: int) -> int:

@@ -22,6 +22,7 @@ import tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 
+from common.system.documents import read_json
 from common.xtts.text import clean as cleaning
 from common.xtts.text.bpe import Pair, learn_merges
 from common.xtts.text.errors import LanguageNotInVocabulary, TextError
@@ -34,6 +35,9 @@ _TAG = re.compile(r"\[([a-z]{2,3})(?:-[a-z]+)?\]")
 # for or shouted at synthesis.
 _PUNCTUATION = "!'(),-.:;?"
 _CACHE_WORDS = 1 << 18
+
+
+_MOST_IDS = 1 << 20  # each is a row of the model
 
 
 class VocabularyError(ValueError):
@@ -96,12 +100,13 @@ class Tokenizer:
     ) -> Tokenizer:
         """Reads a vocab.json; VocabularyError naming the file and what is wrong with it."""
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            document = read_json(path)
             model = document["model"]
             if model.get("type", "BPE") != "BPE":
                 raise VocabularyError(f"model is {model['type']!r}, expected 'BPE'")
             added = {token["content"]: token["id"] for token in document.get("added_tokens") or ()}
             vocab = {**model["vocab"], **added}
+            _check_ids(vocab, model.get("merge_limits"))
             merges = _last_of_each(model["merges"])
             absent = [pair for pair in merges if not {*pair, pair[0] + pair[1]} <= vocab.keys()]
             if absent:
@@ -121,16 +126,10 @@ class Tokenizer:
             raise VocabularyError(f"{path}: {error}") from None
         except OSError as error:
             raise VocabularyError(f"cannot read the vocabulary {path}: {error.strerror}") from error
-        except (
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise VocabularyError(
                 f"{path}: not a vocabulary in the format of XTTS's vocab.json"
-                f" ({type(error).__name__}: {error})"
+                f" ({type(error).__name__}: {error})"[:400]
             ) from error
 
     def save(self, path: str | os.PathLike) -> None:
@@ -349,6 +348,18 @@ def _language_tags(vocab: dict[str, int]) -> dict[str, int]:
         if match:
             tags[match.group(1)] = i
     return tags
+
+
+def _check_ids(vocab: dict, merge_limits: object) -> None:
+    """VocabularyError: what would take memory by the number, or fail later."""
+    for token, i in vocab.items():
+        if not isinstance(token, str) or type(i) is not int or not 0 <= i < _MOST_IDS:
+            raise VocabularyError(
+                f"the token {token!r:.40} has the id {i!r:.40}; ids are numbers below {_MOST_IDS}"
+            )
+    limits = merge_limits or {}
+    if not isinstance(limits, dict) or not all(type(n) is int for n in limits.values()):
+        raise VocabularyError("merge_limits is no table of numbers")
 
 
 def _last_of_each(merges: Iterable[str | Sequence[str]]) -> list[Pair]:

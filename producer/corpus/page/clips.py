@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import base64
 import io
-from pathlib import Path
 
 import soundfile
 
 from common.audio.errors import DecodeError
+from common.data.manifest import Utterance
 from producer.batches.decode import SAMPLE_RATE, decode
 
 MOST_S = 20.0  # of a clip
 
 
-def as_link(path: Path) -> tuple[str, str]:
-    """(a `data:` link to the clip's sound, mono at 22 050 Hz; why there is none).
+def as_link(utterance: Utterance) -> tuple[str, str]:
+    """(a `data:` link to the utterance's sound, mono at 22 050 Hz; why there is none).
 
     One of them is empty. The sound is as training hears it.
     """
     try:
-        wave = decode(path)
+        wave = decode(utterance.path, portion=utterance.portion)
     except DecodeError as e:
         return "", e.reason
     held = io.BytesIO()

@@ -7,16 +7,31 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.system.documents import parse_json
 from common.system.errors import BadInput
+from common.system.files import open_plain
 from producer.corpus.readers.columns import NAMES, ROLES, Given
 from producer.corpus.readers.paths import Locator, Place
-from producer.corpus.readers.row import Item, Row, RowError, Taken, find_metadata, lines, not_utf8
+from producer.corpus.readers.row import (
+    MOST_LINE,
+    Item,
+    Row,
+    RowError,
+    Taken,
+    find_metadata,
+    lines,
+    not_utf8,
+)
 
-MOST_BYTES = 1 << 29  # of a file that is one JSON list, or packed
+MOST_BYTES = 1 << 29  # of a packed file
+_MOST_IN_A_ROW = 1000
+_MOST_LIST = 64 << 20  # of a file that is one JSON list, which is read whole
+_USUAL, _DECODER = 4096, json.JSONDecoder()
 _PART = "a part of a longer recording"
 
 
@@ -35,11 +50,18 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
             is.
     """
     metadata = find_metadata(path)
-    file, locator, keys = str(metadata), Locator(metadata.parent), None
+    file, locator, keys, in_a_row = str(metadata), Locator(metadata.parent), None, 0
     for number, entry in _entries(metadata):
         if isinstance(entry, RowError):
+            in_a_row += 1
+            if in_a_row > _MOST_IN_A_ROW:
+                raise BadInput(
+                    f"{file}:{number}: {in_a_row} entries in a row are no JSON objects; is this the"
+                    " metadata file?"
+                )
             yield entry
             continue
+        in_a_row = 0
         if "supervisions" in entry and "recording" in entry:
             if keys is None:
                 keys = {}
@@ -60,37 +82,85 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
 def _entries(path: Path) -> Iterator[tuple[int, dict | RowError]]:
     """(line, object) of a file; of one JSON list (its place in it, object)."""
     if path.name.lower().endswith(".gz"):
-        yield from _parsed(path, enumerate(_unpacked(path).split(b"\n"), 1))
+        yield from _parsed(path, enumerate(_unpacked(path), 1))
         return
-    with open(path, "rb") as f:
-        is_list = f.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+    try:
+        with open_plain(path) as f:
+            is_list = f.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+            f.seek(0)
+            data = f.read(_MOST_LIST + 1) if is_list else b""
+    except OSError as e:
+        raise BadInput(f"{path}: cannot be read ({e.strerror})") from e
     if not is_list:
         yield from _parsed(path, lines(path))
         return
-    if path.stat().st_size > MOST_BYTES:
+    if len(data) > _MOST_LIST:
         raise BadInput(
-            f"{path}: one JSON list of more than {MOST_BYTES >> 20} MiB; write one object a line"
+            f"{path}: one JSON list of more than {_MOST_LIST >> 20} MiB; write one object a line"
             " (.jsonl)"
         )
     try:
-        entries = json.loads(path.read_text("utf-8-sig"))
+        for number, entry in enumerate(_listed(data.decode("utf-8-sig")), 1):
+            yield number, _object(path, number, entry)
     except ValueError as e:  # UnicodeDecodeError and JSONDecodeError
         raise BadInput(f"{path}: not JSON ({e})") from e
     except RecursionError as e:
         raise BadInput(f"{path}: not JSON (nested too deeply)") from e
-    for number, entry in enumerate(entries, 1):
-        yield number, _object(path, number, entry)
 
 
-def _unpacked(path: Path) -> bytes:
+def _listed(text: str) -> Iterator[object]:
+    """The values of a JSON list, one at a time: no more of it is built than that."""
+    space = re.compile(r"[ \t\r\n]*")
+
+    def after(at: int) -> int:
+        return space.match(text, at).end()
+
+    at = after(after(0) + 1)
+    if text[at : at + 1] == "]":
+        at += 1
+    else:
+        while True:
+            value, at = _one(text, at)
+            yield value
+            at = after(at)
+            end = text[at : at + 1]
+            if end not in (",", "]"):
+                raise ValueError(f"no comma at character {at}")
+            at = after(at + 1)
+            if end == "]":
+                break
+    if after(at) != len(text):
+        raise ValueError(f"more behind the list, at character {at}")
+
+
+def _one(text: str, at: int) -> tuple[object, int]:
+    """(the value that begins there, where it ends); of a usual size first, whose copy is cheap."""
+    for size in (_USUAL, MOST_LINE):
+        part = text[at : at + size]
+        try:
+            value, end = _DECODER.raw_decode(part)
+        except ValueError:
+            if len(part) < size:
+                raise
+            continue
+        if end < len(part) or at + end == len(text):  # a number may go on behind the part
+            return value, at + end
+    raise ValueError(f"no value of at most {MOST_LINE >> 20} MiB at character {at}")
+
+
+def _unpacked(path: Path) -> Iterator[bytes]:
+    left = MOST_BYTES
     try:
-        with gzip.open(path) as f:
-            data = f.read(MOST_BYTES + 1)
+        with open_plain(path) as packed, gzip.open(packed) as f:
+            while line := f.readline(MOST_LINE + 1):
+                left -= len(line)
+                if left < 0:
+                    raise BadInput(f"{path}: more than {MOST_BYTES >> 20} MiB; unpack it")
+                if len(line) > MOST_LINE:
+                    raise BadInput(f"{path}: a line of more than {MOST_LINE >> 20} MiB")
+                yield line
     except (OSError, EOFError, zlib.error) as e:
         raise BadInput(f"{path}: not a whole gzip file ({e}); copy it again") from e
-    if len(data) > MOST_BYTES:
-        raise BadInput(f"{path}: more than {MOST_BYTES >> 20} MiB; unpack it")
-    return data
 
 
 def _parsed(
@@ -101,8 +171,8 @@ def _parsed(
             yield number, not_utf8(path, number)
         elif line.strip():
             try:
-                yield number, _object(path, number, json.loads(line))
-            except (ValueError, RecursionError) as e:
+                yield number, _object(path, number, parse_json(line))
+            except ValueError as e:
                 yield (
                     number,
                     RowError(
@@ -199,7 +269,8 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
         return RowError(
             file, number, name, f"a cut with {count} supervisions; one is needed", "not one text"
         )
-    if not isinstance(sources, list) or len(sources) != 1 or sources[0].get("type") != "file":
+    only = sources[0] if isinstance(sources, list) and len(sources) == 1 else None
+    if not isinstance(only, dict) or only.get("type") != "file":
         return RowError(
             file,
             number,
@@ -215,7 +286,7 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
             " files first"
         )
         return RowError(file, number, name, reason, _PART)
-    source, text = str(sources[0].get("source", "")), said[0]
+    source, text = str(only.get("source", "")), said[0]
     return Row(
         file, number, name or os.path.basename(source), Place(locator, source),
         str(text.get("text") or ""),

@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from common.system.errors import BadInput
+from common.system.files import open_plain, why_irregular
 from producer.corpus.readers.paths import FixedPlace, Place, has_audio_suffix
 
 METADATA_NAMES = (
@@ -20,6 +22,8 @@ METADATA_NAMES = (
     "transcript.txt", "transcripts.txt",
     "filelist.txt", "dataset.jsonl", "dataset.csv",
 )  # fmt: skip
+MOST_LINE = 4 << 20  # bytes
+_MOST_DECODED = 64 << 20  # bytes of a file that is read whole
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _TABLES = (".csv", ".tsv", ".jsonl", ".psv")
 
@@ -102,6 +106,8 @@ def find_metadata(path: Path) -> Path:
         _check_name(path)
         return path
     if not path.is_dir():
+        if path.exists():
+            raise BadInput(f"{path}: {why_irregular(path.stat().st_mode)}")
         raise BadInput(
             f"{path}: no such file or folder; give a corpus folder or its metadata file"
             " (data.train=DIR)"
@@ -151,14 +157,14 @@ def lines(path: Path) -> Iterator[tuple[int, str | None]]:
         BadInput: the file cannot be read, or is not in the encoding that its byte-order mark names.
     """
     try:
-        f = open(path, "rb")
+        f = open_plain(path)
     except OSError as e:
         raise BadInput(f"{path}: cannot be read ({e.strerror})") from e
     with f:
         head = f.read(4)
         f.seek(0)
         encoding = next((name for mark, name in _MARKS if head.startswith(mark)), None)
-        rows = f if encoding is None else _decoded(path, f.read(), encoding)
+        rows = _rows(path, f) if encoding is None else _decoded(path, f, encoding)
         for number, raw in enumerate(rows, 1):
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -176,8 +182,24 @@ def lines(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield number, None
 
 
-def _decoded(path: Path, data: bytes, encoding: str) -> list[bytes]:
+def _rows(path: Path, f: BinaryIO) -> Iterator[bytes]:
+    """Lines with their ends. BadInput: one is longer than any text."""
+    for number, raw in enumerate(iter(lambda: f.readline(MOST_LINE + 1), b""), 1):
+        if len(raw) > MOST_LINE:
+            raise BadInput(
+                f"{path}:{number}: a line of more than {MOST_LINE >> 20} MiB; is this the metadata"
+                " file?"
+            )
+        yield raw
+
+
+def _decoded(path: Path, f: BinaryIO, encoding: str) -> list[bytes]:
     """The lines of a UTF-16 or UTF-32 file as UTF-8."""
+    data = f.read(_MOST_DECODED + 1)
+    if len(data) > _MOST_DECODED:
+        raise BadInput(
+            f"{path}: more than {_MOST_DECODED >> 20} MiB of {encoding.upper()}; save it as UTF-8"
+        )
     try:
         return data.decode(encoding).encode().split(b"\n")
     except UnicodeDecodeError as e:

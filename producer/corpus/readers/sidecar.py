@@ -91,6 +91,11 @@ def is_sidecar(path: Path) -> bool:
     return path.is_dir() and bool(_tree(path, SEARCH_S).pairs)
 
 
+def with_text(path: Path) -> set[Path]:
+    """The recordings of a folder that have a text."""
+    return {Path(audio) for audio, _ in _tree(path).pairs.values()}
+
+
 def read(path: Path, given: None = None) -> Iterator[Item]:
     """Rows in the order of their names; the first sub-folder is the speaker.
 

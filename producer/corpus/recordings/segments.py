@@ -5,24 +5,26 @@ kin write it.
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from common.system.documents import parse_json
 from common.system.errors import BadInput
+from common.system.files import open_plain
 from producer.corpus.readers.row import RowError
 
 SUFFIXES = (".srt", ".vtt", ".json")
+_MOST_BYTES, _MOST_SEGMENTS = 16 << 20, 200_000
 OVERLAP_S = 0.05  # of two texts, and they are said at the same time
-_TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
+_TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}")
 _TAG = re.compile(
     r"</?(?:[bius]|c|v|lang|ruby|rt|font)(?:[.\s][^>]*)?>|<\d[\d:.]*>|\{\\[^}]*\}", re.I
 )
 _VOICE = re.compile(r"<v(?:\.[^\s>]*)?\s+([^>]+)>", re.I)
-_SOUND = re.compile(r"[\[(（【][^\])）】]*[\])）】]|[♪♫]+")
+_SOUND = re.compile(r"[\[(（【][^\[(（【\])）】]*[\])）】]|[♪♫]+")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ def read_segments(path: Path) -> tuple[list[Segment], list[RowError]]:
     BadInput: unreadable as a whole.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with open_plain(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise BadInput(f"{path}: more than {_MOST_BYTES >> 20} MiB; no recording has that many")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise BadInput(f"{path}: not UTF-8 (byte {e.start}); convert it") from e
     except OSError as e:
@@ -136,19 +142,25 @@ def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str) -> fl
 def _of_json(path: Path, text: str) -> Iterator[Segment | RowError]:
     """`{"segments": [{"start": …, "end": …, "text": …}, …]}`, or the list alone."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        found = parse_json(text)
+    except ValueError as e:
         raise BadInput(f"{path}: not JSON ({e})") from e
     items = found.get("segments") if isinstance(found, dict) else found
     if not isinstance(items, list):
         raise BadInput(f'{path}: no list of segments; {{"segments": [{{"start", "end", "text"}}]}}')
+    if len(items) > _MOST_SEGMENTS:
+        raise BadInput(f"{path}: more than {_MOST_SEGMENTS} segments; no recording has that many")
     for number, item in enumerate(items, 1):
         try:
             start, end, said = float(item["start"]), float(item["end"]), item["text"]
             speaker = item.get("speaker") or ""
-            if not isinstance(said, str) or not isinstance(speaker, str) or not start < 1e7:
+            if (
+                not isinstance(said, str)
+                or not isinstance(speaker, str)
+                or not (start < 1e7 and end < 1e7)
+            ):
                 raise TypeError
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             reason = f"segment {number} lacks start, end or text"
             yield RowError(str(path), number, "", reason, "no times")
             continue

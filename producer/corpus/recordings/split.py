@@ -21,6 +21,7 @@ from common.audio.reading import open_audio
 from common.data.manifest import Reject
 from common.system.errors import OK, BadInput
 from common.system.files import write_atomically
+from producer.corpus.readers import sidecar
 from producer.corpus.recordings import work
 from producer.corpus.recordings.cutting import Piece, cut, frame_levels
 from producer.corpus.recordings.segments import find, read_segments
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
         raise BadInput(f"--out {out} lies in {folder}, whose recordings are read; name another")
     if not args.max_seconds > 0:
         raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
-    found = [(r, find(r)) for r in work.recordings(folder)]
+    with_text = sidecar.with_text(folder)
+    found = [(r, s) for r in work.recordings(folder) if (s := find(r)) or r not in with_text]
     if not any(s for _, s in found):
         raise BadInput(
             f"{folder}: none of {len(found)} recordings has x.srt, x.vtt or x.json beside it;"

@@ -17,11 +17,13 @@ from rich.progress import Progress
 
 from common.audio.errors import DecodeError
 from common.system.errors import OK, BadInput
-from common.system.files import write_atomically
+from common.system.files import open_plain, write_atomically
 from common.xtts.text.clean import UnknownLanguage, normalize_language
+from producer.corpus.readers import sidecar
 from producer.corpus.recordings import work
 from producer.corpus.recordings.segments import find
 
+_MOST_HOURS = 4.0  # of a recording: 0.9 GB as the recogniser wants it
 MARK = "recognised_by"  # a key of the files of this command
 RATE = 16000  # Whisper's
 COLUMNS = ["file_name", "text", "language", "confidence", "seconds"]
@@ -107,11 +109,10 @@ def run(
         raise BadInput(f"transcribe takes no settings: {' '.join(args.settings)}")
     if not args.max_seconds > 0:
         raise BadInput(f"--max-seconds must be positive, not {args.max_seconds}")
-    language = _language(args.language)
+    language = None if args.language is None else language_of(args.language)
     _check_own(folder / "metadata.csv")
-    found = work.recordings(folder)
-    beside = {recording: find(recording) for recording in found}
-    left = [recording for recording in found if beside[recording] is None]
+    found, with_text = work.recordings(folder), sidecar.with_text(folder)
+    left = [r for r in found if r not in with_text and find(r) is None]
     recognise = load(model, args.device) if left else None
     failed = []
     with work.bar("transcribe", len(left)) as bar:
@@ -134,23 +135,45 @@ def run(
     return OK
 
 
-def _language(code: str | None) -> str | None:
+def language_of(code: str) -> str:
+    """The project's code. BadInput: no language of that name."""
     try:
-        return normalize_language(code) if code else None
+        return normalize_language(code)
     except UnknownLanguage as e:
         raise BadInput(f"--language {code}: {e}") from e
 
 
+def is_own(path: Path) -> bool:
+    """Whether a metadata.csv is one of this command's."""
+    wanted = _line(COLUMNS).encode()
+    if not path.exists():
+        return False
+    with open_plain(path) as file:
+        return file.read(len(wanted)) == wanted
+
+
 def _check_own(path: Path) -> None:
-    if path.is_file() and not path.read_text(errors="replace").startswith(_line(COLUMNS)):
+    if path.exists() and not is_own(path):
         raise BadInput(f"{path} is there already, and not of this command; move it away")
+
+
+def _whole(recording: Path) -> np.ndarray:
+    """float32[n] at the recogniser's rate, which wants all of a recording at once.
+
+    DecodeError: longer than `_MOST_HOURS`, by its header, or it cannot be read.
+    """
+    parts, stream = [], None
+    for block, rate in work.blocks(recording, _MOST_HOURS * 3600):
+        stream = stream or soxr.ResampleStream(rate, RATE, 1)
+        parts.append(stream.resample_chunk(block))
+    parts.append(stream.resample_chunk(np.zeros(0, np.float32), last=True))
+    return np.concatenate(parts)
 
 
 def _write_down(
     recording: Path, recognise: Recogniser, language: str | None, model: Path, bar: Progress
 ) -> None:
-    waves, rates = zip(*work.blocks(recording), strict=True)
-    wave = soxr.resample(np.concatenate(waves), rates[0], RATE)
+    wave = _whole(recording)
     spoken, texts = recognise(wave, language)
     seconds, said = len(wave) / RATE, []
     done = 0.0

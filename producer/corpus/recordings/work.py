@@ -14,7 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.audio.errors import DecodeError
 from common.audio.reading import mono, open_audio, read
+from common.system.documents import read_json
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from producer.corpus.readers.paths import has_audio_suffix
@@ -32,9 +34,15 @@ def recordings(folder: Path) -> list[Path]:
     return found
 
 
-def blocks(path: Path) -> Iterator[tuple[np.ndarray, int]]:
-    """(float32[n] mono, its rate) of 20 s at a time. DecodeError: it cannot be read."""
+def blocks(path: Path, most_s: float | None = None) -> Iterator[tuple[np.ndarray, int]]:
+    """(float32[n] mono, its rate) of 20 s at a time.
+
+    DecodeError: it cannot be read, or is longer than `most_s`.
+    """
     with open_audio(path) as f:
+        if most_s is not None and f.frames > most_s * f.samplerate:
+            reason = f"longer than {most_s / 3600:g} h; cut it into parts"
+            raise DecodeError(path, reason, "too long")
         size = round(BLOCK_S * f.samplerate)
         for at in range(0, f.frames, size):
             yield mono(read(f, path, 0, min(size, f.frames - at))), f.samplerate
@@ -48,7 +56,7 @@ def stamp(path: Path) -> list:
 
 def parse(path: Path) -> object:
     """What is in a file of JSON. OSError, ValueError: there is none."""
-    return json.loads(path.read_text("utf-8"))
+    return read_json(path)
 
 
 def load(path: Path, key: dict) -> dict | None:

@@ -1,0 +1,230 @@
+"""Settings for `launch.py finetune`, with the reason for each: from what a scan found, the card,
+and what the run begins with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.gpu.choose import Device
+
+RECIPE = 252  # utterances a step, in XTTS's own recipe; its learning rate goes with it
+BUCKETS = 8
+BATCHES_A_BUCKET = 4  # fewer, and short batches cost more than padding does
+FEW_HOURS = 10.0  # below, a model from nothing knows the recordings by heart before it can read
+SHORT_S = 6.0  # a clip's own conditioning cut of 3 to 6 s would leave little of it to learn
+LOOKS = 20  # evaluations, and checkpoints, of a run
+# Memory of the step at XTTS's size, measured (docs/memory.md): GB without rows, and GB a row.
+PLAIN, RECOMPUTED = (7.4, 0.43), (6.4, 0.119)
+DRIVER_GB = 1.5
+FEWEST_PLAIN = 28  # rows; where fewer fit, computing blocks again is the faster way
+# Below so many hours: epochs over them.
+EPOCHS = ((0.5, 60), (2.0, 40), (10.0, 20), (float("inf"), 10))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings that were chosen together, and why."""
+
+    settings: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What decides: clips that are trained on, hours, a typical clip's seconds, characters."""
+
+    clips: int
+    hours: float
+    median_s: float
+    characters: int
+
+    @classmethod
+    def of(cls, scan: dict) -> Found:
+        """From what `scan --json` prints."""
+        characters = {c for of in scan["alphabet"].values() for c in of}
+        median = scan["histograms"].get("seconds", {}).get("median", 0.0)
+        return cls(scan["train"], scan["hours"], median, len(characters))
+
+
+def choose(
+    found: Found, trainer: Device, shared: bool, begins: bool, new_language: bool
+) -> tuple[str, list[Choice]]:
+    """(name of the file in configs/, what is set besides).
+
+    Args:
+        shared: the producers use the trainer's card, too.
+        begins: with weights; else from nothing.
+        new_language: the weights' vocabulary has not met it.
+    """
+    base, chosen = (
+        ("finetune_xtts", _tuning(found, trainer, shared, new_language))
+        if begins
+        else _from_nothing(found, trainer)
+    )
+    return base, [*chosen, *_for_any(found)]
+
+
+def _for_any(found: Found) -> list[Choice]:
+    held = min(0.1, max(0.01, 8 / max(1, found.clips)))
+    chosen = [
+        Choice(
+            (f"data.eval_fraction={held:.3g}",),
+            "so that some eight clips or more, or 1 %, are held out to judge by",
+        )
+    ]
+    if found.median_s < SHORT_S:
+        why = (
+            f"half of the clips are shorter than {found.median_s:.1f} s: a conditioning clip of"
+            " their own would hide most of them from the loss"
+        )
+        chosen.append(Choice(("batching.prompt=speaker",), why))
+    return chosen
+
+
+# -- with weights ----------------------------------------------------------------------------------
+
+
+def _tuning(found: Found, trainer: Device, shared: bool, new_language: bool) -> list[Choice]:
+    rows, recompute, why = _rows_that_fit(trainer, shared)
+    most = max(1, min(rows, found.clips // BATCHES_A_BUCKET))
+    batch = max(n for n in range(1, most + 1) if RECIPE % n == 0)
+    accumulate = RECIPE // batch
+    chosen = [
+        Choice(
+            (f"batching.batch_size={batch}", *(["train.recompute=true"] if recompute else [])),
+            why if batch == rows else f"{found.clips} clips make at least four batches then",
+        ),
+        Choice(
+            (f"train.accumulate={accumulate}",), f"{RECIPE} utterances a step, as in XTTS's recipe"
+        ),
+        _buckets(found.clips, batch),
+    ]
+    per_epoch = max(1, math.ceil(math.ceil(found.clips / batch) / accumulate))
+    epochs = next(n for below, n in EPOCHS if found.hours < below) * (2 if new_language else 1)
+    doubled = ", twice as often for a new language" if new_language else ""
+    every = max(1, per_epoch * epochs // LOOKS)
+    return [
+        *chosen,
+        Choice(
+            (f"train.epochs={epochs}",),
+            f"a rule of thumb for {hours(found.hours)}{doubled}: {per_epoch * epochs} steps;"
+            " the best checkpoint by the held-out clips is what counts",
+        ),
+        _looks(every),
+    ]
+
+
+def _rows_that_fit(trainer: Device, shared: bool) -> tuple[int, bool, str]:
+    """(rows at once, whether blocks are computed again, why)."""
+    if trainer.gpu is None:
+        if trainer.kind == "cpu":
+            return 4, False, "no GPU: few rows at once keep a CPU's caches busy enough"
+        return 12, False, "nobody can tell the card's memory: as in configs/finetune_xtts.yaml"
+    total = trainer.gpu.memory_mb / 1024
+    usable = (total - DRIVER_GB) * (5 / 6 if shared else 1)
+    fit = [int(0.95 * (usable - fixed) / row) for fixed, row in (PLAIN, RECOMPUTED)]
+    recompute = fit[0] < FEWEST_PLAIN
+    rows = max([n for n in range(1, 127) if RECIPE % n == 0 and n <= fit[recompute]], default=1)
+    beside = ", shared with the producer" if shared else ""
+    again = ", with blocks computed again in the backward pass" if recompute else ""
+    return rows, recompute, f"{trainer.gpu.name}, {total:.0f} GB{beside}: what fits{again}"
+
+
+# -- from nothing ----------------------------------------------------------------------------------
+
+
+def _from_nothing(found: Found, trainer: Device) -> tuple[str, list[Choice]]:
+    if trainer.kind == "cpu":
+        why = "a CPU trains this size alone: enough to hear that all works, no more"
+        batch = max(1, min(8, found.clips // BATCHES_A_BUCKET))
+        return "demo", [
+            Choice(("model.size=tiny", f"batching.batch_size={batch}"), why),
+            _buckets(found.clips, batch),
+        ]
+    batch = max(1, min(32, found.clips // BATCHES_A_BUCKET))
+    sizes = Choice(
+        ("model.size=small", f"batching.batch_size={batch}"),
+        "the size that was measured from nothing (docs/measured.md)",
+    )
+    if found.hours >= FEW_HOURS:
+        return "ljspeech", [sizes, _buckets(found.clips, batch)]
+    return "speech", [
+        sizes,
+        Choice(
+            ("data.max_audio_s=11.6",), "XTTS's own limit, instead of that of the measured corpus"
+        ),
+        Choice(
+            (f"text.vocab_size={max(96, found.characters + 64)}", "samples.count=4"),
+            f"little more than the {found.characters} characters: every token is met often",
+        ),
+    ]
+
+
+# -- what both share -------------------------------------------------------------------------------
+
+
+def _buckets(clips: int, batch: int) -> Choice:
+    number = max(1, min(BUCKETS, clips // (BATCHES_A_BUCKET * batch)))
+    return Choice((f"batching.buckets={number}",), "four batches or more in each")
+
+
+def _looks(every: int) -> Choice:
+    return Choice(
+        (
+            f"train.eval_every={every}",
+            "train.eval_at_epoch_end=false",
+            f"train.save_every={every}",
+            f"samples.every={every}",
+        ),
+        f"{LOOKS} times in all it is judged, saved and spoken",
+    )
+
+
+def promise(found: Found, trainer: Device, begins: bool, new_language: bool) -> list[str]:
+    """What so many hours can give, in honest lines."""
+    have = f"{found.clips} clips, {hours(found.hours)}"
+    if begins:
+        lines = [f"{have}: the weights bring the speech, your recordings the voice."]
+        if new_language:
+            lines.append(
+                "The language is new to these weights: it has to be learnt from your recordings"
+                " alone. How many hours that takes was not measured here; minutes are too few."
+            )
+        if trainer.kind == "cpu":
+            lines.append(
+                "There is no GPU: a step at XTTS's size takes minutes on a CPU, and the whole days."
+            )
+        return lines
+    lines = [f"{have}, from nothing: all of speech has to be learnt from them."]
+    if trainer.kind == "cpu":
+        lines.append("On a CPU the tiny size is trained: it babbles, and shows that all works.")
+    elif found.hours < 1:
+        lines.append("Expect babble in the voice's tone. Begin with weights (docs/fine-tuning.md).")
+    elif found.hours < FEW_HOURS:
+        lines.append(
+            "2.3 h of one synthetic voice came to 25 to 27 % of the words misunderstood, where the"
+            " recordings themselves had 22 % (docs/measured.md); a real voice is harder."
+        )
+    else:
+        lines.append(
+            "9 h of a synthetic voice gave 1.42 times the recordings' own word error rate, 37 h"
+            " 1.19 times (docs/measured.md); a real voice is harder."
+        )
+    lines.append(
+        "There is no vocoder without weights: it sounds metallic (Griffin-Lim), and no folder for"
+        " Coqui can be written."
+    )
+    return lines
+
+
+def hours(value: float) -> str:
+    """Hours, or minutes where they are few."""
+    return (
+        f"{value:.1f} h"
+        if value >= 1
+        else f"{value * 60:.0f} min"
+        if value >= 1 / 60
+        else (f"{value * 3600:.0f} s")
+    )

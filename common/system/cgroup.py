@@ -1,0 +1,79 @@
+"""What a container, a batch system or a systemd unit lets this process have of the machine: the
+limits of its control groups, of either version.
+
+A limit of any group above counts too. Inside a container the path of a group may be the host's:
+then what stands at the root of the mount is the container's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 60  # version 1 writes the largest number of pages for it
+
+
+def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
+    """CPUs' worth of time that may be used; None: no limit."""
+    found = []
+    for folder in _folders("cpu", root, own):
+        of_version_1 = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        for words in (_words(folder / "cpu.max"), of_version_1):
+            if len(words) == 2 and min(numbers := [_number(word) for word in words]) > 0:
+                found.append(numbers[0] / numbers[1])
+    return min(found, default=None)
+
+
+def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Bytes; None: no limit."""
+    found = []
+    for folder in _folders("memory", root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            found += [n for word in _words(folder / name) if 0 < (n := _number(word)) < _UNLIMITED]
+    return min(found, default=None)
+
+
+def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
+    """How many processes of this group, or of its parts, the kernel has killed for memory."""
+    found = [0]
+    for folder in _folders("memory", root, own):
+        for name in ("memory.events", "memory.oom_control"):
+            words = _words(folder / name)
+            if "oom_kill" in words[:-1]:
+                found.append(_number(words[words.index("oom_kill") + 1]))
+    return max(found)
+
+
+def _folders(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """Of the group that this process is in, and of those above, as far as they can be seen."""
+    for line in _text(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            tops = [root / controllers, root / controller]
+        elif not controllers:
+            tops = [root, root / "unified"]
+        else:
+            continue
+        for top in tops:
+            folder = top / path.lstrip("/")
+            yield top
+            while folder != top and top in folder.parents:
+                yield folder
+                folder = folder.parent
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+def _words(file: Path) -> list[str]:
+    return _text(file).split()
+
+
+def _number(word: str) -> int:
+    """-1: it is none ("max")."""
+    return int(word) if word.isascii() and word.isdigit() else -1

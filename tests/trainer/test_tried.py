@@ -1,0 +1,114 @@
+"""A restart on the same card does not try the largest step again."""
+
+import dataclasses
+
+import pytest
+
+from common.gpu.listing import Gpu
+from common.gpu.memory import Account
+from common.gpu.xla_env import CACHE
+from common.system.errors import FAILED, HOPELESS
+from common.system.lifecycle import Stop
+from tests.support.ahead_stages import Noting, Seen, a_planned_stage
+from trainer import ahead, tried
+from trainer.history.schedule import Position
+from trainer.step.snapshot import Room
+
+NEEDED = 10 << 30
+CARD = Gpu(0, "00:01.0", "GPU-1", "a card", memory_mb=24_000)
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """A GPU of 24 GB, of which a step needs 10; `limit_mb` may be set lower."""
+    account = Account(card_mb=24_000, free_mb=3_900, limit_mb=16_600, step_mb=0, state_mb=5_400)
+    held = {"account": account, "card": CARD}
+
+    def measure(room, step):
+        step()
+        room._needed = NEEDED
+        return NEEDED
+
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setattr(tried, "this_card", lambda: held["card"])
+    monkeypatch.setattr(Room, "account", lambda room: held["account"])
+    monkeypatch.setattr(Room, "measure", measure)
+    monkeypatch.setattr(Room, "_forget_peak", lambda room: None)
+    return held
+
+
+def begin(change=lambda stage: None):
+    """A start of the stage; its step, and the process's stop."""
+    step, stop = Noting(), Stop()
+    stage = a_planned_stage(step)
+    change(stage)
+    compiled = ahead.prepare(stage, Position(), Seen(), stop)
+    before = list(step.compiled)
+    for function in (("training", 2), ("evaluation", 3)):
+        compiled.wait(*function)
+    return step, before, stop
+
+
+def test_the_largest_step_is_tried_once_and_compiled_later_after_a_restart(card, caplog):
+    caplog.set_level("INFO")
+    first, before, _ = begin()
+    assert first.ran == [(2, False), (2, False)]  # tried, and measured
+    assert sorted(before[:3]) == ["training 1", "training 2", "update"]
+    again, before, _ = begin()
+    assert again.ran == []
+    assert sorted(before[:2]) == ["training 1", "update"]
+    assert "training 2" in again.compiled
+    assert "is not tried again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["options", "bucket", "card", "memory", "a line cut off", "no GPU"],
+)
+def test_what_is_not_the_same_is_tried_again(card, tmp_path, change):
+    begin()
+    of_stage = lambda stage: None  # noqa: E731
+    if change == "options":
+
+        def of_stage(stage):
+            stage.step.options = dataclasses.replace(stage.step.options, dropout=0.2)
+
+    elif change == "bucket":
+
+        def of_stage(stage):
+            stage.schedule.train.buckets[0] = dataclasses.replace(
+                stage.schedule.train.buckets[0], batch_size=7, row_len=3
+            )
+            stage.schedule.train.buckets[2] = dataclasses.replace(
+                stage.schedule.train.buckets[2], batch_size=9
+            )
+
+    elif change == "card":
+        card["card"] = dataclasses.replace(CARD, uuid="GPU-2")
+    elif change == "memory":
+        card["account"] = dataclasses.replace(card["account"], limit_mb=10 * 1024)
+    elif change == "a line cut off":
+        file = tmp_path / tried.FILE
+        file.write_text(file.read_text()[:-5])
+    else:
+        card["card"] = None
+    step, _, _ = begin(of_stage)
+    assert step.ran == [(2, False), (2, False)]
+
+
+def test_an_end_that_a_restart_would_not_mend_forgets(card):
+    _, _, stop = begin()
+    stop.run_hooks(FAILED)
+    step, _, stop = begin()
+    assert step.ran == []
+    stop.run_hooks(HOPELESS)
+    step, _, _ = begin()
+    assert step.ran == [(2, False), (2, False)]
+
+
+def test_nothing_is_noted_where_xla_keeps_nothing(card, tmp_path, monkeypatch):
+    monkeypatch.delenv(CACHE)
+    begin()
+    step, _, _ = begin()
+    assert step.ran == [(2, False), (2, False)]
+    assert list(tmp_path.iterdir()) == []
