@@ -16,8 +16,8 @@ Policy
   it dies; a program of the trainer alone (no lock to watch) ends with 0
 - a trainer alone, or an added producer, that was asked to stop by somebody else is not restarted:
   its program ends with its code
-- followers (the second trainer and on) start and go with their leader: where one has died, it leaves
-  or is killed, and all start again; exit 2 or 3 of a follower ends the program
+- followers (the second trainer and on) start and go with their leader: where one has died, it
+  leaves or is killed, and all start again; exit 2 or 3 of a follower ends the program
 - an optional process is restarted like a producer; whatever ends it for good, the others go on
 - Ctrl-C, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, by which a batch system warns of its time
   limit: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at
