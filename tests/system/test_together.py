@@ -22,7 +22,9 @@ def corpus(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize(("trainers", "producers"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("trainers", "producers"), [pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)]
+)
 def test_the_ledger_is_the_plan_and_the_weights_are_those_of_one_trainer(
     tmp_path, corpus, trainers, producers
 ):
@@ -30,14 +32,10 @@ def test_the_ledger_is_the_plan_and_the_weights_are_those_of_one_trainer(
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "each follower at a step": [(When(9), "trainer-1"), (When(24), "trainer-2")],
-    "the first while it saves, then all": [
-        (When(11, "saving", 0.004), "trainer"),
-        (When(26), "trainers"),
-    ],
-    "a follower in an evaluation, then launch.py": [
+    "followers at a step, then all": [(When(9), "trainer-1"), (When(26), "trainers")],
+    "a follower in an evaluation, the first in a save": [
         (When(9, "evaluating"), "trainer-2"),
-        (When(31), "launcher"),
+        (When(26, "saving", 0.004), "trainer"),
     ],
 }
 
