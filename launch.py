@@ -22,7 +22,6 @@ from typing import NoReturn, TextIO
 from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.listing import list_gpus
-from common.gpu.xla_env import cache_folder, xla_env
 from common.launcher import (
     config_command,
     finetune,
@@ -32,11 +31,11 @@ from common.launcher import (
     resolve,
     show_status,
 )
-from common.launcher.child import ProcessSpec, Program
+from common.launcher.child import Program
 from common.launcher.console import Console
 from common.launcher.examples import EXAMPLES
 from common.launcher.flags import Command, switch
-from common.launcher.page import MOST_S, PageKeeper
+from common.launcher.program import environment, make_program, page_of, producer_spec
 from common.launcher.supervise import Supervisor
 from common.run.folder import RunFolder
 from common.run.settings import Config
@@ -59,112 +58,6 @@ from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
-
-
-# -- the program -----------------------------------------------------------------------------------
-
-
-def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
-    """Every process of a run, its device and its environment.
-
-    The trainer first: the producers connect to it.
-    """
-    run_dir = run_dir.resolve()
-    trainer = ProcessSpec(
-        name="trainer",
-        role="trainer",
-        argv=(sys.executable, "-m", "trainer", "--run", str(run_dir)),
-        env=environment(devices.trainer, cache_folder(run_dir, "trainer")),
-        device=str(devices.trainer),
-        log=run_dir / "logs" / "trainer.log",
-        main=True,
-        by_steps=True,
-        grace_s=10.0,
-        save_s=30.0,
-        lock=run_dir / "lock",
-    )
-    on = devices.producers
-    producers = (
-        producer_spec(f"producer-{i}", run_dir, on[i % len(on)])
-        for i in range(config.producers.count)
-    )
-    speaks = sampler_specs(config, run_dir, devices.sampler)
-    followers = (
-        follower_spec(f"trainer-{rank}", trainer, rank, device)
-        for rank, device in enumerate(devices.followers[: config.trainers.count - 1], 1)
-    )
-    return Program(run_dir, (trainer, *followers, *producers, *speaks))
-
-
-def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) -> ProcessSpec:
-    """One more trainer: takes its part of each step's batches from the first, over a local
-    socket, and adds up gradients with all others.
-    """
-    run_dir = trainer.log.parent.parent
-    return ProcessSpec(
-        name=name,
-        role="follower",
-        argv=(*trainer.argv, "--rank", str(rank)),
-        env=environment(device, cache_folder(run_dir, name)),
-        device=str(device),
-        log=trainer.log.with_name(f"{name}.log"),
-        grace_s=trainer.grace_s,
-        leader=trainer.name,
-    )
-
-
-def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
-    """A producer: leases batch numbers from the address in RUN/endpoint.json, sends
-    batches there.
-    """
-    return ProcessSpec(
-        name=name,
-        role="producer",
-        argv=(sys.executable, "-m", "producer", "--run", str(run_dir), "--name", name),
-        env=environment(device, cache_folder(run_dir, name)),
-        device=str(device),
-        log=run_dir / "logs" / f"{name}.log",
-    )
-
-
-def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[ProcessSpec, ...]:
-    """The process that makes samples while the run trains; none where the settings ask for no
-    samples before the run's end.
-    """
-    if not config.sample_every:
-        return ()
-    return (
-        ProcessSpec(
-            name="sampler",
-            role="sampler",
-            argv=(sys.executable, "-m", "trainer.previews.sampler", "--run", str(run_dir)),
-            env=environment(device, cache_folder(run_dir, "sampler")),
-            device=str(device),
-            log=run_dir / "logs" / "sampler.log",
-            optional=True,
-            leave_s=60.0,  # at the run's end, to finish what it is at
-        ),
-    )
-
-
-def page_of(program: Program) -> PageKeeper:
-    """What keeps the run's page current; its process needs no device."""
-    argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
-    deadline = ("--deadline", f"{MOST_S:.0f}")
-    return PageKeeper(program.run_dir, (*argv, *deadline), environment(Device("cpu")))
-
-
-def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
-    """A child's environment: its one device, XLA's settings for it, and this project importable
-    whatever the working directory holds.
-    """
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    return {
-        **choose.child_env(device, os.environ),
-        **xla_env(os.environ, device, xla_cache),
-        "PYTHONPATH": path,
-        "PYTHONSAFEPATH": "1",
-    }
 
 
 # -- commands --------------------------------------------------------------------------------------

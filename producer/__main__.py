@@ -18,11 +18,16 @@ from common.run.settings import Config
 from common.run.stages import STAGES, load
 from common.system import logs
 from common.system.cores import cores
-from common.system.errors import BadInput, Stopped
+from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop, run_main
 from common.system.lock import holder, program_began
 from common.system.status import StatusFile, trainer_is_done
-from common.transport.address import ChannelError, Endpoint, connectable, ipc_address
+from common.transport.address import (
+    ChannelError,
+    Endpoint,
+    connectable,
+    listening_address,
+)
 from common.transport.client import LeaseClient
 from common.transport.keys import KeyFileError, KeyPair
 from producer.batches.decode import DecodePool
@@ -31,6 +36,7 @@ from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
 ASK_S, FINISHED_S = 1.0, 300.0  # between two looks at the trainer's word; see `Over`
+KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
 log = logging.getLogger(__name__)
@@ -178,33 +184,44 @@ def endpoint_of(run: RunFolder, connect: str | None):
 
 def expected(run: RunFolder) -> Endpoint | None:
     """Where the run's trainer listens by its settings and keys; None: they do not say."""
-    bind = run.config.transport.bind
     try:
-        if bind == "ipc":
-            return Endpoint(ipc_address(run.path))
-        if bind.endswith(":*"):
+        address = listening_address(run.config.transport.bind, run.path)
+        if address.startswith("ipc://"):
+            return Endpoint(address)
+        if address.endswith(":*"):
             return None
-        return Endpoint(connectable(bind), KeyPair.load(run.path / "keys" / "server.json").public)
+        server = KeyPair.load(run.path / "keys" / "server.json")
+        return Endpoint(connectable(address), server.public)
     except ChannelError:
         return None
 
 
-def client_keys(run: RunFolder, connect: str | None, stop: Stop) -> KeyPair | None:
+def client_keys(
+    run: RunFolder, connect: str | None, stop: Stop, wait_s: float = KEYS_WAIT_S
+) -> KeyPair | None:
     """The producers' key pair; None on one host.
 
     The trainer writes it before it listens, so a missing one is waited for.
+
+    Raises:
+        RunError: there is none after `wait_s`. BadInput: it is no key pair. Stopped.
     """
     path = run.path / "keys" / "client.json"
     if (connect or run.config.transport.bind).startswith("ipc"):
         return None
-    told = False
-    while not path.exists():
+    began, told = time.monotonic(), False
+    while not os.path.lexists(path):
         if stop.is_set():
             raise Stopped(f"stopped while waiting for {path}")
+        if time.monotonic() - began > wait_s:
+            raise RunError(
+                f"{path} is not there after {wait_s:g} s: the trainer writes it when it first"
+                f" listens; start the trainer, or see {run.path / 'logs' / 'trainer.log'}"
+            )
         if not told:
-            log.info("waiting for %s, which the trainer writes", path)
+            log.info("waiting %g s at most for %s, which the trainer writes", wait_s, path)
         told = True
-        time.sleep(0.2)
+        time.sleep(min(0.2, wait_s))
     try:
         return KeyPair.load(path)
     except KeyFileError as e:

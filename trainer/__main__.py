@@ -21,7 +21,7 @@ from common.system.errors import BadInput
 from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
 from common.system.status import StatusFile
-from common.transport.address import ChannelError, Endpoint, ipc_address
+from common.transport.address import ChannelError, Endpoint, listening_address
 from common.transport.doorkeeper import raise_file_limit
 from common.transport.keys import KeyFileError, run_keys
 from common.transport.lease_records import Rules
@@ -159,7 +159,7 @@ def _bind(run: RunFolder) -> LeaseServer:
 
     try:
         keys = run_keys(run.path)[0] if t.bind.startswith("tcp://") else None
-        address = ipc_address(run.path) if t.bind == "ipc" else t.bind
+        address = listening_address(t.bind, run.path)
         server = LeaseServer(
             address,
             run.run_id,

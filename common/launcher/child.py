@@ -5,6 +5,7 @@ one adopted from elsewhere.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.system import status
-from common.system.errors import RunError
+from common.system.errors import BadInput, RunError
 from common.system.lifecycle import PARENT_FD, SUPERVISOR
 from common.system.lock import Holder, identity, is_alive
 
@@ -90,9 +91,10 @@ class Running:
                     pass_fds=(parent_fd,), start_new_session=True,
                 )  # fmt: skip
         except OSError as e:
-            raise RunError(
-                f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.log})"
-            ) from e
+            where = f"cannot start {spec.name}: {e.strerror} ({e.filename or spec.log})"
+            if attempt == 1 and e.errno in (errno.EACCES, errno.EROFS):
+                raise BadInput(f"{where}; the run folder must be writable") from e
+            raise RunError(where) from e
         self.pid = self._popen.pid
 
     def poll(self) -> int | None:
@@ -158,6 +160,8 @@ def rotate(log: Path) -> None:
     """
     aside = log.with_name(f"{log.name}.1")
     try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{aside}.new")  # of a launcher that was killed over its copy
         if log.stat().st_size <= LOG_BYTES:
             return
         with open(log, "rb") as old, open(f"{aside}.new", "wb") as new:

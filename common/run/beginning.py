@@ -39,6 +39,7 @@ from common.xtts.checkpoints.pth_zip import PthError
 from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run
+LIST = f"{FOLDER}/dims.json"  # holds the digests of the other files there
 _WHICH = re.compile(r"(.+)@(best|newest|\d+)")
 _STEP = re.compile(r"step-(\d{8,})")
 _COMING = (

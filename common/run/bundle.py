@@ -13,6 +13,7 @@ from the run itself; `bundle.json` in it tells it from one.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import glob
 import json
 import os
@@ -325,6 +326,11 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(file) as archive:
                 yield archive
     except OSError as e:
+        if e.errno == errno.EINVAL and e.filename is None:  # a place before the beginning
+            raise BadInput(
+                f"{path}: damaged, or not a bundle ({e.strerror}); make it again with `launch.py"
+                " bundle`"
+            ) from e
         if e.filename != str(path):
             raise
         raise BadInput(

@@ -66,6 +66,8 @@ class RunFolder:
         found = self.proof.faults()
         if self.identity.get("trains_dvae") and not self.dvae_weights.exists():
             found.pop(_DVAE[1], None)  # stage 1 makes them
+        if any((self.path / "checkpoints").glob("step-*")):
+            found.pop(beginning.LIST, None)  # nothing is trained by them any more
         return found
 
     def prove(self, trains: bool = False) -> None:
@@ -85,6 +87,8 @@ class RunFolder:
         bundled = (self.path / BUNDLE).is_file()
         for name, why in self.damaged.items():
             if name == _DVAE[0] and (not trains or self.dvae_weights.is_file()):
+                continue
+            if name == beginning.LIST and not trains:
                 continue
             if name == _DVAE[1] and bundled and why == "missing":
                 continue  # `feature_hash` says what to do

@@ -59,6 +59,8 @@ class Config(Section):
     """Equal bits from equal runs. null: true on the CPU."""
     devices: Literal["gpu", "auto"] = "gpu"
     """auto: GPUs where there are any, else the CPU."""
+    loggers: list[Literal["wandb", "mlflow"]] = Field(default_factory=list)
+    """Services that curves go to besides TensorBoard's files, which are always written."""
     data_gpu: Word | None = None
     """The producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn. null: chosen."""
     model_gpu: Word | None = None

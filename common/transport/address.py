@@ -103,6 +103,11 @@ def ipc_address(run_dir: Path) -> str:
     )
 
 
+def listening_address(bind: str, run_dir: Path) -> str:
+    """Where a run's trainer listens, by `transport.bind`. ChannelError as of `ipc_address`."""
+    return ipc_address(run_dir) if bind == "ipc" else bind
+
+
 def _private_dir(path: str) -> None:
     try:
         os.mkdir(path, 0o700)

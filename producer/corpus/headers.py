@@ -17,7 +17,6 @@ from common.audio.errors import DecodeError
 from common.audio.levels import measure, shape
 from common.audio.reading import is_converted, open_audio, read
 from common.audio.treatment import Portion, Treatment
-from common.data.manifest import Manifest
 from common.system.files import why_irregular
 from producer.batches.decode import num_output_samples
 
@@ -39,6 +38,13 @@ class Place(Protocol):
     @property
     def moved(self) -> bool:
         """Whether the candidates are not what is written, but of the same name."""
+
+
+class Known(Protocol):
+    """Where facts of recordings may be known from: a manifest, or a scan's journal."""
+
+    def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
+        """What was found in this very file; None: nothing, or it has changed since."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class AudioFacts:
     deep: bool = False  # the samples were asked for
     searched: bool = False
     portion: Portion | None = None
+    known: bool = False  # from an earlier scan, not opened now
 
     @property
     def used_s(self) -> float:
@@ -106,7 +113,7 @@ class AudioFacts:
         return {"facts": FACTS} | {n: v for n, v in values.items() if v != _REMEMBERED[n]}
 
 
-_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched", "portion")
+_NOT_REMEMBERED = ("path", "size", "mtime_ns", "searched", "portion", "known")
 _REMEMBERED = {f.name: f.default for f in fields(AudioFacts) if f.name not in _NOT_REMEMBERED}
 
 
@@ -130,7 +137,7 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     return AudioFacts(**facts)
 
 
-def facts_of(place: Place, deep: bool, previous: Manifest | None = None) -> AudioFacts | None:
+def facts_of(place: Place, deep: bool, previous: Known | None = None) -> AudioFacts | None:
     """Facts of the recording; None if there is none.
 
     A file that `previous` knows unchanged is not opened, and what is no file
@@ -165,13 +172,13 @@ def _ambiguous(paths: list[str]) -> str:
 
 
 def _look(
-    path: str, found: os.stat_result, deep: bool, previous: Manifest | None, searched: bool
+    path: str, found: os.stat_result, deep: bool, previous: Known | None, searched: bool
 ) -> AudioFacts:
     known = (
         None if previous is None else previous.file_facts(path, found.st_size, found.st_mtime_ns)
     )
     if known is not None and known.pop("facts", 0) == FACTS and (known.get("deep") or not deep):
-        facts = AudioFacts(path, found.st_size, found.st_mtime_ns, **known)
+        facts = AudioFacts(path, found.st_size, found.st_mtime_ns, known=True, **known)
     else:
         facts = _examine(path, found.st_size, found.st_mtime_ns, deep)
     if searched:

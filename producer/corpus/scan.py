@@ -30,6 +30,7 @@ from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextEr
 from common.xtts.text.tokenizer import Tokenizer, describe_characters
 from producer.corpus.findings import FEW_CLIPS, Findings, misfits, where_of
 from producer.corpus.headers import AudioFacts, facts_of
+from producer.corpus.journal import Journal
 from producer.corpus.limits import Limits, Rejected
 from producer.corpus.report import MISSING, Report, missing_reason, reject_line, write_rejects
 from producer.corpus.rows import CorpusRow, CorpusRows, read_rows
@@ -48,6 +49,12 @@ class ScanResult:
 
     path: Path
     report: Report
+
+    @classmethod
+    def of(cls, path: Path) -> ScanResult:
+        """Summarise what was made."""
+        with Manifest.open(path) as manifest:
+            return cls(path, Report.of(manifest))
 
     @property
     def kept(self) -> int:
@@ -100,7 +107,7 @@ def _bar(total: int, show: bool) -> Iterator[Progress]:
 
 
 def _facts(
-    rows: list[CorpusRow], threads: int, every: int, previous: Manifest | None
+    rows: list[CorpusRow], threads: int, every: int, journal: Journal
 ) -> Iterator[AudioFacts | None]:
     """Facts of each row's file, in order; of every `every`th its samples' too (1: of all, 0: of
     none).
@@ -108,7 +115,9 @@ def _facts(
 
     def work(first: int) -> list[AudioFacts | None]:
         chunk = enumerate(rows[first : first + _CHUNK], first)
-        return [facts_of(r.row.place, every > 0 and i % every == 0, previous) for i, r in chunk]
+        found = [facts_of(r.row.place, every > 0 and i % every == 0, journal) for i, r in chunk]
+        journal.add(found)
+        return found
 
     with ThreadPoolExecutor(threads, "scan") as pool:
         for found in pool.map(work, range(0, len(rows), _CHUNK)):
@@ -332,6 +341,15 @@ def _check_languages(rows: CorpusRows, tokenizer: Tokenizer) -> None:
             ) from e
 
 
+def _misfits(
+    config: Config, rows: Iterable[tuple[CorpusRow, AudioFacts | None]]
+) -> dict[str, tuple[str, str]]:
+    """What `data.reject` leaves out, as `findings.misfits`."""
+    treatment = config.data.treatment
+    usable = ((e, f.treated(treatment)) for e, f in rows if f is not None and not f.error)
+    return misfits(usable, config.data.reject)
+
+
 def _every(num_rows: int, deep: bool | None) -> int:
     """Of every how many recordings the samples are looked at; 0: of none."""
     if deep is not None:
@@ -348,6 +366,7 @@ def scan(
     progress: bool = True,
     previous: Manifest | None = None,
     deep: bool | None = None,
+    journal: Path | None = None,
 ) -> ScanResult:
     """Scan the configured sources into a new manifest; ids count from 0 in the order of the
     metadata.
@@ -358,11 +377,12 @@ def scan(
         tokenizer: its `clean` and `encode_clean` make the tokens.
         rows: what `read_rows` gave; None reads them here.
         progress: a bar on stderr where that is a terminal.
-        previous: an earlier manifest (of the same path, too); files it knows unchanged are not
-            opened.
+        previous: an earlier manifest; files it knows unchanged are not opened.
         deep: look at every sample for NaN, silence, damage and clipping; None: in corpora of up to
             2000 rows, and in 256 recordings of larger ones. What is not looked at `decode` finds
             during training. Where recordings are treated, all are looked at.
+        journal: a file that keeps what is found until the scan has ended well; a scan that finds
+            one of a scan that was killed goes on from there, to the same manifest.
 
     Raises:
         BadInput: no usable row, more than half of the files missing or of those decoded unusable, a
@@ -379,23 +399,21 @@ def scan(
     with (
         ManifestWriter(manifest_path, treatment) as writer,
         _bar(len(rows.entries), progress) as bar,
+        Journal(journal, previous) as looked_at,
     ):
         for root in rows.roots:
             writer.add_source(root)
         job = _Scan(rows, limits, tokenizer, writer, treatment)
         job.sampled = every != 1
-        facts = _facts(candidates, threads, every, previous)
+        facts = _facts(candidates, threads, every, looked_at)
         if config.data.reject:
             facts = iter(looked := list(facts))
-            both = zip(candidates, looked, strict=True)
-            usable = ((e, f.treated(treatment)) for e, f in both if f is not None and not f.error)
-            job.misfits = misfits(usable, config.data.reject)
+            job.misfits = _misfits(config, zip(candidates, looked, strict=True))
         for i, entry in enumerate(rows.entries):
             job.take(entry, facts)
             if i % _CHUNK == 0:
                 bar.update(bar.task_ids[0], completed=i)
         job.check_usable()
         job.finish(config)
-    with Manifest.open(manifest_path) as manifest:
-        report = Report.of(manifest)
-    return ScanResult(Path(manifest_path), report)
+    looked_at.done()
+    return ScanResult.of(Path(manifest_path))

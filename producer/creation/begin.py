@@ -32,6 +32,7 @@ def from_within(config: Config, existing: RunFolder | None) -> Config:
         existing is None
         or config.model.weights != existing.config.model.weights
         or existing.pretrained is None
+        or beginning.LIST in existing.damaged
     ):
         return config
     return config.model_copy(
@@ -61,7 +62,8 @@ def make(config: Config, aside: Path, existing: RunFolder | None, start: Beginni
 
     BadInput: parts that are no pair.
     """
-    if existing is not None and existing.pretrained == start.pieces:
+    whole = existing is not None and beginning.LIST not in existing.damaged
+    if whole and existing.pretrained == start.pieces:
         folder = start.pieces
     else:
         folder = aside / beginning.FOLDER

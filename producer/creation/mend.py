@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.run import published, recorded_settings
 from common.run import settings as config_module
+from common.run.beginning import LIST
 from common.run.folder import RunFolder
 from common.run.proof import SETTINGS, Proof
 from common.run.settings import Config
@@ -23,7 +24,7 @@ _GIVEN = ("dvae/first.safetensors", "dvae/model.safetensors")
 def first_record(folder: Path, identity: dict, config: Config) -> Proof:
     """The record of a run whose files are all in place."""
     proof = Proof(folder, identity, {}, config.model_dump(mode="json"))
-    for name in (*_SINGLE, *_GIVEN, SETTINGS, *_plans(folder)):
+    for name in (*_SINGLE, *_GIVEN, SETTINGS, LIST, *_plans(folder)):
         if (folder / name).is_file():
             proof.files[name] = [file_digest(folder / name)]
     return proof
@@ -61,7 +62,10 @@ def damaged(
             )
         if not (aside / name).is_file():
             raise BadInput(f"{run.path / name}: {why}; restore it from a copy")
-        if name.startswith("plan/") and file_digest(aside / name) not in run.proof.files[name]:
+        if (
+            name.startswith(("plan/", LIST))
+            and file_digest(aside / name) not in run.proof.files[name]
+        ):
             raise BadInput(f"{run.path / name}: {why}, and it cannot be made as it was; restore it")
     return found
 

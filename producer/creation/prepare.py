@@ -252,6 +252,7 @@ def _make(
         tokenizer,
         rows=rows,
         previous=existing.manifest if _is_whole(existing, "manifest.sqlite") else None,
+        journal=config.run_dir / ".scan-journal",
     )
     manifest = Manifest.open(aside / "manifest.sqlite", check=False)
     dims = config.dims.with_vocabulary(tokenizer.vocab_size, tokenizer.start, tokenizer.stop)

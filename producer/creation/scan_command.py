@@ -14,6 +14,7 @@ from common.run import beginning
 from common.run.settings import Config
 from common.system.errors import OK, BadInput
 from producer.corpus.figures import Figures
+from producer.corpus.journal import place_of
 from producer.corpus.page.render import write_page
 from producer.corpus.report import Report
 from producer.corpus.rows import read_rows
@@ -56,7 +57,8 @@ def _scan(config: Config, path: Path, progress: bool) -> Report:
     weights = config.model.weights
     start = None if weights is None else beginning.locate(weights, verify=False)
     tokenizer = make_vocabulary(config, rows, None, lambda text: None, start)
-    return scan(config, path, tokenizer, rows=rows, progress=progress).report
+    kept = place_of(rows.roots)  # a scan that was killed goes on where it was
+    return scan(config, path, tokenizer, rows=rows, progress=progress, journal=kept).report
 
 
 def _megabytes(folder: Path) -> float:

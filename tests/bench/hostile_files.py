@@ -1,7 +1,7 @@
 """Files made to harm, and good ones with bytes changed: each is read, or refused by type, within
 5 s of the processor and 500 MB.
 
-    python -m tests.bench.hostile_files [--mutated 10000] [--seed 1] [--only pth,audio]
+    python -m tests.bench.hostile_files [--mutated 10000] [--seed 1] [--every 1] [--only pth,audio]
 
 Prints a table by who reads the files, and each file that was not; exit code 1 where there is one.
 """
@@ -9,6 +9,7 @@ Prints a table by who reads the files, and each file that was not; exit code 1 w
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import random
@@ -68,9 +69,12 @@ class Table:
         yield from self.bad
 
 
-def hostile(folder: Path, whole: Path, only: set[str], table: Table) -> None:
-    found = (*hostile_checkpoints.all_of_them(), *hostile_documents.all_of_them(whole))
-    for i, h in enumerate(h for h in found if h.reader in only):
+def hostile(folder: Path, whole: Path, only: set[str], every: int, table: Table) -> None:
+    found = itertools.chain(
+        hostile_checkpoints.all_of_them(), hostile_documents.all_of_them(whole, only)
+    )
+    wanted = [h for h in found if h.reader in only]
+    for i, h in enumerate(wanted[::every]):
         end = ".jsonl.gz" if "packed" in h.name else ENDS.get(h.reader, "")
         path = folder / f"h{i}{end}"
         h.make(path)
@@ -105,6 +109,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("--mutated", type=int, default=10_000)
+    p.add_argument("--every", type=int, default=1, help="of the files made to harm")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--only", default=",".join(READERS))
     args = p.parse_args()
@@ -117,7 +122,7 @@ def main() -> int:
         run_keys(run.path)
         bundle.write(run, folder / "whole.bundle")
         made, more = Table(), Table()
-        hostile(folder, folder / "whole.bundle", only, made)
+        hostile(folder, folder / "whole.bundle", only, args.every, made)
         sys.stdout.write("\n".join(["made to harm", "", *made.lines(), "", ""]))
         sys.stdout.flush()
         changed(folder, folder / "whole.bundle", only, args.mutated, args.seed, more)

@@ -135,6 +135,7 @@ def main() -> int:
             root / "corpus",
             producers__count=args.producers,
             train__max_steps=args.steps,
+            train__epochs=args.steps,
             train__accumulate=1,
             train__save_every=50,
             train__eval_every=500,
@@ -145,8 +146,9 @@ def main() -> int:
         victims, watch, due = itertools.cycle(names), Watch(driver, names), args.kill_every
         driver.launch()
         try:
+            step = 0
             while driver.launchers[-1].poll() is None:
-                step = driver.step()
+                step = max(step, driver.step())  # a new trainer begins to count at 0
                 watch.look(step)
                 if due <= step < args.steps - args.kill_every // 2:
                     driver.signal(next(victims), signal.SIGKILL)

@@ -42,8 +42,9 @@ sys.path.insert(0, str(ROOT))
 
 from common.gpu import choose
 from common.gpu.listing import list_gpus
+from common.launcher.program import environment
 from common.run import settings as config_module
-from launch import cores, environment
+from common.system.cores import cores
 from tests.support.corpora import sentence, write_metadata, write_wav
 
 SAMPLE_RATE = 22050

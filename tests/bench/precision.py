@@ -61,7 +61,7 @@ def prepared(args: argparse.Namespace, folder: Path) -> int:
     """
     from common.run import settings as config_module
     from common.run.folder import RunFolder
-    from launch import cores
+    from common.system.cores import cores
     from producer.creation.prepare import prepare_run
 
     settings = [

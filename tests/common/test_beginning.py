@@ -131,7 +131,7 @@ def loss(stage: stages.Stage, arrays: dict[str, np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_step_one_has_the_loss_of_what_it_begins_with(folder, tmp_path, kind):
+def test_x4_step_one_has_the_loss_of_what_it_begins_with(folder, tmp_path, kind):
     """The batch is made by the new run (its vocabulary, statistics and DVAE), the loss by it and by
     the weights where they come from.
     """
@@ -257,7 +257,7 @@ def test_new_data_and_a_new_language_on_an_own_run(folder, tmp_path):
     assert any("fine-tuned@best: text.coqui_cleaning=True, there False" in line for line in lines)
 
 
-def test_a_run_outlives_what_it_began_with(folder, tmp_path):
+def test_x6_a_run_outlives_what_it_began_with(folder, tmp_path):
     """Moved weights: resumed, exported and spoken with as before.
 
     A run that has lost its own copy says so, and --weights helps.

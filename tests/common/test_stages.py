@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.data.batch import FIELDS
 from common.gpu.choose import CPU
+from common.launcher.program import environment
 from common.run import settings
 from common.run.stages import NETWORKS, STAGES, family_of, load, register, stages_of
 from common.system.errors import BadInput
@@ -71,11 +71,8 @@ def test_child_processes_know_of_it():
     code = "from common.run.stages import family_of; print(family_of('arithmetic'))"
     options = {"cwd": "/", "capture_output": True, "text": True, "check": True}
     assert subprocess.run([sys.executable, "-c", code], **options).stdout == "arithmetic\n"
-    environment = {
+    env = {
         **os.environ,
-        **{k: v for k, v in launch.environment(CPU).items() if v is not None},
+        **{k: v for k, v in environment(CPU).items() if v is not None},
     }
-    assert (
-        subprocess.run([sys.executable, "-c", code], env=environment, **options).stdout
-        == "arithmetic\n"
-    )
+    assert subprocess.run([sys.executable, "-c", code], env=env, **options).stdout == "arithmetic\n"

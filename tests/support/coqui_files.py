@@ -10,10 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from common.run import settings as config_module
+from common.run.folder import RunFolder
 from common.xtts.checkpoints import pth, shapes
+from common.xtts.checkpoints.coqui import import_model
 from common.xtts.checkpoints.coqui_tensors import GPT, HIFIGAN, SPEAKER
 from common.xtts.dims import DvaeDims, GptDims
 from common.xtts.text.tokenizer import Tokenizer
+from producer.creation.prepare import prepare_run
+from tests.support.corpora import make_corpus, sentence
 
 GPT_DIMS = GptDims(
     layers=2,
@@ -101,6 +106,31 @@ def with_tokens(dims: GptDims, tokenizer: Tokenizer) -> GptDims:
         start_text=tokenizer.start,
         stop_text=tokenizer.stop,
     )
+
+
+def imported_run(folder: Path) -> RunFolder:
+    """A run on four clips that begins with imported weights, vocoder included; they are in
+    `folder`/pretrained.
+    """
+    tokenizer = write_vocabulary(
+        folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"]
+    )
+    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
+    pth.save(folder / "dvae.pth", dvae_arrays())
+    import_model(
+        folder / "model.pth",
+        folder / "pretrained",
+        dvae=folder / "dvae.pth",
+        vocab=folder / "vocab.json",
+    )
+    make_corpus(folder / "corpus", 4, seconds=1.0, text=lambda i: sentence(i, 3))
+    tree = {
+        "run": str(folder / "run"),
+        "data": {"train": str(folder / "corpus"), "eval_fraction": 0.25, "scan_threads": 1},
+        "model": {"weights": str(folder / "pretrained")},
+        "samples": {"count": 1},
+    }
+    return prepare_run(config_module.parse(tree), on_cpu=True, cores=2)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

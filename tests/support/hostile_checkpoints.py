@@ -177,8 +177,8 @@ def zips() -> Iterator[tuple[str, bytes]]:
     for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", kind) as z:
-            z.writestr("a/data.pkl", b"\x80\x02" + b"N0" * (16 << 20) + b"N.")
-        yield f"32 MiB packed, kind {kind}", out.getvalue()
+            z.writestr("a/data.pkl", b"\x80\x02" + b"N0" * (1 << 19) + b"N.")
+        yield f"1 MiB packed, kind {kind}", out.getvalue()
     for name in ("/etc/x", "../x", "a/../x", "a/./x", "a\\x", "C:x", "a//x", "a/data.pkl"):
         yield f"the name {name}", archive(change=_named(name))
     yield "a zero byte in a name", _patched(b"a/data/0", b"a/dat\x00/0")

@@ -9,7 +9,7 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -305,12 +305,14 @@ def _file(reader: str, name: str, data: bytes | object) -> Hostile:
     return Hostile(reader, name, make)
 
 
-def all_of_them(bundle: Path | None = None) -> Iterator[Hostile]:
-    """`bundle`: a whole one; None: without bundles."""
+def all_of_them(bundle: Path, only: Container[str]) -> Iterator[Hostile]:
+    """For the readers in `only`. `bundle`: a whole one."""
     for reader, found in (
         ("yaml", yamls()), ("vocab.json", vocabularies()), ("key", keys()),
         ("metadata.jsonl", tables()), ("audio", recordings()),
     ):  # fmt: skip
+        if reader not in only:
+            continue
         for name, data in found:
             yield _file(reader, name, data)
         yield from irregular(reader)
@@ -321,12 +323,11 @@ def all_of_them(bundle: Path | None = None) -> Iterator[Hostile]:
     packed = gzip.compress(bytes(64 * MB), 9)
     yield dataclasses.replace(_file("metadata.jsonl", "a packed GB", packed * 16))
     yield _file("metadata.jsonl", "packed and cut", packed[:1000])
-    if bundle is not None:
-        for name, data in bundles(bundle):
-            yield _file("bundle", name, data)
-        yield from irregular("bundle")
-        yield Hostile("bundle", "that others can read", _open_to_all(bundle))
-        yield Hostile("bundle", "a link to one", lambda p: p.symlink_to(bundle))
+    for name, data in bundles(bundle) if "bundle" in only else ():
+        yield _file("bundle", name, data)
+    yield from irregular("bundle")
+    yield Hostile("bundle", "that others can read", _open_to_all(bundle))
+    yield Hostile("bundle", "a link to one", lambda p: p.symlink_to(bundle))
 
 
 def _open_to_all(bundle: Path):

@@ -25,6 +25,7 @@ import launch
 from common.gpu.choose import CPU, Device, Devices
 from common.gpu.listing import Gpu, list_gpus
 from common.launcher import flags, ownership
+from common.launcher.program import make_program
 from common.run import settings as config
 from common.run.settings import Config
 from common.system import lock, status
@@ -165,9 +166,7 @@ def card(i: int) -> Device:
 
 def test_program_shows_every_process_with_its_device(tmp_path):
     c = config.parse({"producers": {"count": 3}})
-    program = launch.make_program(
-        c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0))
-    )
+    program = make_program(c, tmp_path, Devices((card(0), card(2)), card(1), sampler=card(0)))
     assert [(p.name, p.env["CUDA_VISIBLE_DEVICES"]) for p in program.processes] == [
         ("trainer", "GPU-1"), ("producer-0", "GPU-0"), ("producer-1", "GPU-2"),
         ("producer-2", "GPU-0"), ("sampler", "GPU-0"),
@@ -198,7 +197,7 @@ def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_
 ):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/d")
     c = config.parse({"producers": {"count": 2}})
-    trainer, producer, on_cpu, sampler = launch.make_program(
+    trainer, producer, on_cpu, sampler = make_program(
         c, tmp_path, Devices((card(0), CPU), card(1), sampler=card(0))
     ).processes
     for p in (trainer, producer, sampler):
@@ -212,7 +211,7 @@ def test_processes_on_gpus_get_xlas_flags_and_a_cache_each_and_those_on_the_cpu_
 
 
 def test_make_program_is_one_screen():
-    assert len(inspect.getsource(launch.make_program).splitlines()) <= 40
+    assert len(inspect.getsource(make_program).splitlines()) <= 40
 
 
 def test_launcher_loads_no_tensorflow_and_nothing_slow():

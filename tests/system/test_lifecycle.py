@@ -139,6 +139,9 @@ def test_a_log_that_is_too_long_begins_anew_under_its_writers(tmp_path, monkeypa
     assert path.with_name("w.log.1").read_bytes().endswith(b"x\nsecond line\n")
     assert tail.lines() == ["third line"]
     child.rotate(tmp_path / "none.log")
+    path.with_name("w.log.1.new").write_bytes(b"half a copy of a launcher that was killed")
+    child.rotate(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["w.log", "w.log.1"]
 
 
 def test_a_busy_child_is_forced_out_with_its_stacks(tmp_path):

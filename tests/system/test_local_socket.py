@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from common.launcher import ownership
-from common.system.errors import BadInput
+from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop
-from common.transport.address import ChannelError
+from common.transport.address import ChannelError, Endpoint, ipc_address
+from common.transport.keys import run_keys
 from common.transport.links import RouterLink
-from producer.__main__ import client_keys
+from producer.__main__ import client_keys, expected
 from tests.support.arithmetic_runs import arithmetic_run
 from trainer.__main__ import _bind
 
@@ -25,6 +26,36 @@ def folder():
     """A folder whose path is short enough for a socket's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         yield Path(path)
+
+
+def test_keys_that_never_come_are_waited_for_with_an_end(tmp_path):
+    run = arithmetic_run(tmp_path, 12, transport__bind="tcp://127.0.0.1:5599")
+    with pytest.raises(RunError, match=r"keys/client\.json is not there after 0\.1 s.*start the"):
+        client_keys(run, None, Stop(), wait_s=0.1)
+    stop = Stop()
+    stop.request("stop", "test", 143)
+    with pytest.raises(Stopped):
+        client_keys(run, None, stop)
+    (run.path / "keys").mkdir()
+    (run.path / "keys" / "client.json").symlink_to("/nowhere")
+    with pytest.raises(BadInput, match="a symbolic link lies there"):
+        client_keys(run, None, Stop())
+
+
+def test_where_a_trainer_should_listen_follows_from_the_settings(tmp_path):
+    for i, (bind, address) in enumerate(
+        [
+            ("ipc", None),
+            ("ipc:///tmp/x.sock", "ipc:///tmp/x.sock"),
+            ("tcp://0.0.0.0:5599", "tcp://127.0.0.1:5599"),
+            ("tcp://127.0.0.1:*", ""),
+        ]
+    ):
+        run = arithmetic_run(tmp_path / str(i), 12, transport__bind=bind)
+        keys = run_keys(run.path)[0] if bind.startswith("tcp") else None
+        public = keys and keys.pair.public
+        wanted = None if address == "" else Endpoint(address or ipc_address(run.path), public)
+        assert expected(run) == wanted, bind
 
 
 def left_behind(path: Path) -> None:

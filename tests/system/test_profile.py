@@ -3,6 +3,8 @@ measures and leaves the run alone.
 """
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -394,6 +396,20 @@ def test_learning_rates_are_those_of_a_run_that_goes_on(tmp_path, max_steps, dec
     }
     optim = profile_report.settings(settings.parse(tree), tmp_path, 40).train.optim
     assert (optim.warmup_steps, optim.decay_steps) == (100, ends)
+
+
+def test_a_killed_profiles_folder_goes_with_the_next_profile(tmp_path):
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    host, here = socket.gethostname(), os.getpid()
+    dead = tmp_path / f".profile@{host}-{gone.pid}-x"
+    others = [tmp_path / f".profile@{host}-{here}-x", tmp_path / ".profile@elsewhere-1-x"]
+    for folder in (dead, *others):
+        (folder / "checkpoints").mkdir(parents=True)
+    with profile_report.temporary_folder(tmp_path / "run") as folder:
+        assert folder.parent == tmp_path
+        assert not dead.exists()
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_settings_that_need_other_plans_are_not_borrowed():

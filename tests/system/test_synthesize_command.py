@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,8 +105,11 @@ def synthesize(folder: Path, *args: str, **more) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, timeout=280, **more)
 
 
-def test_a_run_speaks_into_a_file(folder, tmp_path):
-    """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook."""
+def test_v7_a_run_speaks_into_a_file(folder, tmp_path):
+    """Drawn from all ids there are, START among them, which has no place in the DVAE's codebook.
+
+    Of a user without a home folder.
+    """
     wild = ("--temperature", "2", "--top-p", "1", "--top-k", "0", "--text", f"{TEXT} ж")
     done = synthesize(
         folder,
@@ -117,6 +121,7 @@ def test_a_run_speaks_into_a_file(folder, tmp_path):
         "3",
         *wild,
         cwd=tmp_path,
+        env={**os.environ, "HOME": "/proc/none"},
     )
     said = done.stderr.decode()
     assert done.returncode == 0, said
@@ -128,6 +133,10 @@ def test_a_run_speaks_into_a_file(folder, tmp_path):
     assert "Griffin-Lim" in said
     assert "voice of 1 clip (1.5 s of sound) made in " in said
     assert said.count("3 s or more") == said.count("the vocabulary has no 'ж'") == 1
+    assert re.search(r"^piece 1 of 1: \d+\.\d s, real-time factor \d+\.\d\d", said, re.MULTILINE)
+    ours = "warning: |GPT of |codes to sound: |voice of |piece |real-time factor |/"
+    assert all(re.match(ours, line) for line in said.splitlines()), said  # no library's
+    assert os.listdir(tmp_path) == ["a.WAV"]
 
 
 def test_imported_weights_stream_through_their_vocoder(folder):

@@ -89,7 +89,7 @@ def export(folder: Path, out: Path, lines: list[str] | None = None) -> Path:
 # -- in --------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_taken_whole(published, imported):
+def test_x7_a_folder_is_taken_whole(published, imported):
     assert pretrained.read_dims(imported).gpt.heads == 4
     assert set(pretrained.file_digests(imported)) == {
         "model", "hifigan", "speaker_encoder", "mel_stats", "dvae", "vocab", "config", "speakers",
@@ -126,7 +126,7 @@ def test_bfloat16_is_read_as_float32(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.xtts."])
-def test_prefixes_of_wrappers(published, imported, tmp_path, prefix):
+def test_x7_prefixes_of_wrappers(published, imported, tmp_path, prefix):
     with pth.PthFile(published / "model.pth") as file:
         write_model(
             tmp_path / "best_model.pth",
@@ -266,7 +266,7 @@ def test_a_folder_comes_back_to_the_bit(published, imported, tmp_path):
         ] * 2  # Coqui goes by their order
 
 
-def test_settings_without_an_imported_configuration(published, tmp_path):
+def test_x1_settings_without_an_imported_configuration(published, tmp_path):
     """Those of the published XTTS v2: Coqui's class has the sizes of v1."""
     import_model(write_model(tmp_path / "model.pth", model_arrays(), CONFIG), tmp_path / "in")
     lines: list[str] = []
@@ -307,7 +307,7 @@ def below(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "out", ["new", "new/", "deep/er/new", "there", "there/", "my.voice", "x.pth/"]
 )
-def test_out_names_a_folder(imported, tmp_path, out, capsys):
+def test_x5_out_names_a_folder(imported, tmp_path, out, capsys):
     (tmp_path / "there").mkdir()
     before = below(tmp_path)
     assert (
@@ -319,7 +319,7 @@ def test_out_names_a_folder(imported, tmp_path, out, capsys):
 
 
 @pytest.mark.parametrize("out", ["x.pth", "new/x.pth", "x.PTH"])
-def test_out_names_one_file(imported, tmp_path, out):
+def test_x5_out_names_one_file(imported, tmp_path, out):
     assert (
         launch.main(["export-coqui", "--weights", str(imported), "--out", f"{tmp_path}/{out}"]) == 0
     )
@@ -337,7 +337,7 @@ def test_out_names_one_file(imported, tmp_path, out):
         ("file/x.pth", "cannot be made"),
     ],
 )
-def test_out_that_cannot_be_is_named(imported, tmp_path, capsys, out, message):
+def test_x5_out_that_cannot_be_is_named(imported, tmp_path, capsys, out, message):
     (tmp_path / "file").write_text("x")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/chapter.txt").write_text("x")
@@ -401,7 +401,7 @@ def grown(tmp_path_factory):
     return folder / "vocab.json"
 
 
-def test_texts_in_other_tokens_are_counted(grown):
+def test_x3_texts_in_other_tokens_are_counted(grown):
     ours, coquis = (Rules(grown, parity=parity, keep_diacritics=True) for parity in (False, True))
     pairs = [(text, language) for language, text in MIXED]
     compared, differing, shown = ours.differences([*pairs, ("سلام", "fa")])
@@ -464,7 +464,7 @@ def coquis(monkeypatch):
 
 
 @pytest.mark.parametrize("parity", [True, False])
-def test_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
+def test_x2_the_written_module_teaches_coqui(grown, coquis, tmp_path, parity, monkeypatch):
     """Persian, Arabic as before the vocabulary grew, and where the voice was trained with our
     cleaning, that; carried in the file.
     """

@@ -22,6 +22,7 @@ from common.xtts.text.split import Piece
 from trainer.commands import reading
 from trainer.commands.piece_files import PieceFiles
 from trainer.commands.reading import Reading
+from trainer.commands.speak import libraries_held
 
 RATE = 1000
 ROOT = Path(__file__).parents[2]
@@ -212,7 +213,7 @@ run_main(main)
     assert rest == "stopped by SIGINT; the same command goes on\n"  # not "forced out"
 
 
-def test_a_signal_during_exec_is_not_lost():
+def test_a_signal_during_exec_is_not_lost(tmp_path):
     """Between the command and the process that speaks: it waits until somebody listens."""
     code = """
 import os, signal, sys
@@ -225,14 +226,27 @@ def main(stop):
     stop.wait(60)
 run_main(main)
 """
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as f:
-        f.write(code)
-        f.flush()
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, f.name], env=env, timeout=60, capture_output=True)
+    script = tmp_path / "again.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=env, timeout=60, capture_output=True)
     assert done.returncode == 130, done.stderr
+
+
+def load_without_a_library() -> None:
+    with libraries_held():
+        os.write(2, b"libcuda.so.1: cannot open\n")
+        raise ImportError
+
+
+def test_what_libraries_write_while_they_load_is_shown_only_if_that_fails(capfd):
+    with libraries_held():
+        os.write(2, b"I0000 oneDNN custom operations are on\n")
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "afterwards\n"
+    with pytest.raises(ImportError):
+        load_without_a_library()
+    assert capfd.readouterr().err == "libcuda.so.1: cannot open\n"
 
 
 # -- pace ------------------------------------------------------------------------------------------

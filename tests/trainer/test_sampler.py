@@ -19,6 +19,7 @@ import launch
 import tests.support.arithmetic  # noqa: F401 - registers the size
 from common.gpu.choose import CPU
 from common.gpu.device import DeviceInfo
+from common.launcher.program import sampler_specs
 from common.run import beginning, recorded_settings
 from common.run import settings as config_module
 from common.run.published import publish
@@ -65,7 +66,7 @@ def test_no_process_where_no_samples_are_wanted(tmp_path):
         c = config_module.parse(
             {"model": {"size": size}, "train": {"save_every": 7}, "samples": samples}
         )
-        return c.sample_every, len(launch.sampler_specs(c, tmp_path, CPU))
+        return c.sample_every, len(sampler_specs(c, tmp_path, CPU))
 
     assert of() == (7, 1)
     assert of(every=3) == (3, 1)

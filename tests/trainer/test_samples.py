@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,13 @@ import launch
 from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.sections import Samples
-from common.xtts.checkpoints import pth
-from common.xtts.checkpoints.coqui import import_model
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.sampling import SamplingOptions
 from common.xtts.synthesize import Synthesizer
 from producer.creation.prepare import prepare_run
-from tests.support.coqui_files import (
-    GPT_DIMS,
-    dvae_arrays,
-    model_arrays,
-    with_tokens,
-    write_model,
-    write_vocabulary,
-)
-from tests.support.corpora import make_corpus, sentence, sine, write_wav
+from tests.support.coqui_files import imported_run
+from tests.support.corpora import make_corpus, sine, write_wav
 from trainer.previews import samples
 from trainer.previews.samples import SampleMaker, _file_name, choose
 from trainer.report.pictures import Png
@@ -145,26 +137,7 @@ def test_files_of_each_sample(run, made, tmp_path, caplog):
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
     """A run that begins with imported weights, vocoder included."""
-    folder = tmp_path_factory.mktemp("imported")
-    tokenizer = write_vocabulary(
-        folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"]
-    )
-    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
-    pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(
-        folder / "model.pth",
-        folder / "pretrained",
-        dvae=folder / "dvae.pth",
-        vocab=folder / "vocab.json",
-    )
-    make_corpus(folder / "corpus", 4, seconds=1.0, text=lambda i: sentence(i, 3))
-    tree = {
-        "run": str(folder / "run"),
-        "data": {"train": str(folder / "corpus"), "eval_fraction": 0.25, "scan_threads": 1},
-        "model": {"weights": str(folder / "pretrained")},
-        "samples": {"count": 1},
-    }
-    return prepare_run(config_module.parse(tree), on_cpu=True, cores=2)
+    return imported_run(tmp_path_factory.mktemp("imported"))
 
 
 def maker_of_imported(run):
@@ -209,6 +182,22 @@ def test_a_vocoder_that_is_damaged_is_done_without(imported, tmp_path, caplog):
         path.write_bytes(whole)
     assert soundfile.info(tmp_path / info.synth).samplerate == 22050
     assert "samples pass Griffin-Lim instead of the vocoder" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+def test_weights_that_are_gone_are_not_done_without_in_silence(imported, tmp_path, caplog):
+    shutil.copytree(imported.path, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    (run.pretrained / "hifigan.safetensors").unlink()
+    maker_of_imported(run)
+    assert "does not hold its vocoder any more" in caplog.text
+    shutil.rmtree(run.pretrained)
+    run.config = run.config.model_copy(
+        update={"model": run.config.model.model_copy(update={"weights": None})}
+    )
+    caplog.clear()
+    maker_of_imported(run)
+    assert "pretrained is not there any more" in caplog.text
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ TensorFlow is not loaded here.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -104,10 +107,17 @@ def run(
 
 @contextmanager
 def temporary_folder(run_dir: Path) -> Iterator[Path]:
-    """A folder beside the run's, on the same disk; gone afterwards. BadInput: it cannot be made."""
+    """A folder beside the run's, on the same disk; gone afterwards, by the next profile at the
+    latest where this process is killed. BadInput: it cannot be made.
+    """
+    prefix = f".profile@{socket.gethostname()}-"
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".profile-", dir=run_dir.parent))
+        for left in run_dir.parent.glob(f"{glob.escape(prefix)}*"):
+            pid = left.name.removeprefix(prefix).partition("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=run_dir.parent))
     except OSError as e:
         raise BadInput(
             f"cannot make a folder for the profile beside {run_dir}: {e.strerror}"
@@ -137,7 +147,7 @@ def settings(config: Config, folder: Path, free_steps: int) -> Config:
     )  # codes of untrained weights take as long
     samples = config.samples.model_copy(update={"count": 0, "texts": []})
     alone = config.trainers.model_copy(update={"count": 1})  # a profile is that of one trainer
-    parts = {"train": train, "dvae": dvae, "samples": samples, "trainers": alone}
+    parts = {"train": train, "dvae": dvae, "samples": samples, "trainers": alone, "loggers": []}
     return config.model_copy(update={"run": str(folder), **parts})
 
 

@@ -12,11 +12,15 @@ import json
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from common.run.beginning import checkpoint_of, pieces_of
 from common.system.errors import BadInput, RunError
@@ -169,8 +173,10 @@ def main(stop: Stop) -> None:
         (logging.ERROR, "error: "),
     ):
         logging.addLevelName(level, prefix)
-    logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=sys.stderr)
-    for noisy in ("absl", "tensorflow", "h5py"):
+    # A file of its own: `libraries_held` redirects standard error.
+    terminal = open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    logging.basicConfig(format="%(levelname)s%(message)s", level=logging.INFO, stream=terminal)
+    for noisy in ("absl", "tensorflow", "h5py", "numba"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     with open(int(sys.argv[1]), encoding="utf-8") as f:
         options = json.load(f)
@@ -182,10 +188,14 @@ def main(stop: Stop) -> None:
     named = named_voice(options, sources)
     from common.gpu.device import prove_device
 
-    info = prove_device()
-    log.info("GPT of %s, on %s", sources.gpt, info.label)
-    chosen = sampling(options, sources.imported)
-    synthesizer = load(sources, jit=False)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with libraries_held():
+        info = prove_device()
+        log.info("GPT of %s, on %s", sources.gpt, info.label)
+        chosen = sampling(options, sources.imported)
+        synthesizer = load(sources, jit=False)
+        if synthesizer.vocoder is None:  # librosa loads itself at its first use, for seconds
+            synthesizer.from_mel(np.zeros((8, synthesizer.dims.audio.num_mels), np.float32))
     from common.xtts.clips import ReferenceClipError
     from common.xtts.synthesize import NotFinite
     from common.xtts.text.clean import LanguageUnavailable
@@ -207,6 +217,29 @@ def main(stop: Stop) -> None:
             f"{e}: no sound can be made of these weights, and none is written; try another --step,"
             " or import the weights again"
         ) from e
+
+
+@contextmanager
+def libraries_held() -> Iterator[None]:
+    """What libraries write on standard error meanwhile is for nobody, unless this fails: then it
+    is shown. TensorFlow's first lines heed no setting.
+    """
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except RunError:  # which says what is wrong
+            raise
+        except BaseException:
+            held.seek(0)
+            with open(terminal, "wb", closefd=False) as out:
+                out.write(held.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
 
 
 def leave_when_stopped(stop: Stop, then: str) -> None:

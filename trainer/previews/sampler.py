@@ -244,14 +244,18 @@ def pause(stop: Stop, seconds: float) -> None:
     stop.check()
 
 
-def take_place(run: Path, stop: Stop, done: Callable[[], bool]) -> lock.Lock | None:
-    """The lock of the run's only sampler, as soon as it is free; None: the run was done first."""
-    file, said = run / "sampler.lock", False
+def take_place(
+    run: Path, stop: Stop, done: Callable[[], bool], name: str = "sampler"
+) -> lock.Lock | None:
+    """The lock of the run's only process of a name, as soon as it is free; None: the run was done
+    first.
+    """
+    file, said = run / f"{name}.lock", False
     while not done():
         if (by := lock.holder(file)) is None:
-            return lock.lock(file, "sampler")
+            return lock.lock(file, name)
         if not said:
-            log.info("%s speaks this run's samples; waiting for its place", by)
+            log.info("%s does this run's work already; waiting for its place", by)
         said = True
         pause(stop, POLL_S)
     return None

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from common.data.manifest import EVAL, TRAIN, Utterance
+from common.run.beginning import FOLDER
 from common.run.folder import RunFolder
 from common.system.files import write_atomically
 from common.xtts.audio import DvaeMel, resample
@@ -373,9 +374,13 @@ def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
     unpadded, through their vocoder."""
     folder = run.pretrained
     try:
+        if folder is None and run.identity.get("weights") is not None:
+            raise CoquiError(f"{run.path / FOLDER} is not there any more")
         if folder is None or read_vocoder_dims(folder) is None:
             return SampleMaker(run, gpt, dvae)
         vocoder = Vocoder.load(folder)
+        if vocoder is None:
+            raise CoquiError(f"{folder} does not hold its vocoder any more")
     except (CoquiError, WeightsError, OSError) as e:
         log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
         vocoder = None

@@ -1,0 +1,146 @@
+"""What a scan has found out about recordings so far, kept while it goes on: a scan that was killed
+does not open again what it had looked at.
+
+A file that is only appended to. Each line is a recording's path, size and time of change with what
+was found, behind the checksum of these; a line that is torn or damaged counts for nothing. Several
+scans may write to one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import xxhash
+
+from common.system.files import digest
+from producer.corpus.headers import AudioFacts, Known
+
+log = logging.getLogger(__name__)
+
+_SUM = 16  # hex digits
+_MOST_LINE = 1 << 16
+
+
+class Journal:
+    """Facts by file, found again in a later scan.
+
+    Args:
+        path: made if missing; None: nothing is kept.
+        previous: what is known besides, asked second.
+
+    A file that cannot be read or written to is no reason to fail: the scan then looks again.
+    """
+
+    def __init__(self, path: Path | None, previous: Known | None = None):
+        self._path, self._previous = path, previous
+        self._lock = threading.Lock()
+        self._at: dict[int, int] = {}  # digest of path, size and time → where its line begins
+        self._file = None if path is None else self._open()
+        self._writes = self._file is not None
+        if self._file is not None:
+            self._read()
+
+    def _open(self) -> int | None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            return os.open(self._path, flags, 0o600)
+        except OSError as e:
+            log.info("%s: a scan that is stopped begins anew (%s)", self._path, e.strerror)
+            return None
+
+    def _read(self) -> None:
+        at = 0
+        with open(self._file, "rb", closefd=False) as lines:
+            for line in lines:
+                found = _parsed(line)
+                if found is not None:
+                    self._at[_key(*found[:3])] = at
+                at += len(line)
+            if at and not line.endswith(b"\n"):
+                self._append(b"\n")  # torn: what is written next begins a line of its own
+        if self._at:
+            log.info("%d recordings were looked at by a scan that was stopped", len(self._at))
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
+        """What was found in this very file, by this scan's forerunner or before; None: nothing."""
+        at = self._at.get(_key(path, size, mtime_ns))
+        if at is not None:
+            found = _parsed(self._line(at))
+            if found is not None and found[:3] == (path, size, mtime_ns):
+                return found[3]
+        if self._previous is None:
+            return None
+        return self._previous.file_facts(path, size, mtime_ns)
+
+    def _line(self, at: int) -> bytes:
+        try:
+            return os.pread(self._file, _MOST_LINE, at).partition(b"\n")[0]
+        except OSError:  # looked at again, then
+            return b""
+
+    def add(self, found: Iterable[AudioFacts | None]) -> None:
+        """Keep what was found out just now; what is known already is not written again."""
+        if not self._writes:
+            return
+        lines = []
+        for f in found:
+            if f is not None and f.mtime_ns and not f.known:
+                body = json.dumps([f.path, f.size, f.mtime_ns, f.remembered()]).encode()
+                lines.append(xxhash.xxh3_64_hexdigest(body).encode() + b" " + body + b"\n")
+        self._append(b"".join(line for line in lines if len(line) < _MOST_LINE))
+
+    def _append(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                if data and os.write(self._file, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as e:
+                self._writes = False
+                log.info("%s: no more is kept for a scan that is stopped (%s)", self._path, e)
+
+    def done(self) -> None:
+        """The scan has ended well: nothing is to be found again."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):  # a later scan finds it, and what it says is true
+                self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def place_of(roots: Iterable[str | os.PathLike]) -> Path | None:
+    """Where a scan of these folders keeps its journal, for a command without a folder of its own:
+    among the user's caches; None: there is no such place.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(caches):
+        return None
+    return Path(caches) / "xtts-trainer" / f"scan-{digest([str(r) for r in roots])}.journal"
+
+
+def _key(path: str, size: int, mtime_ns: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{size}:{mtime_ns}:{path}".encode(errors="surrogateescape"))
+
+
+def _parsed(line: bytes) -> tuple[str, int, int, dict] | None:
+    body = line[_SUM + 1 :].rstrip(b"\n")
+    if xxhash.xxh3_64_hexdigest(body).encode() != line[:_SUM] or not body:
+        return None
+    path, size, mtime_ns, facts = json.loads(body)
+    return path, size, mtime_ns, facts
