@@ -18,7 +18,7 @@ from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from trainer import ahead, stages
 from trainer.feed import FedBatch, Feed, Quarantine
-from trainer.history.checkpoint import Checkpoints
+from trainer.history.checkpoint import load_folder, name_of
 from trainer.history.schedule import Position
 from trainer.lead import socket_address
 from trainer.opening import Check, Connected, set_up_device
@@ -167,7 +167,7 @@ class Following:
             stages.first_weights(run, stage)
             return Position()
         try:
-            found = Checkpoints(stage.files.checkpoints, run.config.train.keep).load(step)
+            found = load_folder(stage.files.checkpoints / name_of(step), step)
         except ValueError as e:
             raise RankLost(
                 f"checkpoint {step}, which the first trainer has loaded, cannot be read: {e}"
