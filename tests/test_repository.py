@@ -65,9 +65,10 @@ ARROWS = {
         *("common/launcher", "common/gpu", *RUN, *NETWORKS),
     ),
     "trainer": (
-        *("trainer/previews", "trainer/report", "trainer/step", "trainer/history"),
-        *("common/gpu", "common/transport", *RUN, *NETWORKS),
+        *("trainer/previews", "trainer/report", "trainer/ranks", "trainer/step"),
+        *("trainer/history", "common/gpu", "common/transport", *RUN, *NETWORKS),
     ),
+    "trainer/ranks": ("trainer/history", "common/transport", "common/system"),
     "trainer/loggers": ("trainer/previews", *RUN),
     "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
     "trainer/page": (*("trainer/report", "trainer/history", "common/audio", "common/xtts", *RUN),),

@@ -26,10 +26,12 @@ from common.transport.doorkeeper import raise_file_limit
 from common.transport.keys import KeyFileError, run_keys
 from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
-from trainer import ahead, profile, stages
+from trainer import follow, profile, stages
 from trainer.finale import finish, leave_summary
 from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
+from trainer.lead import Lead
+from trainer.opening import set_up_device
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -39,12 +41,15 @@ def parse() -> argparse.Namespace:
     """The command line."""
     p = argparse.ArgumentParser(prog="python -m trainer", description=__doc__)
     p.add_argument("--run", required=True, type=Path)
+    p.add_argument("--rank", default=0, type=int)
     return p.parse_args()
 
 
-def main(stop: Stop) -> None:
+def main(stop: Stop) -> int | None:
     """Every step of a trainer's life."""
     args = parse()
+    if args.rank:
+        return follow.main(args.run, args.rank, stop)
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
@@ -58,7 +63,8 @@ def main(stop: Stop) -> None:
     stop.at_exit(status.finish)
     try:
         prove(run)
-        _set_up_device(run, status)
+        lead = Lead.of(run, _next_stage(run), status, stop)
+        set_up_device(run, status, lead.connect if lead else lambda: None)
         server = _bind(run)
         try:
             for name in run.stages:
@@ -74,25 +80,37 @@ def main(stop: Stop) -> None:
                         run.dvae_weights,
                     )
                     continue
+                lead = lead or Lead.of(run, name, status, stop)
                 try:
                     with _device_in_words(status, stages.files_of(run, name).checkpoints):
-                        stage = train_stage(run, name, server, status, stop)
+                        stage = train_stage(run, name, server, status, stop, lead)
                 except Stopped:
                     if stop.cause == "stop" and profile.free_steps() is None:
                         leave_summary(run, status, stop)
                     raise
+                if lead is not None:
+                    lead = lead.end("all steps are trained", done=True)
                 if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
             if profile.free_steps() is None:
                 finish(run, stage, status, stop)
-        except BaseException:
+        except BaseException as e:
+            if lead is not None:
+                lead.end(str(e), done=False)
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise
         status.update(phase="done")
         server.close(drain_s=3.0)
+        return None
     finally:
         held.release()
+
+
+def _next_stage(run: RunFolder) -> str:
+    """The first stage that has not ended."""
+    ended = {n for n in run.stages if run.spec(n).publishes and run.dvae_weights.is_file()}
+    return next(n for n in run.stages if n not in ended)
 
 
 def _device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
@@ -131,28 +149,6 @@ def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
     stop.check()
     log.info("the next stage begins in a fresh process, with all of the device's memory")
     begin_anew(stop, ["-m", "trainer", "--run", str(run)], held.keep())
-
-
-def _set_up_device(run: RunFolder, status: StatusFile) -> None:
-    """Threads, memory and determinism before TensorFlow does any work; prove the device with real
-    operations.
-    """
-    if not run.trains_networks:
-        return
-    from common.gpu.device import prove_device
-
-    t = run.config.threads
-    status.update(phase="opening the device")
-    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the
-    # CPU's bits ask for, one after the other, and training behind them.
-    inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
-    info = prove_device(intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True)
-    import tensorflow as tf
-
-    if run.config.deterministic:
-        tf.config.experimental.enable_op_determinism()
-    log.info("training on %s", info.label)
-    status.update(device=info.label)
 
 
 def _bind(run: RunFolder) -> LeaseServer:

@@ -109,6 +109,10 @@ class Compiled:
         self._coming = set(wanted)
         threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
 
+    def is_coming(self, what: str, bucket: int) -> bool:
+        """Whether a function is being compiled, or waits for that."""
+        return (what, bucket) in self._coming
+
     def wait(self, what: str, bucket: int) -> None:
         """Until a function that is being compiled is there, or has failed, so that its first call
         fails. Raises the stop's error.

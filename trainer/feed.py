@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class FedBatch:
     transit_s: float | None = (
         None  # from the producer's hands to the feed; None: it had to wait here
     )
+    elsewhere: bool = False  # another trainer computes it: no arrays here
 
 
 class HostCopy:
@@ -70,6 +71,16 @@ class HostCopy:
         """They are there."""
         issuing()
         return on_host
+
+
+class Others(Protocol):
+    """The other trainers, as a feed sees them (`trainer.ranks`)."""
+
+    def check(self) -> None:
+        """Raises where one of them is lost."""
+
+    def hand_on(self, planned: PlannedBatch, arrays: dict[str, np.ndarray]) -> bool:
+        """Give a batch to the trainer that computes it; False: that is this one."""
 
 
 class Ahead:
@@ -190,6 +201,7 @@ class Feed:
         planned: (plan, g) → the batch that is due, and its arrays' dtypes and shapes.
         upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`);
         must copy, since the frames are dropped.
+        others: the trainers that compute batches besides this one; None: there are none.
         data_timeout_s: how long to wait for one batch before giving up.
     """
 
@@ -203,7 +215,9 @@ class Feed:
         data_timeout_s: float,
         should_stop: Callable[[], bool],
         listeners: Listeners = Listeners(),  # noqa: B008 - frozen
+        others: Others | None = None,
     ):
+        self._others = others
         self._watch, self._differing = listeners.watch, listeners.differing
         self._inspect = listeners.inspect
         self._server, self._planned, self._upload = server, planned, upload
@@ -228,6 +242,8 @@ class Feed:
                 raise Stopped("stop was asked for")
             if self._differing is not None:
                 self._differing.look(self._server)
+            if self._others is not None:
+                self._others.check()
             try:
                 item = self._queue.get(timeout=0.1)
             except queue.Empty:
@@ -255,7 +271,9 @@ class Feed:
             return item, got - start
 
     def release(self) -> None:
-        """The oldest batch that `next` gave is used: the channel may lease another one."""
+        """The oldest batch that `next` gave is used: the channel may lease another one. Of a batch
+        that is computed elsewhere, the trainer that does so says it.
+        """
         self._server.release()
 
     def ready_count(self) -> int:
@@ -342,7 +360,23 @@ class Feed:
             return None
         if self._inspect is not None:
             self._inspect(planned, delivery.arrays)
+        if self._others is not None and self._others.hand_on(planned, delivery.arrays):
+            return self._elsewhere(delivery, planned, time.perf_counter() - began)
         return self._transfer(delivery, planned, time.perf_counter() - began)
+
+    def _elsewhere(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
+        self._ahead.set(False)
+        num_bytes = sum(a.nbytes for a in delivery.arrays.values())
+        return FedBatch(
+            planned,
+            None,
+            delivery.digest,
+            delivery.producer,
+            num_bytes,
+            delivery.notes,
+            feed_s=spent_s,
+            elsewhere=True,
+        )
 
     def _stale(self, delivery, planned: PlannedBatch) -> int | None:
         """An utterance that is set aside and that this batch does not do without: made again, so

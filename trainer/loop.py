@@ -129,9 +129,10 @@ class Loop:
         for g, scale in zip(numbers, self.schedule.scales(planned), strict=True):
             fed, wait_s = self._next("train", g)
             waited += wait_s
-            result = self._add(fed, scale)
-            self.feed.release()
             batches.append(fed)
+            if not fed.elsewhere:
+                result = self._add(fed, scale)
+                self.feed.release()
         if self.schedule.accumulate > 1:
             result = self.step.apply()
         metrics = self.readback.ask(result)

@@ -43,6 +43,7 @@ class Saves:
         position: where the stage stands, by its newest checkpoint; step 0: there is none.
         snapshot: the step's state of this moment (`Step.snapshot`).
         patience: how long a stop waits for a save.
+        agree: raises where the weights after a step are not those of all trainers.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Saves:
         snapshot: Callable[[], Snapshot],
         observer: Observer,
         patience: Patience,
+        agree: Callable[[int], None] = lambda step: None,
     ):
         self._history, self._quarantine, self._snapshot, self._observer = (
             history,
@@ -60,7 +62,7 @@ class Saves:
             snapshot,
             observer,
         )
-        self._patience = patience
+        self._patience, self._agree = patience, agree
         self._saver = Saver(history.checkpoints, patience.saving)
         self._best = position.best_step, position.best_score
         self._saved = position if position.step else None  # of the newest checkpoint on disk
@@ -92,10 +94,11 @@ class Saves:
 
     def begin(self, position: Position) -> None:
         """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the
-        ledger has all steps' lines.
+        ledger has all steps' lines. RanksDiffer: the trainers' weights are not equal.
         """
         self._observer.saving()
         self.settle()
+        self._agree(position.step)
         self._in_flight = replace(
             self._with_best(position), quarantine=self._quarantine.before(position.next_g)
         )

@@ -27,6 +27,7 @@ from trainer.history.differing import Differing
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 from trainer.history.stage_history import restore
+from trainer.lead import Lead
 from trainer.loop import Loop
 from trainer.patience import Patience
 from trainer.profile import Profiler
@@ -43,14 +44,17 @@ log = logging.getLogger(__name__)
 
 
 def train_stage(
-    run: RunFolder, name: str, server: LeaseServer, status: StatusFile, stop: Stop
+    run: RunFolder,
+    name: str,
+    server: LeaseServer,
+    status: StatusFile,
+    stop: Stop,
+    lead: Lead | None = None,
 ) -> Stage:
     """Train one stage from its newest checkpoint to its end; returns it with its networks as they
-    are then.
+    are then. `lead`: the other trainers, where several make its steps.
 
-    Raises:
-        RunError: stopped, replaced, no data, a history that cannot be used (see `Loop.run` and
-            `restore`).
+    RunError: stopped, replaced, no data, a history that cannot be used (`Loop.run`, `restore`).
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     built = stages.build(run, name)
@@ -65,23 +69,24 @@ def train_stage(
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)
+        if lead is not None:
+            lead.begin(stage, position.step, server.release)
         step = stage.step
         if position.step < stage.schedule.total_steps:
-            # While the producers make the first batches.
-            compiled = ahead.prepare(stage, position, observer, stop)
-            step = compiled.watch(step)
-            wait_ready(server, run, observer, stop)
+            step = _made_ready(run, stage, position, server, observer, stop, lead)
         listeners = Listeners(inspect=counter, watch=watch, differing=differing)
-        feed = _feed(run, stage, server, stop, quarantine, listeners)
+        feed = _feed(run, stage, server, stop, quarantine, listeners, lead)
         profiler = _profiler(run, stage, watch)
         step = gate.held(watch.clock.watch(step), stage.number, position.step, stop.is_set)
         step = step if profiler is None else profiler.wrap(step)
         most_bad = run.config.train.max_bad_steps
         readback = Readback(step.read, history.ledger, observer, feed, most_bad)
         patience = Patience(stop, status, run.config.train.save_grace_s)
-        saves = Saves(history, quarantine, position, step.snapshot, observer, patience)
-        score, why = stage.spec.score, _why(stop)
-        loop = Loop(step, stage.schedule, score, feed, readback, saves, observer, why)
+        agree = lead.agree if lead is not None else lambda step: None
+        saves = Saves(history, quarantine, position, step.snapshot, observer, patience, agree)
+        loop = Loop(
+            step, stage.schedule, stage.spec.score, feed, readback, saves, observer, _why(stop)
+        )
         try:
             with _out_of_the_collectors_sight():
                 loop.run(position)
@@ -99,6 +104,23 @@ def train_stage(
             feed.close()
         _close(history.ledger)
         observer.close()
+
+
+def _made_ready(
+    run: RunFolder,
+    stage: Stage,
+    position: Position,
+    server: LeaseServer,
+    observer: Observer,
+    stop: Stop,
+    lead: Lead | None,
+) -> ahead.WaitingStep:
+    """The step, compiled while the producers make the first batches."""
+    compiled = ahead.prepare(stage, position, observer, stop)
+    if lead is not None:
+        lead.wait_ready()
+    wait_ready(server, run, observer, stop)
+    return compiled.watch(stage.step)
 
 
 def _why(stop: Stop) -> Callable[[], str | None]:
@@ -206,6 +228,7 @@ def _feed(
     stop: Stop,
     quarantine: Quarantine,
     listeners: Listeners,
+    lead: Lead | None,
 ) -> Feed:
     return Feed(
         server,
@@ -215,6 +238,7 @@ def _feed(
         should_stop=stop.is_set,
         quarantine=quarantine,
         listeners=listeners,
+        others=lead,
     )
 
 
@@ -235,9 +259,9 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
     # Remote producers have no file here; the sampler's card is a producer's.
     def labels():
         return [
-            (s.role, s.device)
+            ("trainer" if s.role == "follower" else s.role, s.device)
             for s in read_all(run.path)
-            if s.alive and s.role in ("trainer", "producer")
+            if s.alive and s.role in ("trainer", "follower", "producer")
         ]
 
     return Watch(

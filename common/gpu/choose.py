@@ -11,18 +11,18 @@ on verbatim: indices, UUIDs, MIG names), else in NVML order, which is that of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, Protocol
 
 from common.gpu.listing import Gpu, Listing
+from common.gpu.sharing import CPU, DRIVER_MB, Device, Devices, limit, split_memory
 from common.system.errors import BadInput
 
 DEVICE = "XTTS_DEVICE"  # "gpu" or "cpu", for the child
 MEMORY_LIMIT = "XTTS_GPU_MEMORY_MB"  # the child's share of the card
-# Per process beside TensorFlow's limit: the context, libraries, programs. The child measures its
-# card and takes less where that is more.
-DRIVER_MB = 1200
+# Set by tests/bench/two_trainers.py: trainers on several GPUs have not run on two cards yet.
+TRIAL = "XTTS_TRY_SEVERAL_GPUS"
 CPU_ADVICE = "ask for the CPU with --data-gpu cpu --model-gpu cpu"
 
 
@@ -34,59 +34,11 @@ class Wanted(Protocol):
     model_gpu: str | None
     gpu_memory_mb: int
     producers: Any  # .count
+    trainers: Any  # .count
     samples: Any  # .device
 
     def model_copy(self, *, update: dict[str, Any]) -> Wanted:
         """The same settings but for these."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """What one process computes on.
-
-    `visible` is its CUDA_VISIBLE_DEVICES, `index` the user's number for it.
-    """
-
-    kind: str  # "gpu" or "cpu"
-    visible: str = "-1"
-    index: int | None = None
-    gpu: Gpu | None = None  # None where NVML cannot tell which card an entry means
-    memory_mb: int | None = None  # hard limit; None: grows as needed
-
-    @property
-    def card(self) -> str:
-        """What two devices are compared by: one card may have several entries in
-        CUDA_VISIBLE_DEVICES.
-        """
-        return self.gpu.uuid if self.gpu else self.visible
-
-    def __str__(self) -> str:
-        if self.kind == "cpu":
-            return "CPU"
-        card = self.visible
-        if self.gpu:
-            physical = "" if self.gpu.index == self.index else f"physical {self.gpu.index}, "
-            card = f"{physical}{self.gpu.bus_id}, {self.gpu.uuid}, {self.gpu.name}"
-        limit = f", at most {self.memory_mb} MB" if self.memory_mb else ""
-        return f"GPU {'' if self.index is None else self.index} ({card}{limit})"
-
-
-CPU = Device("cpu")
-
-
-@dataclass(frozen=True)
-class Devices:
-    """Where a run's processes go; `producers` are taken in turn. `notes` are lines for the user."""
-
-    producers: tuple[Device, ...]
-    trainer: Device
-    notes: tuple[str, ...] = ()
-    sampler: Device = CPU
-
-    @property
-    def on_cpu(self) -> bool:
-        """True if no process uses a GPU."""
-        return self.trainer.kind == "cpu" and all(d.kind == "cpu" for d in self.producers)
 
 
 # -- the parent ------------------------------------------------------------------------------------
@@ -162,20 +114,42 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         )
     data = _asked("data_gpu", config.data_gpu, visible, listing, env)
     model = _asked("model_gpu", config.model_gpu, visible, listing, env)
-    if model is not None and len(model) > 1:
-        raise BadInput(f"model_gpu={config.model_gpu}: the trainer uses one device; name one")
+    count = config.trainers.count
+    if model is not None and len(model) == 1 and model[0].kind == "cpu":
+        model *= count
+    if model is not None:
+        _check_trainers(config.model_gpu, model, count)
     if data is None:
         data = (CPU,) if cpu_only else (_default("data_gpu", visible, model or (), listing, env),)
+    if model is None and cpu_only:
+        model = (CPU,) * count
     if model is None:
-        model = (CPU,) if cpu_only else (_default("model_gpu", visible, data, listing, env),)
+        model = (_default("model_gpu", visible, data, listing, env),)
+        model += tuple(d for d in visible if d.card != model[0].card)[: count - 1]
+        if len(model) < count:
+            raise BadInput(
+                f"{count} trainers need {count} GPUs, one each;"
+                f" {_what_there_is(visible, listing, env)}"
+            )
     if len(data) > max(1, config.producers.count):
         idle = ", ".join(str(d) for d in data[max(1, config.producers.count) :])
         notes.append(
             f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count}"
             f" producer(s): {idle} stays idle; --num-producers {len(data)} uses all"
         )
-    devices = _split_memory(Devices(data, model[0], tuple(notes)), config)
-    limited = any(d.memory_mb for d in (*devices.producers, devices.trainer))
+    if count > 1 and model[0].kind == "gpu" and env.get(TRIAL) != "1":
+        raise BadInput(
+            f"--num-trainers {count} on GPUs has not been tried on {count} cards yet, and may hang"
+            " or be slow: use --num-trainers 1, or --model-gpu cpu. To try it all the same, set"
+            f" {TRIAL}=1"
+        )
+    devices = Devices(data, model[0], tuple(notes))
+    shares = []
+    for trainer in model:
+        devices = split_memory(replace(devices, trainer=trainer), config)
+        shares.append(devices.trainer)
+    devices = replace(devices, trainer=shares[0], followers=tuple(shares[1:]))
+    limited = any(d.memory_mb for d in (*devices.producers, *devices.trainers))
     if limited and (growth := env.get("TF_FORCE_GPU_ALLOW_GROWTH")) is not None:
         said = (
             f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow"
@@ -183,6 +157,22 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         )
         devices = replace(devices, notes=(*devices.notes, said))
     return replace(devices, sampler=_for_samples(config, devices, visible, listing, env))
+
+
+def _check_trainers(asked: str | None, model: tuple[Device, ...], count: int) -> None:
+    """BadInput: not one device for each trainer."""
+    if len(model) > 1 and count == 1:
+        raise BadInput(
+            f"model_gpu={asked}: the trainer uses one device; name one, or set --num-trainers"
+            f" {len(model)}"
+        )
+    cards = [d.card for d in model if d.kind == "gpu"]
+    if len(model) != count or len(set(cards)) != len(cards) or 0 < len(cards) < count:
+        raise BadInput(
+            f"model_gpu={asked}: {count} trainers (--num-trainers) use {count} GPUs, one each:"
+            f" name {count} different ones, as in --model-gpu {','.join(map(str, range(count)))},"
+            " or cpu"
+        )
 
 
 def _for_samples(
@@ -197,10 +187,8 @@ def _for_samples(
     """
     asked = _asked("samples.device", config.samples.device, visible, listing, env)
     if asked is None:
-        return next(
-            (d for d in devices.producers if d.kind == "gpu" and d.card != devices.trainer.card),
-            CPU,
-        )
+        taken = {d.card for d in devices.trainers}
+        return next((d for d in devices.producers if d.kind == "gpu" and d.card not in taken), CPU)
     if len(asked) > 1:
         raise BadInput(
             f"samples.device={config.samples.device}: one process makes the samples; name one"
@@ -282,58 +270,6 @@ def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, st
     )
 
 
-def _split_memory(devices: Devices, config: Wanted) -> Devices:
-    """Hard limits where producers share the trainer's card, so that neither can take the other's
-    memory later.
-
-    Producers together get a sixth of what is free (or `gpu_memory_mb` each), each process DRIVER_MB
-    beside that, the trainer the rest.
-    """
-    count = max(1, config.producers.count)
-    shared = [
-        i
-        for i in range(count)
-        if devices.producers[i % len(devices.producers)].card == devices.trainer.card
-    ]
-    if devices.trainer.kind == "cpu" or not shared:
-        if config.gpu_memory_mb and devices.producers[0].kind == "gpu":
-            limited = tuple(_limit(d, config.gpu_memory_mb) for d in devices.producers)
-            return Devices(limited, devices.trainer, devices.notes)
-        return devices
-    card = devices.trainer.gpu
-    if card is None or not card.memory_mb:
-        note = (
-            "producers and trainer share a GPU of unknown size: no memory split, both grow as"
-            " needed; gpu_memory_mb caps the producers"
-        )
-        cap = config.gpu_memory_mb or None
-        return Devices(
-            tuple(_limit(d, cap) for d in devices.producers),
-            devices.trainer,
-            (*devices.notes, note),
-        )
-    usable = min(card.memory_mb, card.free_mb or card.memory_mb) - DRIVER_MB * (1 + len(shared))
-    cap = config.gpu_memory_mb or max(
-        512, min(card.memory_mb, card.free_mb or card.memory_mb) // 6 // len(shared)
-    )
-    rest = usable - cap * len(shared)
-    where, who = f"GPU {devices.trainer.index}", f"{len(shared)} producer(s)"
-    if rest < 1024:
-        raise BadInput(
-            f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and"
-            f" the CUDA contexts the trainer is left {rest} MB. Free the card (nvidia-smi shows who"
-            " uses it), lower gpu_memory_mb, or use --data-gpu cpu"
-        )
-    note = (
-        f"{where} is shared: {who} get {cap} MB each, the trainer {rest} MB, and {DRIVER_MB} MB"
-        " stay free for the driver's part of each (gpu_memory_mb changes it)"
-    )
-    producers = tuple(
-        _limit(d, cap) if d.card == devices.trainer.card else d for d in devices.producers
-    )
-    return Devices(producers, _limit(devices.trainer, rest), (*devices.notes, note))
-
-
 def choose_one(
     config: Wanted, asked: str | None, number: int, listing: Listing, env: Mapping[str, str]
 ) -> Device:
@@ -358,28 +294,20 @@ def choose_one(
         return CPU
     cap = device.memory_mb or config.gpu_memory_mb or None
     free = next((g.free_mb for g in listing.gpus if device.gpu and g.uuid == device.gpu.uuid), 0)
-    if device.card == planned.trainer.card and free:
+    if device.card in {d.card for d in planned.trainers} and free:
         cap = min(cap or free, free - DRIVER_MB)
         if cap < 512:
             raise BadInput(
                 f"GPU {device.index} is the trainer's and has {free} MB free, too little for"
                 " another producer; use --gpu cpu or another GPU"
             )
-    return _limit(device, cap)
+    return limit(device, cap)
 
 
 def without_use(listing: Listing) -> Listing:
     """The listing as if nothing ran: what is in use now may be this run's own."""
     return Listing(
         tuple(replace(g, free_mb=0) for g in listing.gpus), listing.reason, listing.driver
-    )
-
-
-def _limit(device: Device, memory_mb: int | None) -> Device:
-    return (
-        device
-        if device.kind == "cpu"
-        else Device("gpu", device.visible, device.index, device.gpu, memory_mb)
     )
 
 

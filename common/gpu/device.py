@@ -90,6 +90,7 @@ def prove_device(
     intra_threads: int = 0,
     inter_threads: int = 0,
     whole_card: bool = False,
+    join: Callable[[], None] = lambda: None,
 ) -> DeviceInfo:
     """Set TensorFlow up on this process's one device and run a matrix product and a convolution
     there. Call once, first.
@@ -101,6 +102,7 @@ def prove_device(
         whole_card: nothing else of this run is on the card, so that a small one may be taken at
             once.
         intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
+        join: called once TensorFlow is configured, before its first operation.
 
     Raises:
         BadInput: not exactly one GPU, or it cannot compute; the message names the library at fault
@@ -124,14 +126,17 @@ def prove_device(
         tf.config.threading.set_inter_op_parallelism_threads(inter_threads)
     if expected == "cpu":
         tf.config.set_visible_devices([], "GPU")
+        join()
         _compute(tf, "/device:CPU:0")
         return DeviceInfo("cpu", "/device:CPU:0", "CPU")
-    info = _prove_gpu(tf, memory_limit_mb, whole_card)
+    info = _prove_gpu(tf, memory_limit_mb, whole_card, join)
     log.info("computing on %s", info.label)
     return info
 
 
-def _prove_gpu(tf, memory_limit_mb: int | None, whole_card: bool) -> DeviceInfo:
+def _prove_gpu(
+    tf, memory_limit_mb: int | None, whole_card: bool, join: Callable[[], None]
+) -> DeviceInfo:
     context = open_context()
     memory_limit_mb = limit_mb(memory_limit_mb, context, whole_card)
     gpus = tf.config.list_physical_devices("GPU")
@@ -151,6 +156,7 @@ def _prove_gpu(tf, memory_limit_mb: int | None, whole_card: bool) -> DeviceInfo:
     elif os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "true").lower() != "false":
         tf.config.experimental.set_memory_growth(gpus[0], True)
     details = tf.config.experimental.get_device_details(gpus[0])
+    join()
     try:
         _compute(tf, "/device:GPU:0")
     except tf.errors.OpError as e:

@@ -237,7 +237,7 @@ def small_run(config: Config, folder: Path) -> Config:
     tree["dvae"] |= {"max_steps": STEPS, "save_every": 10**9, "eval_every": 0}
     tree["batching"] |= {"buckets": 1, "positions_per_batch": None}
     tree["transport"] |= {"bind": "ipc"}
-    tree["samples"] = {"count": 0}
+    tree["samples"], tree["trainers"] = {"count": 0}, {"count": 1}
     tree["text"]["extend"] = None  # the check's own clips speak no new language
     return Config.model_validate(tree)
 

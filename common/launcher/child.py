@@ -47,6 +47,8 @@ class ProcessSpec:
     leave_s: float = LEAVE_S  # once the main process is done
     optional: bool = False  # without it the program goes on: its failures are told, nothing more
     lock: Path | None = None  # held by this process; another holder is adopted instead of raced
+    # Name of the process with which this one starts and ends: neither goes on without the other.
+    leader: str = ""
 
 
 @dataclass(frozen=True)

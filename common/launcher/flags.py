@@ -49,7 +49,14 @@ FLAGS = (
         text=True,
         value="GPU",
     ),
-    Flag("--model-gpu", "model_gpu", "the trainer's GPU: 1, a UUID or cpu", text=True, value="GPU"),
+    Flag(
+        "--model-gpu",
+        "model_gpu",
+        "the trainer's GPU: 1, a UUID or cpu; 0,1: one for each of two trainers",
+        text=True,
+        value="GPU",
+    ),
+    Flag("--num-trainers", "trainers.count", "number of trainer processes"),
     Flag("--num-producers", "producers.count", "number of producer processes"),
     Flag(
         "--num-workers",

@@ -44,7 +44,29 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
         for i in range(config.producers.count)
     )
     speaks = sampler_specs(config, run_dir, devices.sampler)
-    return Program(run_dir, (trainer, *producers, *speaks, *logger_specs(config, run_dir)))
+    followers = (
+        follower_spec(f"trainer-{rank}", trainer, rank, device)
+        for rank, device in enumerate(devices.followers[: config.trainers.count - 1], 1)
+    )
+    besides = (*producers, *speaks, *logger_specs(config, run_dir))
+    return Program(run_dir, (trainer, *followers, *besides))
+
+
+def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) -> ProcessSpec:
+    """One more trainer: takes its part of each step's batches from the first, over a local
+    socket, and adds up gradients with all others.
+    """
+    run_dir = trainer.log.parent.parent
+    return ProcessSpec(
+        name=name,
+        role="follower",
+        argv=(*trainer.argv, "--rank", str(rank)),
+        env=environment(device, cache_folder(run_dir, name)),
+        device=str(device),
+        log=trainer.log.with_name(f"{name}.log"),
+        grace_s=trainer.grace_s,
+        leader=trainer.name,
+    )
 
 
 def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:

@@ -16,6 +16,8 @@ Policy
   it dies; a program of the trainer alone (no lock to watch) ends with 0
 - a trainer alone, or an added producer, that was asked to stop by somebody else is not restarted:
   its program ends with its code
+- followers (the second trainer and on) start and go with their leader: where one has died, it
+  leaves or is killed, and all start again; exit 2 or 3 of a follower ends the program
 - an optional process is restarted like a producer; whatever ends it for good, the others go on
 - Ctrl-C, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, by which a batch system warns of its time
   limit: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at
@@ -48,6 +50,7 @@ TICK_S = 0.1
 BACKOFF_S = 1.0  # doubled at each restart
 FORGET_S = 600.0
 ROTATE_EVERY_S = 10.0
+LOST_S = 20.0  # a leader whose follower has died sees that and leaves; saving, it has longer
 LEAVES_AFTER_SAVE_S = 3.0  # a process whose save has just ended says so and goes
 DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
 
@@ -86,6 +89,7 @@ class Child:
         self.asked_at: float | None = None
         self.saving_at: float | None = None  # when it was last seen saving at a stop
         self.save_s = spec.save_s  # how long a stop waits for that
+        self.alone_at: float | None = None  # when one of its followers was first seen dead
 
     @property
     def is_pending(self) -> bool:
@@ -125,7 +129,7 @@ class Supervisor:
         self._parent_fd, write_fd = os.pipe()
         try:
             with self._handlers():
-                for child in self._children:
+                for child in (c for c in self._children if not c.spec.leader):
                     self._start(child)
                 while (code := self._step()) is None:
                     self._view.tick()
@@ -145,6 +149,7 @@ class Supervisor:
         reap_strays({c.process.pid for c in self._children if c.process is not None})
         for child in self._children:
             self._revive(child)
+            self._keep_together(child)
         if self._clock() - self._rotated_at > ROTATE_EVERY_S:
             self._rotated_at = self._clock()
             for child in self._children:
@@ -264,7 +269,33 @@ class Supervisor:
         child.starts += 1
         child.process = Running(child.spec, self._parent_fd, child.starts)
         child.started_at = self._clock()
-        child.asked_at = None
+        child.asked_at = child.alone_at = None
+        for follower in self._followers(child):
+            self._start(follower)
+
+    def _followers(self, child: Child) -> list[Child]:
+        return [c for c in self._children if c.spec.leader == child.spec.name]
+
+    def _keep_together(self, leader: Child) -> None:
+        """Nobody goes on without the others: see the module's text."""
+        followers, now = self._followers(leader), self._clock()
+        if not followers or self._stop_code is not None or self._done_at is not None:
+            return
+        lost = any(f.process is None and f.last != OK for f in followers)
+        if leader.process is None:
+            for follower in (f for f in followers if f.process):
+                self._ask(follower)
+                if now - follower.asked_at > follower.spec.grace_s:
+                    follower.process.kill()
+        elif lost and isinstance(leader.process, Running):
+            leader.alone_at = leader.alone_at or now
+            s = status.read(self._program.run_dir, leader.spec.name)
+            saves = s is not None and s.pid == leader.process.pid and s.phase == status.SAVING
+            limit = max(leader.spec.save_s, s.save_grace_s or 0.0) if saves else LOST_S
+            if now - leader.alone_at > limit:
+                self._view.say(f"{leader.spec.name} did not leave within {limit:.0f} s: killed")
+                leader.process.kill()
+                leader.alone_at = now
 
     def _adopt(self, child: Child) -> bool:
         by = lock.holder(child.spec.lock) if child.spec.lock is not None else None
@@ -281,7 +312,8 @@ class Supervisor:
     def _revive(self, child: Child) -> None:
         now = self._clock()
         if child.restart_at is not None and now >= child.restart_at:
-            self._start(child)
+            if not any(f.process for f in self._followers(child)):
+                self._start(child)
         elif child.adopt_until is not None and not self._adopt(child) and now > child.adopt_until:
             self._view.say(f"{child.spec.name}: nobody took over; starting it again")
             child.adopt_until = None
@@ -298,7 +330,9 @@ class Supervisor:
                 self._view.failure(child.spec, process.offset)
                 self._stop_code = FAILED
             return
-        if child.spec.main and code == OK:
+        if child.spec.leader:
+            self._follower_ended(child, code, process)
+        elif child.spec.main and code == OK:
             self._done_at = self._clock()
         elif child.spec.main and child.spec.lock is None and code in (INTERRUPTED, TERMINATED):
             self._stop(f"{child.spec.name} was asked to stop", code)
@@ -320,6 +354,17 @@ class Supervisor:
         else:
             self._view.failure(child.spec, process.offset)
             self._failed(child, code, process.pid)
+
+    def _follower_ended(self, child: Child, code: int, process: Running | Adopted) -> None:
+        leader = next(c for c in self._children if c.spec.name == child.spec.leader)
+        if leader.process is None or code == OK:
+            return  # it has left with its leader
+        self._view.failure(child.spec, process.offset)
+        what = f"{child.spec.name} {explain(code)}{self._for_memory(code)}"
+        if code in (BAD_INPUT, HOPELESS):  # a restart would not help
+            self._stop(f"{what}; see {child.spec.log}", BAD_INPUT if code == BAD_INPUT else FAILED)
+        else:
+            self._view.say(f"{what}; {leader.spec.name} leaves, too, and all trainers start again")
 
     def _main_is_done(self) -> bool:
         """Whether the main process has told the others that all is done; it may take a moment

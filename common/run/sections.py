@@ -220,6 +220,9 @@ class Train(Section):
     recompute: bool = False
     """Compute blocks again in the backward pass: larger batches on small cards, a third more
     work."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which several trainers send each other their gradients. bfloat16: half the bytes, with 8
+    bits of precision."""
     text_loss_weight: float = Field(0.01, ge=0)
     """Weight of the text's cross-entropy in the loss; that of the audio's is 1."""
     optim: Optim = Field(default_factory=Optim)
@@ -274,6 +277,16 @@ class DvaeStage(Section):
     """Evaluate at the end of every epoch, too."""
     save_every: Positive = 1000
     """Steps between checkpoints."""
+
+
+class Trainers(Section):
+    """Processes that train stage 2 together, each on a device of its own (docs/trainers.md)."""
+
+    count: Positive = 1
+    """How many of them; a step's batches are divided among them, so this divides
+    train.accumulate."""
+    timeout_s: float = Field(25.0, ge=5)
+    """Seconds for which one may say nothing, or be late for a step; then all start again."""
 
 
 class Producers(Section):

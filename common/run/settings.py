@@ -28,6 +28,7 @@ from common.run.sections import (
     Text,
     Threads,
     Train,
+    Trainers,
     Transport,
 )
 from common.run.setting_types import Word
@@ -63,7 +64,7 @@ class Config(Section):
     data_gpu: Word | None = None
     """The producers' GPU: 0, a UUID or cpu; 0,2: two GPUs, taken in turn. null: chosen."""
     model_gpu: Word | None = None
-    """The trainer's GPU: 1, a UUID or cpu. null: chosen."""
+    """The trainer's GPU: 1, a UUID or cpu; 0,1: one for each of two trainers. null: chosen."""
     jit: bool | None = None
     """Compile with XLA. null: on GPUs."""
     gpu_memory_mb: int = Field(0, ge=0)
@@ -83,6 +84,8 @@ class Config(Section):
     """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)
     """Stage 1."""
+    trainers: Trainers = Field(default_factory=Trainers)
+    """Processes that train."""
     producers: Producers = Field(default_factory=Producers)
     """Processes that make batches."""
     transport: Transport = Field(default_factory=Transport)
@@ -145,9 +148,24 @@ def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None)
     )
     tree = with_parity(tree, f"{where} and the command line" if elsewhere else where)
     try:
-        return _with_absolute_weights(Config.model_validate(tree))
+        config = _with_absolute_weights(Config.model_validate(tree))
     except ValidationError as e:
         raise BadInput(explain(e, Config, where, by)) from e
+    _check_trainers(config, where)
+    return config
+
+
+def _check_trainers(config: Config, where: str) -> None:
+    """BadInput: a step's batches cannot be divided among the trainers."""
+    count, batches = config.trainers.count, config.train.accumulate
+    if batches % count:
+        fits = count * -(-batches // count)
+        raise BadInput(
+            f"{where}: {count} trainers (trainers.count, --num-trainers) divide the batches of a"
+            f" step, and train.accumulate={batches} is no multiple of {count}: set"
+            f" train.accumulate={fits} (a smaller batching.batch_size keeps the step's size), or"
+            " --num-trainers 1"
+        )
 
 
 def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:

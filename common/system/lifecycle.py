@@ -229,10 +229,7 @@ def watch(stop: Stop) -> None:
     """
     read_fd, write_fd = stop._signal_fds = _signal_pipe()
     os.set_blocking(write_fd, False)
-    for sig in _HEARD:
-        signal.signal(
-            sig, lambda *_: None
-        )  # the wakeup fd only hears of signals that have a Python handler
+    hear()
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     stop._parent = os.getppid()
     parent_fd = stop.parent_fd = _parent_fd()
@@ -240,6 +237,16 @@ def watch(stop: Stop) -> None:
     threading.Thread(
         target=_watch, args=(stop, read_fd, parent_fd), name="lifecycle", daemon=True
     ).start()
+
+
+def hear() -> None:
+    """Take signals, and take them back from a library that has taken them (TensorFlow's collectives
+    do). From the main thread.
+    """
+    for sig in _HEARD:
+        signal.signal(
+            sig, lambda *_: None
+        )  # the wakeup fd only hears of signals that have a Python handler
 
 
 def hold_signals() -> None:

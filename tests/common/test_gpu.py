@@ -21,12 +21,14 @@ def cards(n: int, memory_mb: int = 24_000) -> Listing:
     )
 
 
+TRIAL = {choose.TRIAL: "1"}
 NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
 
 
 def settings(**values):
-    count = values.pop("count", 1)
-    return config.parse({**values, "producers": {"count": count}})
+    count, trainers = values.pop("count", 1), values.pop("trainers", 1)
+    train = {"train": {"accumulate": trainers}, "trainers": {"count": trainers}}
+    return config.parse({**values, **train, "producers": {"count": count}})
 
 
 def visible(devices):
@@ -61,6 +63,21 @@ def test_producers_go_round_robin_over_a_list():
     idle = choose.choose_gpus(settings(data_gpu="0,2", model_gpu="1", count=1), cards(3), {})
     assert "GPU 2" in idle.notes[0]
     assert "stays idle" in idle.notes[0]
+
+
+def test_each_trainer_gets_a_card_and_a_producer_may_share_any():
+    d = choose.choose_gpus(settings(trainers=2), cards(2), TRIAL)
+    assert [t.visible[:12] for t in d.trainers] == ["GPU-00000001", "GPU-00000000"]
+    shared = [t.memory_mb is not None for t in d.trainers]
+    assert (shared, d.producers[0].memory_mb is not None) == ([False, True], True)
+    assert d.sampler == CPU
+    asked = {"model_gpu": "0,2", "data_gpu": "1", "trainers": 2}
+    d = choose.choose_gpus(settings(**asked), cards(3), TRIAL)
+    assert [t.index for t in d.trainers] == [0, 2]
+    assert not any(t.memory_mb for t in (*d.trainers, *d.producers))
+    on_cpu = choose.choose_gpus(settings(model_gpu="cpu", data_gpu="cpu", trainers=3), NONE, {})
+    assert on_cpu.trainers == (CPU,) * 3
+    assert on_cpu.on_cpu
 
 
 @pytest.mark.parametrize(
@@ -202,6 +219,12 @@ def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card()
         ({}, cards(2), {"CUDA_VISIBLE_DEVICES": ""}, ["hides every GPU"]),
         ({"model_gpu": "first"}, cards(2), {}, ["expected an index"]),
         ({"model_gpu": "0,1"}, cards(2), {}, ["the trainer uses one device"]),
+        ({"model_gpu": "0,1"}, cards(2), TRIAL, ["or set --num-trainers 2"]),
+        ({"model_gpu": "0", "trainers": 2}, cards(2), TRIAL, ["as in --model-gpu 0,1"]),
+        ({"model_gpu": "0,0", "trainers": 2}, cards(2), TRIAL, ["name 2 different ones"]),
+        ({"model_gpu": "0,cpu", "trainers": 2}, cards(2), TRIAL, ["use 2 GPUs, one each"]),
+        ({"trainers": 3}, cards(2), TRIAL, ["3 trainers need 3 GPUs", "valid: 0 to 1"]),
+        ({"trainers": 2}, cards(2), {}, ["has not been tried on 2 cards yet", choose.TRIAL]),
         ({"model_gpu": "GPU-ffff"}, cards(2), {}, ["no such GPU"]),
         ({"model_gpu": "GPU-0000000"}, cards(2), {}, ["several GPUs begin so"]),
     ],

@@ -47,8 +47,8 @@ class ArithmeticStep:
         self.weights = np.arange(1, 9, dtype=np.int64)
         self.moment = np.zeros(8, np.int64)
         self.t = 0
-        self._group = np.zeros(8, np.int64)
-        self._count = 0
+        self._parts: list[int] = []
+        self._ranks = None
         self._seconds = float(os.environ.get(STEP_MS, "0")) / 1e3
         self.trace_counts: Counter[str] = Counter()
 
@@ -60,7 +60,6 @@ class ArithmeticStep:
         live = np.asarray(batch["weights"]) > 0
         value = np.where(live, np.asarray(batch["value"]), 0) % _PRIME
         salt = np.where(live, np.asarray(batch["seed"]), 0) % _PRIME
-        powers = np.arange(1, 9, dtype=np.int64)
         row = np.arange(1, len(value) + 1, dtype=np.int64)
         total = (
             ((value * row) % _PRIME).sum()
@@ -70,23 +69,43 @@ class ArithmeticStep:
             + bucket
             + round(scale * 1e6)
         )
-        self._group = (self._group * 7 + int(total) % _PRIME * powers) % _PRIME
-        self._count += 1
+        self._parts.append(int(total) % _PRIME)
         return {"loss": float(total % 997), "finite": True}
 
     def apply(self) -> dict:
         """Update from the group."""
         _fail_at(self.t + 1)
-        self.moment = (self.moment * 3 + self._group) % _PRIME
+        group, powers = np.zeros(8, np.int64), np.arange(1, 9, dtype=np.int64)
+        for part in self._all_parts():
+            group = (group * 7 + part * powers) % _PRIME
+        self.moment = (self.moment * 3 + group) % _PRIME
         self.weights = (self.weights * 31 + self.moment) % _PRIME
         self.t += 1
-        self._group, self._count = np.zeros(8, np.int64), 0
+        self._parts = []
         return {
             "loss": float(self.weights[0] % 997) / 997,
             "grad_norm": 1.0,
             "learning_rate": 1.0,
             "finite": True,
         }
+
+    def share(self, ranks) -> None:
+        """See `SharedStep.share`."""
+        self._ranks = ranks
+
+    def _all_parts(self) -> list[int]:
+        """The group's batches in order, whoever computed them: batch i by rank i mod count."""
+        if self._ranks is None:
+            return self._parts
+        own = np.array(self._parts, np.int64).tobytes()
+        given = [np.frombuffer(part, np.int64) for part in self._ranks.meet(own)]
+        count = sum(len(part) for part in given)
+        return [int(given[i % len(given)][i // len(given)]) for i in range(count)]
+
+    def digests(self) -> dict[str, str]:
+        """See `SharedStep.digests`."""
+        state = self.state_dict()
+        return {f"{part}/{k}": v.tobytes().hex() for part in state for k, v in state[part].items()}
 
     def update(self, bucket: int, batch: Mapping[str, np.ndarray], seed: tuple[int, int]) -> dict:
         """`micro` with scale 1, and `apply`."""
@@ -132,7 +151,7 @@ class ArithmeticStep:
         self.weights = state["model"]["weights"].copy()
         self.moment = state["optimizer"]["moment"].copy()
         self.t = int(state["optimizer"]["t"])
-        self._group, self._count = np.zeros(8, np.int64), 0
+        self._parts = []
 
 
 def _fail_at(update: int) -> None:

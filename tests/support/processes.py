@@ -75,6 +75,7 @@ def _launch(run: Path, children: list[str]) -> int:
                 leave_s=float(given.get("leave", 10)),
                 optional="optional" in given,
                 lock=run / "lock" if role == "trainer" and "lock" not in given else None,
+                leader=given.get("leader", ""),
             )
         )
     program = Program(run, tuple(specs))

@@ -438,3 +438,57 @@ def test_console_shows_errors_not_tracebacks_and_the_log_has_both(launch, finish
     log = (tmp_path / "logs" / "trainer.log").read_text()
     assert "Traceback" in log
     assert log.startswith("==== ")
+
+
+GROUP = ("trainer:trainer:wait", "trainer-1:follower:wait:leader=trainer")
+
+
+def both(run: Path) -> tuple[int, int] | None:
+    """The pids of a trainer and its follower, once both work."""
+    found = working(run, "trainer"), working(run, "trainer-1")
+    return found if None not in found else None
+
+
+def test_a_follower_goes_with_its_trainer_and_both_start_again(launch, finish, tmp_path):
+    p = launch(*GROUP)
+    first = until(lambda: both(tmp_path))
+    os.kill(first[0], signal.SIGKILL)
+    second = until(lambda: (b := both(tmp_path)) and not set(b) & set(first) and b)
+    p.send_signal(signal.SIGTERM)
+    assert finish(p)[0] == 143
+    assert gone(*first, *second)
+    assert [len(pids(tmp_path, name)) for name in ("trainer", "trainer-1")] == [2, 2]
+
+
+def test_a_trainer_that_does_not_see_its_follower_die_is_killed(
+    launch, finish, said, later, tmp_path
+):
+    p = launch(*GROUP)
+    first = until(lambda: both(tmp_path))
+    os.kill(first[1], signal.SIGKILL)
+    until(lambda: "trainer-1 killed by signal 9; trainer leaves, too" in said())
+    assert not gone(first[0])
+    later(30)
+    until(lambda: (b := both(tmp_path)) and not set(b) & set(first))
+    p.send_signal(signal.SIGTERM)
+    code, out = finish(p)
+    assert code == 143
+    assert "trainer did not leave within 20 s: killed" in out
+    assert [len(pids(tmp_path, name)) for name in ("trainer", "trainer-1")] == [2, 2]
+
+
+def test_a_follower_that_cannot_go_on_ends_the_program(launch, finish, tmp_path):
+    code, out = finish(launch(GROUP[0], "trainer-1:follower:late-raise-hopeless:leader=trainer"))
+    assert code == 1
+    assert "trainer-1 exited with 3; see " in out
+    assert gone(*pids(tmp_path, "trainer"))
+
+
+def test_a_follower_that_is_done_ends_nothing(launch, finish, said, later, tmp_path):
+    p = launch("trainer:trainer:until-done", "trainer-1:follower:exit-0:leader=trainer")
+    until(lambda: (s := status.read(tmp_path, "trainer-1")) is not None and s.exit_code == 0)
+    later(60)
+    until(lambda: working(tmp_path, "trainer"))
+    (tmp_path / "done").touch()
+    assert finish(p)[0] == 0
+    assert len(pids(tmp_path, "trainer")) == len(pids(tmp_path, "trainer-1")) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from common.xtts.dims import SIZES
 from tests.support.arithmetic_step import ArithmeticStep
-from trainer.step.contract import Step, StepOptions
+from trainer.step.contract import SharedStep, Step, StepOptions
 from trainer.step.dvae import DvaeStep
 from trainer.step.gpt import GptStep
 
@@ -30,6 +30,14 @@ def test_a_step_keeps_the_contract(make):
             list(inspect.signature(f).parameters) for f in (getattr(step, name), asked)
         )
         assert given == wanted[1:], name
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "gpt"])
+def test_stage_2_can_be_shared(kind):
+    step = STEPS[kind]()
+    for name in ("share", "digests"):
+        given = list(inspect.signature(getattr(step, name)).parameters)
+        assert given == list(inspect.signature(getattr(SharedStep, name)).parameters)[1:]
 
 
 def test_the_contract_is_what_the_trainer_uses():

@@ -146,9 +146,9 @@ def settings(config: Config, folder: Path, free_steps: int) -> Config:
         update={"max_steps": 1}
     )  # codes of untrained weights take as long
     samples = config.samples.model_copy(update={"count": 0, "texts": []})
-    return config.model_copy(
-        update={"run": str(folder), "train": train, "dvae": dvae, "samples": samples, "loggers": []}
-    )
+    alone = config.trainers.model_copy(update={"count": 1})  # a profile is that of one trainer
+    parts = {"train": train, "dvae": dvae, "samples": samples, "trainers": alone, "loggers": []}
+    return config.model_copy(update={"run": str(folder), **parts})
 
 
 def fits(changed: list[str]) -> bool:

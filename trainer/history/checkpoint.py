@@ -40,6 +40,11 @@ class SaveFailed(Exception):
     """A checkpoint could not be written; the ones that exist are untouched."""
 
 
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint folder."""
+    return f"step-{step:08d}"
+
+
 def step_of(path: Path) -> int | None:
     """The step whose checkpoint a folder is, by its name; None for any other folder."""
     match = _NAME.match(path.name)
@@ -54,6 +59,25 @@ class Restored:
     state: dict
     tensors: dict[str, dict[str, np.ndarray]]  # "model", "optimizer" → name → array
     path: Path
+
+
+def load_folder(folder: Path, step: int) -> Restored:
+    """Read and verify the checkpoint of `step` in `folder`, and write nothing there: what a process
+    does that does not own the folder. ValueError: what is damaged.
+    """
+    try:
+        state = read_json(folder / "state.json")
+        digests = dict(state["digests"])
+        own = digests.pop("state")
+        if digest({**state, "digests": digests}) != own:
+            raise ValueError("state.json does not match its own digest")
+        for part in _PARTS:
+            if file_digest(folder / f"{part}.safetensors") != digests[part]:
+                raise ValueError(f"{part}.safetensors does not match its digest")
+        tensors = {part: load_file(folder / f"{part}.safetensors") for part in _PARTS}
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
+        raise ValueError(f"{type(e).__name__}: {e}") from e
+    return Restored(step, state, tensors, folder)
 
 
 def _mb(n: int) -> str:
@@ -96,7 +120,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """The folder of one checkpoint."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / name_of(step)
 
     # -- save --------------------------------------------------------------------------------------
 
@@ -178,20 +202,7 @@ class Checkpoints:
 
     def load(self, step: int) -> Restored:
         """Read and verify one checkpoint. ValueError: what is damaged."""
-        folder = self.path(step)
-        try:
-            state = read_json(folder / "state.json")
-            digests = dict(state["digests"])
-            own = digests.pop("state")
-            if digest({**state, "digests": digests}) != own:
-                raise ValueError("state.json does not match its own digest")
-            for part in _PARTS:
-                if file_digest(folder / f"{part}.safetensors") != digests[part]:
-                    raise ValueError(f"{part}.safetensors does not match its digest")
-            tensors = {part: load_file(folder / f"{part}.safetensors") for part in _PARTS}
-        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as e:
-            raise ValueError(f"{type(e).__name__}: {e}") from e
-        return Restored(step, state, tensors, folder)
+        return load_folder(self.path(step), step)
 
     def load_latest(self, existed: int | None) -> Restored | None:
         """The newest whole checkpoint; None if the run never had one.

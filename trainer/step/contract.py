@@ -55,6 +55,19 @@ class StepOptions(GptOptions):
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway
 
 
+class Ranks(Protocol):
+    """The trainers that share a group, as a step sees them."""
+
+    rank: int
+    count: int
+
+    def meet(self, payload: bytes = b"") -> list[bytes]:
+        """Every trainer has done its part of the group; what each of them says, by rank."""
+
+    def add_up(self, gradients: Sequence[tf.Variable], losses: tf.Variable) -> None:
+        """Each variable becomes its sum over all trainers; after `meet`, by all of them."""
+
+
 class Step(Protocol):
     """One stage's arithmetic. A group is any number of `micro` calls followed by one `apply`, or
     one `update`.
@@ -117,3 +130,15 @@ class Step(Protocol):
         """Inverse of `state_dict`; drops an unfinished group. WeightsError if a part does not fit;
         that part then stays as it was.
         """
+
+
+class SharedStep(Step, Protocol):
+    """A step that several trainers can make together."""
+
+    def share(self, ranks: Ranks) -> None:
+        """From now on, a group is what all trainers have added up: `apply` meets the others, and
+        all make the same update.
+        """
+
+    def digests(self) -> dict[str, str]:
+        """Name → digest of each tensor of the weights as they are. Waits for the device."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from xxhash import xxh3_128_hexdigest
 
 from common.data.batch import batch_spec, empty_batch
 from common.data.buckets import Bucket
@@ -25,7 +26,7 @@ from common.xtts import weights
 from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
 from common.xtts.operations import PLAIN, Operations, mixed, use
-from trainer.step.contract import Scalars, State, StepOptions
+from trainer.step.contract import Ranks, Scalars, State, StepOptions
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
@@ -74,6 +75,7 @@ class GptStep:
         self._accumulators: list[tf.Variable] = []
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
+        self._ranks: Ranks | None = None
         self._resident = Resident(self._group_losses.device)
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [
@@ -133,7 +135,20 @@ class GptStep:
         self._allocate_group()
         if self.options.jit:
             self._updates(grouped=True)
+        if self._ranks is not None:
+            self._ranks.meet()
+            self._ranks.add_up(self._accumulators, self._group_losses)
         return self._apply()
+
+    def share(self, ranks: Ranks) -> None:
+        """See `SharedStep.share`: gradients and losses are added up before the update."""
+        self._ranks = ranks
+        self._allocate_group()
+
+    def digests(self) -> dict[str, str]:
+        """See `SharedStep.digests`."""
+        found = weights.tensors(self.model).items()
+        return {key: xxh3_128_hexdigest(t.variable.numpy().tobytes()) for key, t in found}
 
     def update(self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int]) -> Scalars:
         """See `Step.update`: the same numbers as `micro` and `apply`, in one compiled function and

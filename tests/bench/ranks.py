@@ -1,0 +1,73 @@
+"""Several trainers under random kills: nothing lost, nothing twice, and the end of one trainer.
+
+    python -m tests.bench.ranks --schedules 20
+
+Each schedule kills trainers, producers and launch.py of a run of three trainers and two producers
+at random moments (arithmetic in place of the networks); a quarter of them stop a trainer, too, as
+a debugger does. Afterwards the ledgers are the plans, and the weights those of a plain loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from common.run.folder import RunFolder
+from tests.support import together
+from tests.support.arithmetic_runs import assert_exact
+from tests.support.chaos import Driver, resumes
+from tests.support.corpora import make_corpus
+
+
+def run_one(folder: Path, corpus: Path, seed: int, trainers: int) -> tuple[int, int, float]:
+    """(events, resumes, seconds) of a schedule. AssertionError: with the run's story."""
+    schedule = together.any_schedule(seed, 4)
+    tree = together.tree(folder, corpus, trainers, 2, trainers__timeout_s=6.0, dvae__max_steps=4)
+    driver = Driver.create(folder, tree, step_ms=2, make_ms=2)
+    began = time.monotonic()
+    try:
+        together.play(driver, schedule)
+        try:
+            assert_exact(RunFolder(driver.run))
+        except Exception as e:
+            raise AssertionError(driver.story(str(e))) from e
+    finally:
+        driver.kill_everything()
+    return len(schedule), len(resumes(driver.run)), time.monotonic() - began
+
+
+def main() -> int:
+    """Command line."""
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument("--schedules", type=int, default=20)
+    p.add_argument("--first-seed", type=int, default=0)
+    p.add_argument("--trainers", type=int, default=3)
+    args = p.parse_args()
+    console, failed = Console(width=110, markup=False), []
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = make_corpus(Path(folder) / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
+        for seed in range(args.first_seed, args.first_seed + args.schedules):
+            try:
+                events, resumed, seconds = run_one(
+                    Path(folder) / str(seed), corpus, seed, args.trainers
+                )
+                said = f"{events} events, resumed {resumed} times, {seconds:.0f} s: as planned"
+                console.print(f"schedule {seed}: {said}")
+            except AssertionError as e:
+                failed.append(seed)
+                console.print(f"schedule {seed}: FAILED: {e}")
+    console.print(
+        f"{args.schedules - len(failed)} of {args.schedules} as planned; failed: {failed}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

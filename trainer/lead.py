@@ -1,0 +1,150 @@
+"""The first of several trainers, as it leads the others through stage 2: gathers them, hands their
+batches on, meets them before each update.
+
+Everything else of a run (plan, leases, ledger, checkpoints, evaluation, console) is its own, as
+with one trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from common.data.plan import PlannedBatch
+from common.run.folder import RunFolder
+from common.system.errors import BadInput
+from common.system.lifecycle import Stop
+from common.system.status import StatusFile
+from common.system.stopwatch import Stopwatch
+from common.transport.address import ChannelError, ipc_address
+from trainer.opening import Connected
+from trainer.ranks.leader import Leader, free_addresses
+from trainer.ranks.share import Share
+from trainer.stages import Stage
+
+log = logging.getLogger(__name__)
+
+
+def socket_address(run: RunFolder) -> str:
+    """Where the trainers of a run on this host meet. ChannelError as of `ipc_address`."""
+    return ipc_address(run.path.resolve() / "trainers")
+
+
+class Lead:
+    """The other trainers. A step's `Ranks`, a feed's `Others`."""
+
+    rank = 0
+
+    def __init__(self, run: RunFolder, stage: str, status: StatusFile, stop: Stop):
+        config = run.config.trainers
+        self.count, self._status, self._stop = config.count, status, stop
+        try:
+            address = socket_address(run)
+            self._leader = Leader(address, run.run_id, config.count, config.timeout_s)
+        except ChannelError as e:
+            raise BadInput(str(e)) from e
+        self._spent, self._log_every = Stopwatch(), run.config.train.log_every
+        self._steps = 0
+        self._share: Share | None = None
+        self._stage: Stage | None = None
+        try:
+            status.update(phase="waiting for the other trainers")
+            self._leader.join(stop.is_set)
+            addresses = free_addresses(self.count) if run.trains_networks else []
+            self._connected = Connected(run, 0, addresses)
+            self._leader.set_up(stage, addresses)
+        except BaseException:
+            self._leader.close()
+            raise
+        self._leader.on_lost = self._connected.abort
+
+    @classmethod
+    def of(cls, run: RunFolder, stage: str, status: StatusFile, stop: Stop) -> Lead | None:
+        """The others, gathered; None where one trainer makes the stage's steps.
+
+        Stage 1, whose steps have one batch, is trained by the first trainer alone. RankLost: one
+        did not come.
+        """
+        if run.config.trainers.count == 1 or run.spec(stage).publishes:
+            return None
+        return cls(run, stage, status, stop)
+
+    def connect(self) -> None:
+        """The collectives, before TensorFlow's first operation."""
+
+        def check() -> None:
+            self._stop.check()
+            self._leader.check()
+
+        self._connected.connect(check, self._stop)
+
+    def begin(self, stage: Stage, step: int, used: Callable[[], None]) -> None:
+        """All load the checkpoint of `step`. `used`: told of each batch that another has used."""
+        self._stage, self._share = stage, Share(stage.schedule, self.count)
+        self._leader.on_used = used
+        self._leader.begin(step)
+        stage.step.share(self)
+        log.info(
+            "%d trainers make each step; batch i of a step belongs to trainer i mod %d",
+            self.count,
+            self.count,
+        )
+
+    def wait_ready(self) -> None:
+        """All have compiled and loaded what they need."""
+
+        def tell(who: str) -> None:
+            self._status.update(phase="waiting for the other trainers", message=who)
+
+        self._leader.wait_ready(self._stop.is_set, tell)
+
+    def check(self) -> None:
+        """RankLost: one is lost."""
+        self._leader.check()
+
+    def hand_on(self, planned: PlannedBatch, arrays: dict[str, np.ndarray]) -> bool:
+        """See `trainer.feed.Others`."""
+        rank = self._share.rank_of(planned.g) if planned.plan == "train" else 0
+        if rank:
+            self._leader.hand_on(rank, planned.plan, planned.g, arrays)
+        return rank > 0
+
+    def meet(self, payload: bytes = b"") -> list[bytes]:
+        """See `Ranks.meet`."""
+        with self._spent.part("meet"):
+            said = self._leader.meet(payload, self._stop.is_set)
+        self._steps += 1
+        if self._steps % self._log_every == 0:
+            self._tell_time()
+        return said
+
+    def add_up(self, gradients, losses) -> None:
+        """See `Ranks.add_up`."""
+        with self._spent.part("sum"):
+            self._connected.add_up(gradients, losses)
+
+    def _tell_time(self) -> None:
+        """What of a step's time went into waiting for the others and into the sum, which waits for
+        the device.
+        """
+        meet, total = (
+            1e3 * self._spent.spent_s.get(part, 0.0) / self._steps for part in ("meet", "sum")
+        )
+        log.info(
+            "adding up took %.1f ms a step, and the wait for the other trainers %.1f ms",
+            total,
+            meet,
+        )
+
+    def agree(self, step: int) -> None:
+        """RanksDiffer: the weights after `step` are not those of all."""
+        self._leader.agree(step, self._stage.step.digests())
+
+    def end(self, why: str, done: bool) -> None:
+        """The others leave; this object is of no more use."""
+        if self._steps:
+            self._tell_time()
+        self._leader.end(why, done)
+        self._leader.close()

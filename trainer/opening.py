@@ -1,0 +1,106 @@
+"""Opening the device of a trainer: threads, memory and determinism, and the collectives that join
+several trainers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from common.run.folder import RunFolder
+from common.system.errors import RunError
+from common.system.lifecycle import Stop, hear
+from common.system.status import StatusFile
+from trainer import ahead
+from trainer.ranks.words import RankLost
+
+log = logging.getLogger(__name__)
+
+
+def set_up_device(
+    run: RunFolder, status: StatusFile, join: Callable[[], None] = lambda: None
+) -> None:
+    """Threads, memory and determinism before TensorFlow does any work; prove the device with real
+    operations.
+
+    `join`: as of `common.gpu.device.prove_device`.
+    """
+    if not run.trains_networks:
+        return
+    from common.gpu.device import prove_device
+
+    t = run.config.threads
+    status.update(phase="opening the device")
+    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the
+    # CPU's bits ask for, one after the other, and training behind them.
+    inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
+    info = prove_device(
+        intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True, join=join
+    )
+    import tensorflow as tf
+
+    if run.config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    log.info("training on %s", info.label)
+    status.update(device=info.label)
+
+
+class Connected:
+    """The collectives of this process, once `connect` has made them."""
+
+    def __init__(self, run: RunFolder, rank: int, addresses: list[str]):
+        self._run, self._rank, self._addresses = run, rank, addresses
+        self._collectives = None
+
+    def connect(self, check: Callable[[], None], stop: Stop) -> None:
+        """Wait for all trainers. `check` is asked meanwhile, and raises where it should end."""
+        import tensorflow as tf
+
+        from trainer.ranks.collectives import Collectives
+
+        config = self._run.config
+        on_gpu = bool(tf.config.get_visible_devices("GPU"))
+        made = []
+
+        def make() -> None:
+            made.append(
+                Collectives(
+                    self._rank,
+                    self._addresses,
+                    on_gpu=on_gpu,
+                    dtype=config.train.reduce_dtype,
+                    timeout_s=config.trainers.timeout_s,
+                )
+            )
+
+        try:
+            ahead.run_aside(make, Check(check, stop))
+        except (tf.errors.OpError, RuntimeError) as e:
+            said = str(e).splitlines()[0][:200]
+            raise RankLost(f"the trainers could not be connected: {said}") from e
+        self._collectives = made[0]
+        hear()
+
+    def add_up(self, gradients, losses) -> None:
+        """See `Ranks.add_up`."""
+        self._collectives.add_up(gradients, losses)
+
+    def abort(self) -> None:
+        """End a sum that waits for a trainer which is gone."""
+        if self._collectives is not None:
+            self._collectives.abort()
+
+
+class Check:
+    """What `ahead` asks of a stop, answered by a function that raises."""
+
+    def __init__(self, check: Callable[[], None], stop: Stop):
+        self.check, self.at_exit = check, stop.at_exit
+
+    def is_set(self) -> bool:
+        """Whether `check` raises."""
+        try:
+            self.check()
+        except RunError:
+            return True
+        return False

@@ -1,0 +1,106 @@
+"""Gradients added up over all trainers by tf.distribute's collectives: NCCL between GPUs, rings
+over TCP between CPUs.
+
+TensorFlow's context of a process is made with its place among the trainers, so `Collectives` comes
+before any operation. Nothing else of tf.distribute is used: variables are plain ones, outside the
+strategy's scope.
+
+Its collective server listens on all of the host's interfaces, and serves whoever connects: on a
+machine in an open network, keep its ports behind a firewall (docs/trainers.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from trainer.ranks.words import RankLost
+
+log = logging.getLogger(__name__)
+
+PACK_BYTES = 64 << 20  # gradients travel in packs of this size
+FIRST_TIMEOUT_S = 300.0  # of the first sum, in which connections are made
+
+
+class Collectives:
+    """This process's end of the sums. The constructor waits for all trainers.
+
+    Args:
+        rank: of this trainer.
+        addresses: host:port of every trainer's collective server, by rank.
+        on_gpu: whether the trainers compute on GPUs.
+        dtype: in which gradients travel; "float32" or "bfloat16".
+        timeout_s: of a sum.
+    """
+
+    def __init__(
+        self, rank: int, addresses: Sequence[str], *, on_gpu: bool, dtype: str, timeout_s: float
+    ):
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy"):
+            os.environ.pop(name, None)  # gRPC would look for 127.0.0.1 behind it
+        dist = tf.distribute
+        resolver = dist.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(addresses)}),
+            task_type="worker",
+            task_id=rank,
+            rpc_layer="grpc",
+        )
+        kinds = dist.experimental.CommunicationImplementation
+        kind = kinds.NCCL if on_gpu else kinds.RING
+        self._options = [
+            dist.experimental.CommunicationOptions(
+                bytes_per_pack=PACK_BYTES, timeout_seconds=seconds, implementation=kind
+            )
+            for seconds in (FIRST_TIMEOUT_S, timeout_s)
+        ]
+        self._strategy = dist.MultiWorkerMirroredStrategy(resolver, self._options[0])
+        self._dtype = tf.as_dtype(dtype)
+        self._functions: dict[tuple, object] = {}
+
+    def add_up(self, gradients: Sequence[tf.Variable], losses: tf.Variable) -> None:
+        """See `Ranks.add_up`. RankLost: another trainer did not take part."""
+        key = id(losses), len(gradients)
+        first = key not in self._functions
+        if first:
+            self._functions[key] = self._function(list(gradients), losses, self._options[1])
+            function = self._function(list(gradients), losses, self._options[0])
+        else:
+            function = self._functions[key]
+        try:
+            function()
+        except (tf.errors.OpError, RuntimeError) as e:
+            said = str(e).splitlines()[0][:200]
+            raise RankLost(
+                f"gradients could not be added up, as another trainer is gone or hangs"
+                f" ({type(e).__name__}: {said}); all trainers start again"
+            ) from e
+
+    def abort(self) -> None:
+        """End a sum that waits for a trainer which is gone; called in any thread."""
+        from tensorflow.python.eager import context
+
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):
+            context.context().abort_collective_ops(tf.errors.UNAVAILABLE, "another trainer is gone")
+
+    def _function(self, gradients: list[tf.Variable], losses: tf.Variable, options):
+        device = self._strategy.extended.worker_devices[0]
+
+        def summed():
+            replica = tf.distribute.get_replica_context()
+            with tf.device(device):
+                sent = [tf.identity(tf.cast(g, self._dtype)) for g in gradients]
+                loss = tf.identity(losses)  # in float32 always: a pack has one dtype
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sent, options)
+            return sums, replica.all_reduce(tf.distribute.ReduceOp.SUM, loss, options)
+
+        def run():
+            sums, loss = self._strategy.run(summed)
+            for variable, value in zip(gradients, sums, strict=True):
+                variable.assign(tf.cast(value, variable.dtype))
+            losses.assign(loss)
+
+        return tf.function(run, autograph=False)
