@@ -39,6 +39,7 @@ from trainer.report.verdict import Settings
 from trainer.report.watch import RECENT_STEPS, Watch
 from trainer.saves import Saves
 from trainer.stages import Stage
+from trainer.step.contract import Step
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,7 @@ def train_stage(
     feed = None
     try:
         _open_generation(run, stage, server, position, quarantine)
-        if lead is not None:
-            lead.begin(stage, position.step, server.release)
-        step = stage.step
-        if position.step < stage.schedule.total_steps:
-            step = _made_ready(run, stage, position, server, observer, stop, lead)
+        step = _made_ready(run, stage, position, server, observer, stop, lead)
         listeners = Listeners(inspect=counter, watch=watch, differing=differing)
         feed = _feed(run, stage, server, stop, quarantine, listeners, lead)
         profiler = _profiler(run, stage, watch)
@@ -114,8 +111,14 @@ def _made_ready(
     observer: Observer,
     stop: Stop,
     lead: Lead | None,
-) -> ahead.WaitingStep:
-    """The step, compiled while the producers make the first batches."""
+) -> Step:
+    """The step, compiled while the producers make the first batches; as it is where none is left
+    to make.
+    """
+    if lead is not None:
+        lead.begin(stage, position.step, server.release)
+    if position.step >= stage.schedule.total_steps:
+        return stage.step
     compiled = ahead.prepare(stage, position, observer, stop)
     if lead is not None:
         lead.wait_ready()

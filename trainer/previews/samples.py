@@ -26,7 +26,7 @@ from common.xtts.checkpoints.pretrained import CoquiError, read_vocoder_dims
 from common.xtts.dvae import Dvae
 from common.xtts.gpt import Gpt
 from common.xtts.sampling import Generated, SamplingOptions, latents_pass
-from common.xtts.synthesize import ReferenceOptions, Synthesizer, Vocoder, Voice
+from common.xtts.synthesize import NotFinite, ReferenceOptions, Synthesizer, Vocoder, Voice
 from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.weights import WeightsError
 from trainer.previews.judge import Judge, Spoken
@@ -187,11 +187,12 @@ class SampleMaker:
         interim: bool,
     ) -> SampleInfo:
         r, rate, stats = line.recording, self._synthesizer.sample_rate, self._synthesizer.mel_stats
-        wav, mel = self._synthesizer.sound(generated, voice)
+        try:
+            wav, mel = self._synthesizer.sound(generated, voice)
+        except NotFinite as e:
+            log.warning("sample %s is left out: %s", line.name, e)
+            wav, mel = np.zeros(0, np.float32), None
         sounds, rows = {}, []
-        if not np.isfinite(wav).all():
-            log.warning("sample %s: the sound is not finite; it is left out", line.name)
-            wav = wav[:0]
         if r is not None:
             self._spoken.append(Spoken(r.held_out, wav))
         if r is not None:
@@ -210,13 +211,7 @@ class SampleMaker:
             if events is not None:
                 events.sound(step, f"samples/{line.name}/{kind}", samples, rate)
         if rows:
-            audio = self._synthesizer.dims.audio
-            png = mel_picture(
-                f"{line.name}, step {step}", rows, audio.hop_samples / audio.sample_rate, line.text
-            )
-            (folder / f"mel_{line.name}.png").write_bytes(png.data)
-            if events is not None:
-                events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+            self._draw(line, rows, folder, step, events)
         return SampleInfo(
             name=line.name,
             step=step,
@@ -238,6 +233,17 @@ class SampleMaker:
             ),
             level=round(float(np.sqrt(np.mean(np.square(wav)))), 5) if len(wav) else 0.0,
         )
+
+    def _draw(
+        self, line: Line, rows: list[MelRow], folder: Path, step: int, events: EventWriter | None
+    ) -> None:
+        audio = self._synthesizer.dims.audio
+        png = mel_picture(
+            f"{line.name}, step {step}", rows, audio.hop_samples / audio.sample_rate, line.text
+        )
+        (folder / f"mel_{line.name}.png").write_bytes(png.data)
+        if events is not None:
+            events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
 
     def _mel_of_sound(self, wav: np.ndarray) -> np.ndarray:
         """Normalised mel [F, M] of a vocoder's sound."""
