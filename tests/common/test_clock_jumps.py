@@ -23,6 +23,8 @@ FOR_PEOPLE = {
     "producer/serve.py",
     "trainer/__main__.py",
     "trainer/feed.py",
+    "trainer/history/judgements.py",
+    "trainer/report/board.py",
     "trainer/report/observe.py",
     "trainer/report/tensorboard.py",
 }

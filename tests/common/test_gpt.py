@@ -9,7 +9,7 @@ import tensorflow as tf
 from common.data.buckets import Bucket
 from common.xtts import weights
 from common.xtts.gpt import Gpt
-from common.xtts.layers import dropout, lookup
+from common.xtts.operations import PLAIN
 from common.xtts.options import GptOptions
 from tests.support.gpt_cases import MICRO, load_golden, make_batch, pack, without_dropout
 
@@ -260,7 +260,7 @@ def test_the_share_of_codes_that_is_asked_for_is_dropped():
 
 
 def test_dropout_keeps_the_mean():
-    x = dropout(tf.ones([200, 1000]), 0.1, tf.constant([3, 4])).numpy()
+    x = PLAIN.dropout(tf.ones([200, 1000]), 0.1, tf.constant([3, 4])).numpy()
     assert set(np.unique(x)) == {np.float32(0), np.float32(1 / 0.9)}
     assert abs(x.mean() - 1) < 5e-3
 
@@ -318,7 +318,7 @@ def test_decoding_runs_inside_a_while_loop(model):
 def test_gradient_of_lookup_adds_up_repeated_ids():
     table, ids = tf.Variable(np.arange(12.0).reshape(4, 3)), tf.constant([[1, 3], [1, 1]])
     with tf.GradientTape() as tape:
-        out = lookup(tf.convert_to_tensor(table), ids)
+        out = PLAIN.lookup(tf.convert_to_tensor(table), ids, tf.float32)
         loss = tf.reduce_sum(out * [[[1.0], [2.0]], [[3.0], [4.0]]])
     np.testing.assert_array_equal(out[0, 1], [9, 10, 11])
     np.testing.assert_array_equal(tape.gradient(loss, table), [[0] * 3, [8] * 3, [0] * 3, [2] * 3])

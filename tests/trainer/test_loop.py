@@ -300,8 +300,8 @@ def test_a_clip_that_is_set_aside_before_the_first_step_is_listed(tmp_path, monk
     )
     made = session._feed
 
-    def feed(run, stage, server, stop, quarantine, listeners):
-        begun = made(run, stage, server, stop, quarantine, listeners)
+    def feed(run, stage, server, stop, quarantine, *rest):
+        begun = made(run, stage, server, stop, quarantine, *rest)
         while stage.files.quarantine.parent == run.path and not len(quarantine):  # in stage 2
             time.sleep(0.01)
         return begun

@@ -33,11 +33,15 @@ class FakeBoard:
     """Keeps the tags it was given."""
 
     def __init__(self):
-        self.tags = []
+        self.tags, self.texts = [], []
 
     def sound(self, step, tag, samples, sample_rate):
         assert (step, samples.dtype, sample_rate) == (7, np.float32, 22050)
         self.tags.append(tag)
+
+    def text(self, step, tag, text):
+        assert text
+        self.texts.append(tag)
 
     def picture(self, step, tag, png, width, height):
         assert png[:4] == b"\x89PNG"
@@ -133,6 +137,7 @@ def test_files_of_each_sample(run, made, tmp_path, caplog):
         f"samples/{own[0].name}/synth",
         f"samples/{own[0].name}/recon",
     } <= set(board.tags)
+    assert set(board.texts) == {f"samples/{i.name}" for i in infos}
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +260,8 @@ def test_a_model_that_stops_at_once_leaves_the_reconstruction(made, tmp_path, ca
 @pytest.mark.usefixtures("quick")
 def test_interim_samples_leave_out_what_stays_the_same(made, tmp_path, caplog):
     maker, _ = made
+    maker.make(tmp_path / "before", 6, interim=True)
+    caplog.clear()
     infos = maker.make(tmp_path, 7, interim=True)
     assert [i.recon for i in infos] == [None] * 3
     assert not list(tmp_path.glob("recon*"))
