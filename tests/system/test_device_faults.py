@@ -35,7 +35,11 @@ def log_of(driver: Driver) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [(LOST, "is lost, after"), (FULL, "out of memory on")], ids=["lost", "full"]
+    ("text", "says"),
+    [
+        pytest.param(LOST, "is lost, after", id="lost"),
+        pytest.param(FULL, "out of memory on", id="full", marks=pytest.mark.slow),
+    ],
 )
 def test_what_a_restart_does_not_help_ends_the_run_with_one_line(failing, text, says):
     driver = failing(text)

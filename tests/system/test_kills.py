@@ -197,6 +197,7 @@ def test_the_window_holds(killed_at_50):
     assert 2 <= ahead <= window
 
 
+@pytest.mark.slow
 def test_a_suspended_machine_condemns_nobody(tmp_path):
     """Every process stands still for longer than any deadline that runs then: of a lease, of a
     silence, of the wait for data. All go on, the same ones, with the leases that they had.

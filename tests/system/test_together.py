@@ -63,6 +63,7 @@ def outcomes(tmp_path_factory, corpus):
         yield {n: pool.submit(one, i, s) for i, (n, s) in enumerate(SCHEDULES.items())}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_whoever_is_killed_nothing_is_lost_and_nothing_comes_twice(outcomes, name):
