@@ -1,8 +1,6 @@
 """When a run's page is written: by a process that leaves a line for each of its starts."""
 
-import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import pytest
 
 from common.launcher.page import PageKeeper
 from common.system.status import StatusFile
-from common.xtts.dims import SIZES
 
 DEADLINE_S = 60.0
 ROOT = Path(__file__).parents[2]
@@ -68,11 +65,13 @@ def test_a_writer_that_is_killed_is_a_warning(tmp_path, caplog):
 
 
 def test_a_writer_that_hangs_ends_without_its_launcher(tmp_path):
-    """Settings that never come: nobody writes to the pipe that lies in their place."""
-    identity = {"run_id": "ab", "dims": SIZES["tiny"].to_dict(), "trains_dvae": True}
-    (tmp_path / "identity.json").write_text(json.dumps(identity))
-    os.mkfifo(tmp_path / "config.yaml")
-    argv = (sys.executable, "-m", "trainer.page", "--run", str(tmp_path), "--deadline", "1")
+    """A page that is never written: the system ends the process."""
+    code = """
+import sys, time
+from trainer.page import __main__ as page
+page.report.write = lambda run: time.sleep(600)
+sys.exit(page.main())"""
+    argv = (sys.executable, "-c", code, "--run", str(tmp_path), "--deadline", "1")
     found = subprocess.run(argv, cwd=ROOT, timeout=DEADLINE_S, check=False)
     assert found.returncode == -signal.SIGALRM
 

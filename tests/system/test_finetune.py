@@ -163,6 +163,7 @@ def test_old_ids_and_persian_texts(folder, finished):
     assert "kept=14 rejected=0" in out
 
 
+@pytest.mark.slow
 def test_x1_export_of_the_run_hands_everything_back(folder, finished, capsys):
     """A folder with the run's GPT and DVAE, the vocoder and statistics it began with, its
     vocabulary, a voice of its speaker, and rules

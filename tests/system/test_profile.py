@@ -212,6 +212,7 @@ def slow_down(part: str, factor: float) -> tuple[dict, float]:
     return base, 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", SLOWED)
 def test_the_stage_that_is_really_slowed_is_named(tmp_path, monkeypatch, part):
     """A machine with other things to do slows the other stages too: then everything is tried at

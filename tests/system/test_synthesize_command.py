@@ -160,6 +160,7 @@ def test_imported_weights_stream_through_their_vocoder(folder):
     assert said.count("the vocabulary has no 'ж'") == 1
 
 
+@pytest.mark.slow
 def test_a_text_without_words_is_refused(folder, tmp_path):
     done = synthesize(
         folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--text", "😀"
@@ -350,6 +351,7 @@ def test_clips_of_a_voice(folder):
     assert list(trainer_voices.clips_of(run.manifest, 5)) == ["corpus"]
 
 
+@pytest.mark.slow
 def test_v8_a_named_voice_speaks(folder, tmp_path):
     command = [
         sys.executable,
