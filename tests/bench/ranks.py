@@ -20,7 +20,7 @@ from rich.console import Console
 from common.run.folder import RunFolder
 from tests.support import together
 from tests.support.arithmetic_runs import assert_exact
-from tests.support.chaos import Driver, resumes
+from tests.support.chaos import Driver, play, resumes
 from tests.support.corpora import make_corpus
 
 
@@ -31,7 +31,7 @@ def run_one(folder: Path, corpus: Path, seed: int, trainers: int) -> tuple[int, 
     driver = Driver.create(folder, tree, step_ms=2, make_ms=2)
     began = time.monotonic()
     try:
-        together.play(driver, schedule)
+        play(driver, schedule, act=together.hurt_ranks)
         try:
             assert_exact(RunFolder(driver.run))
         except Exception as e:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -356,13 +356,18 @@ def random_schedule(
     return plan
 
 
-def play(driver: Driver, schedule: Schedule, timeout_s: float = 400.0) -> None:
-    """Launch, hurt at each event's moment, finish."""
+def play(
+    driver: Driver,
+    schedule: Schedule,
+    timeout_s: float = 400.0,
+    act: Callable[[Driver, str], None] = hurt,
+) -> None:
+    """Launch, hurt at each event's moment, finish. `act` makes an event happen."""
     driver.gate.limit(schedule[0][0].stage, schedule[0][0].step)
     driver.launch()
     for when, event in schedule:
         driver.wait_until(when)
-        hurt(driver, event)
+        act(driver, event)
     driver.finish(timeout_s)
 
 

@@ -123,21 +123,31 @@ def with_tokens(dims: GptDims, tokenizer: Tokenizer) -> GptDims:
     )
 
 
-def imported_run(folder: Path) -> RunFolder:
-    """A run on four clips that begins with imported weights, vocoder included; they are in
-    `folder`/pretrained.
-    """
-    tokenizer = write_vocabulary(
-        folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"]
-    )
+def write_imported(
+    folder: Path,
+    texts: list[tuple[str, str]],
+    vocab_size: int,
+    languages: list[str],
+    name: str = "pretrained",
+) -> Tokenizer:
+    """model.pth, dvae.pth and a vocab.json of the texts, and `folder`/`name` imported from them."""
+    tokenizer = write_vocabulary(folder / "vocab.json", texts, vocab_size, languages)
     write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
     pth.save(folder / "dvae.pth", dvae_arrays())
     import_model(
         folder / "model.pth",
-        folder / "pretrained",
+        folder / name,
         dvae=folder / "dvae.pth",
         vocab=folder / "vocab.json",
     )
+    return tokenizer
+
+
+def imported_run(folder: Path) -> RunFolder:
+    """A run on four clips that begins with imported weights, vocoder included; they are in
+    `folder`/pretrained.
+    """
+    write_imported(folder, [(sentence(i, 3), "en") for i in range(8)], 60, ["en"])
     make_corpus(folder / "corpus", 4, seconds=1.0, text=lambda i: sentence(i, 3))
     tree = {
         "run": str(folder / "run"),
@@ -192,18 +202,9 @@ def voices(*names: str, latents=(1, 8, 32), embedding=(1, 512, 1)) -> dict:
 
 def write_files(folder: Path) -> Path:
     """model.pth, dvae.pth, vocab.json; and the folder `plain` imported from them."""
-    tokenizer = write_vocabulary(
-        folder / "vocab.json", [("one two three", "en"), ("eins zwei", "de")], 40, ["en", "de"]
-    )
+    texts = [("one two three", "en"), ("eins zwei", "de")]
+    tokenizer = write_imported(folder, texts, 40, ["en", "de"], name="plain")
     assert tokenizer.vocab_size == NUM_TOKENS
-    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
-    pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(
-        folder / "model.pth",
-        folder / "plain",
-        dvae=folder / "dvae.pth",
-        vocab=folder / "vocab.json",
-    )
     return folder
 
 

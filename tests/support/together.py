@@ -55,16 +55,6 @@ def hurt_ranks(driver: Driver, event: str) -> None:
         hurt(driver, event)
 
 
-def play(driver: Driver, schedule: Schedule, timeout_s: float = 400.0) -> None:
-    """Launch, hurt at each event's moment, finish."""
-    driver.gate.limit(schedule[0][0].stage, schedule[0][0].step)
-    driver.launch()
-    for when, event in schedule:
-        driver.wait_until(when)
-        hurt_ranks(driver, event)
-    driver.finish(timeout_s)
-
-
 def any_schedule(seed: int, num_events: int) -> Schedule:
     """A random one, whose first event comes in training; at times a trainer is stopped."""
     schedule = random_schedule(seed, num_events, STEPS - 10, RANK_EVENTS)

@@ -20,10 +20,7 @@ from common.xtts.checkpoints.coqui import import_model
 from common.xtts.text.tokenizer import Tokenizer
 from producer.creation.prepare import prepare_run
 from tests.support.coqui_files import (
-    GPT_DIMS,
-    dvae_arrays,
-    model_arrays,
-    with_tokens,
+    write_imported,
     write_model,
     write_vocabulary,
 )
@@ -45,15 +42,7 @@ def folder(tmp_path_factory):
     """`pretrained/` with an English vocabulary, and `corpus/` of 8 English and 6 Persian clips."""
     folder = tmp_path_factory.mktemp("finetune")
     texts = [(sentence(i, 3), "en") for i in range(8)]
-    tokenizer = write_vocabulary(folder / "vocab.json", texts, 60, ["en"])
-    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
-    pth.save(folder / "dvae.pth", dvae_arrays())
-    import_model(
-        folder / "model.pth",
-        folder / "pretrained",
-        dvae=folder / "dvae.pth",
-        vocab=folder / "vocab.json",
-    )
+    write_imported(folder, texts, 60, ["en"])
     rows = ["audio_file|language|text"]
     for i, (text, language) in enumerate([*texts, *((t, "fa") for t in PERSIAN)]):
         write_wav(folder / f"corpus/c{i}.wav", sine(14000 + 700 * i, 200 + 30 * i))

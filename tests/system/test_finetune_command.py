@@ -20,19 +20,12 @@ from common.gpu.listing import Gpu
 from common.launcher import finetune, finetune_settings, flags, resolve
 from common.launcher.finetune_settings import Found, choose
 from common.system.errors import INTERRUPTED, BadInput
-from common.xtts.checkpoints import pth
-from common.xtts.checkpoints.coqui import import_model
 from producer.corpus.demo import make_demo_corpus
 from producer.corpus.recordings import sort, transcribe
 from producer.creation.begin import languages_of
 from producer.creation.prepare import prepare_run
 from tests.support.coqui_files import (
-    GPT_DIMS,
-    dvae_arrays,
-    model_arrays,
-    with_tokens,
-    write_model,
-    write_vocabulary,
+    write_imported,
 )
 from tests.support.corpora import make_corpus, sentence, sine, write_wav
 from tests.support.unsorted import cue, unsorted
@@ -169,14 +162,8 @@ def test_a_corpus_stays_one_and_what_transcribe_wrote_is_none(tmp_path):
 def weights(tmp_path_factory):
     """`pretrained/` that knows English alone."""
     folder = tmp_path_factory.mktemp("weights")
-    tokenizer = write_vocabulary(
-        folder / "vocab.json", [(sentence(i, 3), "en") for i in range(8)], 60, ["en"]
-    )
-    write_model(folder / "model.pth", model_arrays(with_tokens(GPT_DIMS, tokenizer)))
-    pth.save(folder / "dvae.pth", dvae_arrays())
-    out = folder / "pretrained"
-    import_model(folder / "model.pth", out, dvae=folder / "dvae.pth", vocab=folder / "vocab.json")
-    return out
+    write_imported(folder, [(sentence(i, 3), "en") for i in range(8)], 60, ["en"])
+    return folder / "pretrained"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from common.run.folder import RunFolder
 from tests.support import tiny_runs, together
 from tests.support.arithmetic_runs import assert_exact
-from tests.support.chaos import Driver, Schedule, When, resumes
+from tests.support.chaos import Driver, Schedule, When, play, resumes
 from tests.support.corpora import make_corpus
 
 
@@ -50,7 +50,7 @@ def outcomes(tmp_path_factory, corpus):
         tree = together.tree(folder, corpus, 3, 2, dvae__max_steps=4)
         driver = Driver.create(folder, tree, step_ms=2, make_ms=2)
         try:
-            together.play(driver, schedule)
+            play(driver, schedule, act=together.hurt_ranks)
             try:
                 assert_exact(RunFolder(driver.run))
             except Exception as e:
