@@ -88,8 +88,8 @@ def change_of(augment: Augment, row_seed: int, utterance: int) -> Change | None:
     """What is done to an utterance's recording in a row; None: nothing.
 
     Of a row that is changed, each effect that the settings have is as likely to be there as not,
-    and one is there at least. A row's seed decides all but the noise: a recording that lends its
-    voice to the row is changed as the row's own is.
+    and one is there at least. A row's seed decides all but the noise and the room's echoes: a
+    recording that lends its voice to the row is changed as the row's own is.
     """
     if not augment.share:
         return None

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _SUM = 16  # hex digits
 _MOST_LINE = 1 << 16
+_OLD_S = 30 * 86400.0
 
 
 class Journal:
@@ -45,7 +47,11 @@ class Journal:
         self._file = None if path is None else self._open()
         self._writes = self._file is not None
         if self._file is not None:
-            self._read()
+            try:
+                self._read()
+            except OSError as e:
+                self._at.clear()
+                log.info("%s cannot be read: all is looked at again (%s)", path, e.strerror)
 
     def _open(self) -> int | None:
         try:
@@ -67,7 +73,7 @@ class Journal:
             if at and not line.endswith(b"\n"):
                 self._append(b"\n")  # torn: what is written next begins a line of its own
         if self._at:
-            log.info("%d recordings were looked at by a scan that was stopped", len(self._at))
+            log.info("%d recordings were looked at by an earlier scan", len(self._at))
 
     def __len__(self) -> int:
         return len(self._at)
@@ -131,7 +137,12 @@ def place_of(roots: Iterable[str | os.PathLike]) -> Path | None:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(caches):
         return None
-    return Path(caches) / "xtts-trainer" / f"scan-{digest([str(r) for r in roots])}.journal"
+    folder = Path(caches) / "xtts-trainer"
+    with contextlib.suppress(OSError):  # of corpora that were not scanned again
+        for path in folder.glob("scan-*.journal"):
+            if path.stat().st_mtime < time.time() - _OLD_S:
+                path.unlink(missing_ok=True)
+    return folder / f"scan-{digest([str(r) for r in roots])}.journal"
 
 
 def _key(path: str, size: int, mtime_ns: int) -> int:

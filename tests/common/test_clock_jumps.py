@@ -20,6 +20,7 @@ FOR_PEOPLE = {
     "common/run/folder.py",
     "common/system/lock.py",
     "common/system/status.py",
+    "producer/corpus/journal.py",
     "producer/serve.py",
     "trainer/__main__.py",
     "trainer/feed.py",

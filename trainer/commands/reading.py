@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.system.errors import BadInput
+from common.system.lock import lock
 from common.xtts.pace import Pace
 from trainer.commands.piece_files import PieceFiles
 
@@ -63,24 +64,24 @@ def pace_of(asked: dict) -> Pace:
         return Pace()
     run = RunFolder(asked["run"])
     language, columns = normalize_language(asked["language"]), run.manifest.columns()
-    trained = np.flatnonzero(columns["split"] == TRAIN)
-    kinds = columns["language"][trained]
-    for kind in np.unique(kinds):
-        ids = trained[kinds == kind]
-        if run.manifest.utterances([int(ids[0])])[0].language != language:
-            continue
-        ids = ids[np.unique(np.linspace(0, len(ids) - 1, min(_SEEN, len(ids)), dtype=int))]
-        seen = run.manifest.utterances(ids.tolist())
-        rate = run.dims.audio.sample_rate
-        pace = Pace.seen([len(u.clean) for u in seen], [u.num_samples / rate for u in seen])
-        return pace or Pace()
-    return Pace()
+    if language not in run.manifest.languages:
+        return Pace()
+    of_language = columns["language"] == run.manifest.languages.index(language)
+    ids = np.flatnonzero(of_language & (columns["split"] == TRAIN))
+    ids = ids[np.unique(np.linspace(0, max(0, len(ids) - 1), min(_SEEN, len(ids)), dtype=int))]
+    seen = run.manifest.utterances(ids.tolist())
+    rate = run.dims.audio.sample_rate
+    pace = Pace.seen([len(u.clean) for u in seen], [u.num_samples / rate for u in seen])
+    return pace or Pace()
 
 
-def deciding(asked: dict, sources, options: SamplingOptions) -> dict:
+def deciding(reading: Reading, sources) -> dict:
     """What decides how every piece of a text sounds, JSON-able: files by path, size and time."""
+    asked = reading.asked
     paths = [sources.gpt, sources.dvae, sources.vocab, sources.mel_stats]
     paths += asked["reference"] or []
+    if asked["run"] is not None:  # its speakers' recordings
+        paths.append(Path(asked["run"]) / "manifest.sqlite")
     if sources.pretrained is not None:
         paths += sorted(Path(sources.pretrained).glob("*.safetensors"))
     files = []
@@ -90,7 +91,9 @@ def deciding(asked: dict, sources, options: SamplingOptions) -> dict:
     names = ("language", "voice", "seed", "speed", "candidates")
     return {
         "files": files,
-        "options": dataclasses.asdict(options),
+        "options": dataclasses.asdict(reading.options),
+        "pace": dataclasses.asdict(reading.pace),
+        "treatment": repr(sources.treatment),
         **{name: asked[name] for name in names},
     }
 
@@ -99,8 +102,17 @@ def write(reading: Reading, out: Path, decides: dict) -> None:
     """Say a text into a WAV file, a piece at a time; pieces that an earlier command finished are
     not said again.
 
-    BadInput: nothing was said. NotFinite as in `Synthesizer.say`.
+    BadInput: nothing was said, or another command says a text into this file. NotFinite as in
+    `Synthesizer.say`.
     """
+    held = lock(out.with_name(f".{out.name}.lock"), "synthesize", "name another --out")
+    try:
+        _write(reading, out, decides)
+    finally:
+        held.release(unlink=True)
+
+
+def _write(reading: Reading, out: Path, decides: dict) -> None:
     rate, count = reading.synthesizer.sample_rate, len(reading.pieces)
     files = PieceFiles(out, rate, decides)
     paths = [files.path(i, piece.ids) for i, piece in enumerate(reading.pieces)]

@@ -211,7 +211,7 @@ def main(stop: Stop) -> None:
         if options["stream"]:
             stream(reading)
         else:
-            write(reading, Path(options["out"]), deciding(options, sources, chosen))
+            write(reading, Path(options["out"]), deciding(reading, sources))
     except NotFinite as e:
         raise RunError(
             f"{e}: no sound can be made of these weights, and none is written; try another --step,"

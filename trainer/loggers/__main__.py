@@ -92,11 +92,13 @@ def main(stop: Stop) -> int:
     follower = Follower(files, args.run / "loggers" / f"{args.to}.json")
     (args.run / "loggers").mkdir(exist_ok=True)
     sender = Sender(follower, lambda known: SERVICES[args.to](run, known))
-    while not done():
-        took = sender.round()
-        report.update(phase="sending" if took else "waiting for the service")
-        pause(stop, POLL_S if took else AGAIN_S)
-    sender.close()
+    try:
+        while not done():
+            took = sender.round()
+            report.update(phase="sending" if took else "waiting for the service")
+            pause(stop, POLL_S if took else AGAIN_S)
+    finally:  # told to stop, too: a service may hold what it was given in a process of its own
+        sender.close()
     held.release()
     return OK
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from common.system.files import write_atomically
 
@@ -61,19 +62,28 @@ class Follower:
         found = []
         self._next = dict(self._offsets)
         for stage, path in self._files.items():
-            at = self._offsets.get(stage, 0)
             try:
                 with open(path, "rb") as f:
-                    if f.seek(0, 2) < at:
-                        at = 0  # the file was begun anew
-                    f.seek(at)
-                    data = f.read(MOST_BYTES)
+                    found += self._records(stage, f)
             except FileNotFoundError:
                 continue
-            whole = data[: data.rfind(b"\n") + 1]
-            self._next[stage] = at + len(whole)
-            found += [r for line in whole.splitlines() if (r := record_of(stage, line))]
         return found
+
+    def _records(self, stage: str, file: BinaryIO) -> list[Record]:
+        """The next ones of a stage. A part that holds none, or no whole line, is passed over."""
+        at = self._offsets.get(stage, 0)
+        if file.seek(0, 2) < at:
+            at = 0  # the file was begun anew
+        while True:
+            file.seek(at)
+            data = file.read(MOST_BYTES)
+            full = len(data) == MOST_BYTES
+            whole = data[: data.rfind(b"\n") + 1] or (data if full else b"")
+            at += len(whole)
+            self._next[stage] = at
+            found = [r for line in whole.splitlines() if (r := record_of(stage, line))]
+            if found or not full:
+                return found
 
     def sent(self) -> None:
         """What `read` gave has arrived: it is not read again, by whatever process."""

@@ -97,12 +97,15 @@ class MLflow:
             )
             made = self._client.create_run(experiment, run_name=run.path.resolve().name)
             self._id = made.info.run_id
+            known.clear()
+            known.update(uri=uri, run=self._id)  # tried again, another one would be made
+        if not known.get("described"):
             params = [
                 Param(k, str(v)[:_LONGEST]) for k, v in leaves(run.config.model_dump()).items()
             ]
             for at in range(0, len(params), _PARAMS):
                 self._client.log_batch(self._id, params=params[at : at + _PARAMS])
-            known.update(uri=uri, run=self._id)
+            known["described"] = True
         log.info("run %s of %s", self._id, uri)
 
     def send(self, records: Sequence[Record]) -> None:

@@ -252,11 +252,14 @@ def _row(file: str, number: int, entry: dict, keys: dict[str, str], locator: Loc
             f"{_PART} (from {offset:.2f} s on); cut it into a file of its own",
             _PART,
         )
-    own = [
-        str(found[role]) if found.get(role) not in (None, "") else None
-        for role in ("language", "speaker")
-    ]
-    return Row(file, number, name, Place(locator, name), "" if text is None else str(text), *own)
+    said = "" if text is None else str(text)
+    return Row(file, number, name, Place(locator, name), said, *_own(found))
+
+
+def _own(found: dict) -> list[str | None]:
+    """Language and speaker that an object names, whatever its writer took for a name."""
+    values = (found.get(role) for role in ("language", "speaker"))
+    return [None if v is None or v == "" else str(v) for v in values]
 
 
 def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
@@ -287,8 +290,5 @@ def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
         )
         return RowError(file, number, name, reason, _PART)
     source, text = str(only.get("source", "")), said[0]
-    return Row(
-        file, number, name or os.path.basename(source), Place(locator, source),
-        str(text.get("text") or ""),
-        text.get("language") or None, text.get("speaker") or None,
-    )  # fmt: skip
+    name, place = name or os.path.basename(source), Place(locator, source)
+    return Row(file, number, name, place, str(text.get("text") or ""), *_own(text))
