@@ -8,7 +8,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 tin
 WORKDIR /xtts
 COPY . .
 RUN pip install --no-cache-dir -e ".[${EXTRA}]"
-# Written at run time: the run folder alone. Any user may be given: --user "$(id -u):$(id -g)".
+# Written at run time: the run folder (and /xtts/data by the demo, which makes its corpus there). With these mounted
+# any user may be given: --user "$(id -u):$(id -g)".
 ENV PYTHONUNBUFFERED=1 HOME=/tmp
 # The launcher stops its processes by itself; init reaps what they leave. A stop may have to wait for a save.
 STOPSIGNAL SIGTERM

@@ -51,6 +51,13 @@ FLAGS: dict[str, dict] = {
 }
 SHOWN_S = 12  # lines of what a scan warns about
 _REJECTS = 5
+# What the choice of settings rests on, and a run is compared by when it goes on.
+_BY_FLAG = {
+    "model.weights": "--weights",
+    "data.language": "--language",
+    "data.train": "its folder",
+    "trainers.count": "nothing: it uses one trainer",
+}
 
 
 class Recordings(Protocol):
@@ -92,6 +99,9 @@ class Job:
             raise BadInput(f"finetune takes one folder of recordings, not {len(folders)}")
         args.settings.remove(folders[0])
         own = [str(o) for o in flags.overrides(args)]
+        for key, instead in _BY_FLAG.items():
+            if any(o.startswith(f"{key}=") for o in own):
+                raise BadInput(f"finetune takes {key} as {instead}")
         out = Path(args.out).expanduser().absolute()
         named = [o for o in own if o.startswith("run=")]
         wanted = config_module.load(

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from common.gpu.choose import Device
+from common.system.errors import BadInput
 
 RECIPE = 252  # utterances a step, in XTTS's own recipe; its learning rate goes with it
 BUCKETS = 8
@@ -15,7 +16,8 @@ BATCHES_A_BUCKET = 4  # fewer, and short batches cost more than padding does
 FEW_HOURS = 10.0  # below, a model from nothing knows the recordings by heart before it can read
 SHORT_S = 6.0  # a clip's own conditioning cut of 3 to 6 s would leave little of it to learn
 LOOKS = 20  # evaluations, and checkpoints, of a run
-# Memory of the step at XTTS's size, measured (docs/memory.md): GB without rows, and GB a row.
+# Memory of the step at XTTS's size: GB without rows, and GB a row, by lines through what was
+# measured (docs/memory.md).
 PLAIN, RECOMPUTED = (7.4, 0.43), (6.4, 0.119)
 DRIVER_GB = 1.5
 FEWEST_PLAIN = 28  # rows; where fewer fit, computing blocks again is the faster way
@@ -71,7 +73,7 @@ def _for_any(found: Found) -> list[Choice]:
     chosen = [
         Choice(
             (f"data.eval_fraction={held:.3g}",),
-            "so that some eight clips or more, or 1 %, are held out to judge by",
+            f"{max(1, round(held * found.clips))} clips are held out to judge by",
         )
     ]
     if found.median_s < SHORT_S:
@@ -125,6 +127,11 @@ def _rows_that_fit(trainer: Device, shared: bool) -> tuple[int, bool, str]:
     total = trainer.gpu.memory_mb / 1024
     usable = (total - DRIVER_GB) * (5 / 6 if shared else 1)
     fit = [int(0.95 * (usable - fixed) / row) for fixed, row in (PLAIN, RECOMPUTED)]
+    if fit[1] < 1:
+        raise BadInput(
+            f"{trainer.gpu.name} has {total:.0f} GB: XTTS's weights, gradients and moments alone"
+            " take 7.1 GB (docs/memory.md); take a larger card, or --model-gpu cpu to try it"
+        )
     recompute = fit[0] < FEWEST_PLAIN
     rows = max([n for n in range(1, 127) if RECIPE % n == 0 and n <= fit[recompute]], default=1)
     beside = ", shared with the producer" if shared else ""

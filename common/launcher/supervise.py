@@ -415,8 +415,10 @@ class Supervisor:
         if code != -signal.SIGKILL or self._oom_kills == before:
             return ""
         limit = cgroup.memory_limit()
-        most = f" of {limit / 1e6:.0f} MB" if limit else ""
-        return f" by the kernel: this container's or job's memory{most} is used up"
+        if limit is None:
+            return " by the kernel, it seems: the machine's memory was used up"
+        most = f"{limit / 1e6:.0f} MB"
+        return f" by the kernel: this container's or job's memory of {most} is used up"
 
     def _came_further(self, child: Child, pid: int) -> bool:
         s = status.read(self._program.run_dir, child.spec.name)

@@ -35,14 +35,15 @@ def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
 
 
 def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
-    """How many processes of this group, or of its parts, the kernel has killed for memory."""
-    found = [0]
-    for folder in _folders("memory", root, own):
+    """How many processes of this group, or of its parts, the kernel has killed for memory; those
+    of a group above would be others'.
+    """
+    for folder in sorted(_folders("memory", root, own), key=lambda f: -len(f.parts)):
         for name in ("memory.events", "memory.oom_control"):
             words = _words(folder / name)
             if "oom_kill" in words[:-1]:
-                found.append(_number(words[words.index("oom_kill") + 1]))
-    return max(found)
+                return _number(words[words.index("oom_kill") + 1])
+    return 0
 
 
 def _folders(controller: str, root: Path, own: Path) -> Iterator[Path]:

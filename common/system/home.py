@@ -7,6 +7,7 @@ cannot.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -37,10 +38,12 @@ def _own_folder() -> Path:
     """
     folder = Path(tempfile.gettempdir(), f"xtts-{os.getuid()}-home")
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        with contextlib.suppress(FileExistsError):  # whatever it is: it is looked at
+            folder.mkdir(mode=0o700)
+        mode, owner = (found := folder.lstat()).st_mode, found.st_uid
+        if stat.S_ISDIR(mode) and owner == os.getuid() and not mode & 0o077:
+            return folder
+        return Path(tempfile.mkdtemp(prefix=f"xtts-{os.getuid()}-home-"))
     except OSError:
-        return folder  # nothing can be written at all: the libraries say so
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
-        return folder
-    return Path(tempfile.mkdtemp(prefix=f"xtts-{os.getuid()}-home-"))
+        # Nothing can be written at all, and the libraries say so: not even that folder is there.
+        return Path("/nonexistent")

@@ -90,7 +90,7 @@ def program_began() -> float:
 def _created(p: psutil.Process) -> float:
     try:
         about = Path(f"/proc/{p.pid}/stat").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it went before, or while it was read
         if Path("/proc/self/stat").exists():
             raise psutil.NoSuchProcess(p.pid) from None
         return p.create_time()

@@ -86,7 +86,11 @@ def contents(path: Path, file: BinaryIO, record: Record, most: int) -> bytes:
     if len(data) < record.size:
         raise damaged(path, f"{record.name!r} ends early")
     if zlib.crc32(data) != record.crc:
-        raise damaged(path, f"the checksum of {record.name!r} differs")
+        raise damaged(
+            path,
+            f"the checksum of {record.name!r} differs (unless it was written with PyTorch's"
+            " set_crc32_options(False): save it again without)",
+        )
     return data
 
 

@@ -41,8 +41,11 @@ _INERT_NAMES = {
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
     ("_codecs", "encode"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
+    *(
+        (module, name)
+        for module in ("pathlib", "pathlib._local")  # the latter by Python 3.13
+        for name in ("PosixPath", "WindowsPath")
+    ),
     ("collections", "defaultdict"),
     ("torch", "device"),
     ("torch.serialization", "_get_layout"),
