@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
-from common.system.errors import Hopeless, Stopped, is_out_of_memory
+from common.system.errors import Hopeless, RunError, is_out_of_memory
 from common.system.lifecycle import Stop
 from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
@@ -143,8 +143,8 @@ class Compiled:
                 time.monotonic() - began,
             )
             gc.freeze()  # what was traced stays, as before the first step (`trainer.session`)
-        except Stopped:
-            pass  # the loop notices by itself
+        except RunError:  # the stop's, or a follower's end: the loop notices by itself
+            pass
         finally:
             workers.end()
             with self._changed:

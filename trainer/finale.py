@@ -76,7 +76,8 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
         return
     made = _last_samples(run, stage, status, stop, last) if wanted is not None else None
     status.update(phase=SUMMING_UP)  # from here on, no judgement changes which is the best
-    samples = None if made is None else {"step": made, **wanted}
+    # Without `settings` where they are not what an end leaves: the same command speaks anew.
+    samples = None if made is None else {"step": made[0], **(wanted if made[1] else {})}
     figures = summary.write(run, summary.unigram_of(run), ended, samples)
     summary.draw(run, figures)
     for line in summary.lines(figures):
@@ -85,8 +86,8 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
 
 def _last_samples(
     run: RunFolder, stage: Stage, status: StatusFile, stop: Stop, last: int
-) -> int | None:
-    """The step that RUN/samples is of, if it is what a run's end leaves."""
+) -> tuple[int, bool] | None:
+    """(the step that RUN/samples is of, whether that is what a run's end leaves)."""
     status.update(phase=SPEAKING_LAST, step=last)
     try:
         # A text's loop over codes cannot be interrupted; a stop leaves it behind.
@@ -96,9 +97,9 @@ def _last_samples(
         while not work.done() and not stop.wait(0.1):
             pass
         if work.done():
-            return work.result()
+            return None if (step := work.result()) is None else (step, True)
         log.warning("no samples: stopped; `launch.py synthesize --run %s` speaks later", run.path)
-        last_samples.leave_spoken(run)
+        return None if (step := last_samples.leave_spoken(run)) is None else (step, False)
     # What lacks a package, or memory, must not begin a finished run's trainer anew.
     except Exception as e:  # the edge of a finished run
         refusal = disk_refuses(e)
@@ -123,11 +124,10 @@ def leave_summary(run: RunFolder, status: StatusFile, stop: Stop) -> None:
         left_s = stop.remaining_s()
         limit_s = _STOP_S if left_s is None else min(_STOP_S, left_s - _SPARE_S)
         work.join(max(0.0, limit_s))
-        if work.is_alive():
+        if len(done) < len(_LEFT):
             missing = ", ".join(n for n in _LEFT if n not in done)
             log.warning(
-                "%s: left out, there is no more time; the same command goes on, and writes them at"
-                " its end",
+                "%s: left out; the same command goes on, and writes them at its end",
                 missing,
             )
 

@@ -181,6 +181,8 @@ class Following:
             if time.monotonic() > deadline:
                 raise RankLost(f"step {step} was not made here; the newest is {self._trained}")
             time.sleep(_POLL_S)
+        if self._trained != step:
+            raise RankLost(f"step {self._trained} was made here, and not by the first trainer")
         return stage.step.digests()
 
     def _doing(self, what: str) -> None:

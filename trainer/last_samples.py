@@ -19,8 +19,9 @@ from safetensors.numpy import load_file
 from common.run.beginning import checkpoint_of
 from common.run.folder import RunFolder
 from common.system import status
+from common.system.documents import read_json
 from common.system.errors import BadInput
-from common.system.files import digest
+from common.system.files import digest, write_atomically
 from trainer.history.checkpoint import step_of
 from trainer.previews import sampler
 from trainer.previews.sampler import SPEAKING
@@ -64,12 +65,15 @@ def leave_spoken(run: RunFolder) -> int | None:
     Returns its step; None: nothing was spoken. Nothing is computed.
     """
     found, best = spoken(run), best_of(run)
+    there = _step_of_samples(run.path / "samples" / "samples.json")
+    if there is not None and there == best:
+        return there  # of an end before, or as far as this one came
     if not found:
         log.info("no samples were spoken yet; `launch.py synthesize --run %s` speaks", run.path)
         return None
     step = best if best in found else max(found)
     for file in found[step].iterdir():
-        shutil.copy(file, run.path / "samples" / file.name)
+        write_atomically(run.path / "samples" / file.name, file.read_bytes())
     later = "" if step == best else f"; those of the best, step {best}, were not spoken yet"
     log.info("samples/ is of step %d%s", step, later)
     return step
@@ -153,6 +157,13 @@ def _pending(run: RunFolder, last: int) -> int | None:
     if s.phase == SPEAKING:
         return s.step
     return sampler.unspoken(run, s.step, last)
+
+
+def _step_of_samples(file: Path) -> int | None:
+    try:
+        return int(read_json(file)[0]["step"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
 
 
 def _move(files: Path, folder: Path) -> None:

@@ -20,6 +20,7 @@ from trainer.feed import FedBatch, Feed
 from trainer.history import ledger
 from trainer.history.differing import BytesDiffer
 from trainer.history.schedule import Position, Schedule
+from trainer.ranks.words import RanksDiffer
 from trainer.readback import LAG, Readback, TrainedStep
 from trainer.report.observe import Observer
 from trainer.saves import Saves
@@ -72,7 +73,7 @@ class Loop:
             self._run()
         except Stopped:
             self._leave()
-        except BytesDiffer:  # weights that may be wrong are not saved
+        except (BytesDiffer, RanksDiffer):  # weights that may be wrong are not saved
             raise
         # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained
         # so far is whole
@@ -104,16 +105,18 @@ class Loop:
 
     def _worn_out(self) -> bool:
         """Whether `train.patience` is at its end."""
-        since = self.saves.judged_since_best
-        if not self.schedule.worn_out(self.position, since):
+        if self.schedule.patience is None:
+            return False
+        judged = self.saves.judged_since_best if self.schedule.judged else None
+        if not self.schedule.worn_out(self.position, judged):
             return False
         log.log(
             logs.NEWS,
             "ends at step %d of %d: %d %s in a row brought nothing better (train.patience=%d)",
             self.position.step,
             self.schedule.total_steps,
-            since if self.schedule.judged else self.position.since_best,
-            "judged checkpoints" if self.schedule.judged else "evaluations",
+            self.schedule.since_best(self.position, judged),
+            "evaluations" if judged is None else "judged checkpoints",
             self.schedule.patience,
         )
         return True

@@ -154,9 +154,11 @@ class Saves:
         return score == score and (self._best[1] is None or score < self._best[1])
 
     @property
-    def judged_since_best(self) -> int:
-        """Judgements of samples since the best one (trainer/history/judgements.py)."""
-        return judgements.since_best(self._history.files.checkpoints.parent) or 0
+    def judged_since_best(self) -> int | None:
+        """Judgements of samples since the best one (trainer/history/judgements.py); None: there is
+        none.
+        """
+        return judgements.since_best(self._history.files.checkpoints.parent)
 
     def keep_as_best(self, step: int, score: float, save_due: bool) -> bool:
         """The checkpoint of `step`, which is to be begun now, is the best so far.

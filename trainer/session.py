@@ -161,7 +161,7 @@ def _left_to_train(run: RunFolder, stage: Stage, position: Position) -> tuple[St
     """The same, with its first weights; or, where `train.patience` ended it before, as of a stage
     that ends here: nothing is leased, compiled or waited for.
     """
-    schedule, since = stage.schedule, judgements.since_best(run.path) or 0
+    schedule, since = stage.schedule, judgements.since_best(run.path)
     if position.step == 0:
         stages.first_weights(run, stage)
     if position.step >= schedule.total_steps or not schedule.worn_out(position, since):

@@ -88,6 +88,7 @@ def key_of(stage: Stage, largest: int) -> str | None:
     bucket = stage.schedule.train.buckets[largest]
     return digest(
         {
+            "operations": type(stage.step.options.operations).__name__,  # they have no fields
             "dims": stage.step.dims.to_dict(),
             "options": {name: str(value) for name, value in options.items()},
             "bucket": dataclasses.asdict(bucket),

@@ -414,11 +414,9 @@ class Supervisor:
         before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
         if code != -signal.SIGKILL or self._oom_kills == before:
             return ""
-        limit = cgroup.memory_limit()
-        if limit is None:
+        if (limit := cgroup.memory_limit()) is None:
             return " by the kernel, it seems: the machine's memory was used up"
-        most = f"{limit / 1e6:.0f} MB"
-        return f" by the kernel: this container's or job's memory of {most} is used up"
+        return f" by the kernel: this container's or job's {limit / 1e6:.0f} MB are used up"
 
     def _came_further(self, child: Child, pid: int) -> bool:
         s = status.read(self._program.run_dir, child.spec.name)

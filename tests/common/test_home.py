@@ -47,3 +47,15 @@ def test_v7_a_folder_that_others_may_write_is_not_taken(tmp_path, monkeypatch):
     found = {}
     home.settle(found)
     assert not found["NUMBA_CACHE_DIR"].startswith(f"{theirs}/")
+
+
+@pytest.mark.parametrize("plant", ["file", "link to nothing"])
+def test_v7_what_is_no_folder_yet_is_not_taken_either(tmp_path, monkeypatch, plant):
+    """Whoever put it there could make a folder of it later."""
+    monkeypatch.setenv("HOME", "/proc/none")
+    theirs = tmp_path / f"xtts-{os.getuid()}-home"
+    theirs.touch() if plant == "file" else theirs.symlink_to(tmp_path / "nothing")
+    found = {}
+    home.settle(found)
+    assert not found["NUMBA_CACHE_DIR"].startswith(f"{theirs}/")
+    assert found["NUMBA_CACHE_DIR"].startswith(f"{theirs}-")

@@ -356,6 +356,15 @@ def test_a_stop_leaves_what_there_is(run, monkeypatch, caplog, steps, of, note):
     assert status.read(run.path, "trainer").phase == status.SUMMING_UP
 
 
+def test_a_stop_leaves_the_bests_samples_of_an_end_before(run, monkeypatch):
+    """Of a run that goes on: the best was moved to samples/ then, other steps lie beside it."""
+    judgements.add(run.path, 10, {"cer": 0.2}, "cer")
+    FakeMaker(run, {"step": 10}, {}).make(run.path / "samples", 10, None)
+    spoken(run, 20)
+    assert stopped(run, monkeypatch)["samples"] == {"step": 10}
+    assert said_by(run.path / "samples") == 10
+
+
 def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog):
     reached, may_end = threading.Event(), threading.Event()
 
@@ -372,7 +381,7 @@ def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog)
         finale.leave_summary(run, StatusFile(run.path, "trainer", "trainer"), stop)
     finally:
         may_end.set()
-    assert "curves.png: left out, there is no more time; the same command goes on" in caplog.text
+    assert "curves.png: left out; the same command goes on" in caplog.text
     assert left(run)["ended"] == "stopped"
 
 

@@ -86,6 +86,16 @@ class Service:
         self.closed = True
 
 
+def test_what_holds_nothing_is_passed_over(tmp_path, monkeypatch):
+    """More than is read at a time without a figure, and without a line's end."""
+    monkeypatch.setattr("trainer.loggers.follow.MOST_BYTES", 1000)
+    file = tmp_path / "g.jsonl"
+    file.write_bytes(b"{}\n" * 900 + bytes(5000) + b"\n")
+    write(file, step(7))
+    follower = Follower({"gpt": file}, tmp_path / "x.json")
+    assert [r.step for r in follower.read()] == [7]
+
+
 def test_a_service_that_fails_is_told_once_and_misses_nothing(tmp_path, caplog):
     files = {"gpt": tmp_path / "g.jsonl"}
     follower = Follower(files, tmp_path / "x.json")

@@ -287,6 +287,7 @@ def test_a_pace_is_that_of_the_language(monkeypatch):
     manifest = SimpleNamespace(
         columns=lambda: {"split": np.zeros(len(rows), int), "language": codes},
         utterances=lambda ids: [utterances[i] for i in ids],
+        languages=["en", "fa", "de"],
     )
     dims = SimpleNamespace(audio=SimpleNamespace(sample_rate=22050))
     run = SimpleNamespace(manifest=manifest, dims=dims)

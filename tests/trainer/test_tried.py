@@ -9,6 +9,7 @@ from common.gpu.memory import Account
 from common.gpu.xla_env import CACHE
 from common.system.errors import FAILED, HOPELESS
 from common.system.lifecycle import Stop
+from common.xtts.fast_operations import fast_but
 from tests.support.ahead_stages import Noting, Seen, a_planned_stage
 from trainer import ahead, tried
 from trainer.history.schedule import Position
@@ -63,7 +64,7 @@ def test_the_largest_step_is_tried_once_and_compiled_later_after_a_restart(card,
 
 @pytest.mark.parametrize(
     "change",
-    ["options", "bucket", "card", "memory", "a line cut off", "no GPU"],
+    ["options", "operations", "bucket", "card", "memory", "a line cut off", "no GPU"],
 )
 def test_what_is_not_the_same_is_tried_again(card, tmp_path, change):
     begin()
@@ -72,6 +73,12 @@ def test_what_is_not_the_same_is_tried_again(card, tmp_path, change):
 
         def of_stage(stage):
             stage.step.options = dataclasses.replace(stage.step.options, dropout=0.2)
+
+    elif change == "operations":  # as where fused attention works no more
+
+        def of_stage(stage):
+            options = dataclasses.replace(stage.step.options, operations=fast_but("attention"))
+            stage.step.options = options
 
     elif change == "bucket":
 

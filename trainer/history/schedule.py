@@ -59,12 +59,15 @@ class Schedule:
     patience: int | None = None  # ends after so many evaluations without a better one
     judged: bool = False  # not by the held-out loss, but by judgements of the samples
 
-    def worn_out(self, at: Position, judged_since_best: int) -> bool:
-        """Whether `patience` evaluations in a row, or judgements of samples, brought nothing
-        better.
+    def since_best(self, at: Position, judged: int | None) -> int:
+        """Evaluations in a row, or judgements of samples, without a better one. Where nothing was
+        judged by what decides (None), the held-out loss does.
         """
-        since = judged_since_best if self.judged else at.since_best
-        return self.patience is not None and since >= self.patience
+        return at.since_best if judged is None or not self.judged else judged
+
+    def worn_out(self, at: Position, judged: int | None) -> bool:
+        """Whether they are as many as `patience` allows."""
+        return self.patience is not None and self.since_best(at, judged) >= self.patience
 
     @property
     def num_eval_batches(self) -> int:

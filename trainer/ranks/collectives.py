@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from common.system.errors import is_out_of_memory
 from trainer.ranks.words import RankLost
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class Collectives:
         try:
             function()
         except (tf.errors.OpError, RuntimeError) as e:
+            if is_out_of_memory(e):
+                raise
             said = str(e).splitlines()[0][:200]
             raise RankLost(
                 f"gradients could not be added up, as another trainer is gone or hangs"

@@ -210,11 +210,10 @@ class Follower:
             if now - last > STALL_S:
                 self._heard_at += now - last
             last = now
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    self._heard(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False), now)
+            self._hear_all(now)
             while self._monitor.poll(0):
                 recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                self._hear_all(now)  # its last word came before it was gone
                 if self._session:
                     self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))
             self._speak(now >= beat_at)
@@ -223,6 +222,11 @@ class Follower:
             if self._session and now - self._heard_at > limit_s:
                 silent_s = now - self._heard_at
                 self._end(RankLost(f"the first trainer has said nothing for {silent_s:.0f} s"))
+
+    def _hear_all(self, now: float) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._heard(self._dealer.recv_multipart(zmq.NOBLOCK, copy=False), now)
 
     def _speak(self, beat: bool) -> None:
         with self._changed:
