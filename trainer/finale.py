@@ -17,6 +17,7 @@ from common.system.files import write_atomically
 from common.system.lifecycle import Stop
 from common.system.status import SAVING, SPEAKING_LAST, SUMMING_UP, StatusFile
 from trainer import last_samples
+from trainer.history import judgements
 from trainer.history.checkpoint import Checkpoints
 from trainer.report import summary
 from trainer.stages import Stage, files_of
@@ -76,6 +77,8 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
         return
     made = _last_samples(run, stage, status, stop, last) if wanted is not None else None
     status.update(phase=SUMMING_UP)  # from here on, no judgement changes which is the best
+    if stage.spec.speaks:  # the sampler may have decided without the last line
+        judgements.decide(run.path, run.config.train.best_by)
     # Without `settings` where they are not what an end leaves: the same command speaks anew.
     samples = None if made is None else {"step": made[0], **(wanted if made[1] else {})}
     figures = summary.write(run, summary.unigram_of(run), ended, samples)

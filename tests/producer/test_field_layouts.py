@@ -4,6 +4,7 @@ its kind.
 
 import json
 import os
+import re
 
 import pytest
 
@@ -176,6 +177,18 @@ def test_d6_layouts_are_found_and_can_be_named(tmp_path, scanned, layout):
             sentence(i % 2 if layout == "m-ailabs" else i) for i in range(4)
         )
         assert len({u.speaker for u in s.utterances}) == speakers
+
+
+@pytest.mark.parametrize("language", [["en"], {"code": "en"}, 7])
+def test_d6_a_language_that_is_no_name_is_said(tmp_path, scanned, language):
+    def odd(i):
+        cut = _cut(i)
+        cut["supervisions"][0] |= {"language": language} if i == 1 else {"speaker": 5}
+        return cut
+
+    _jsonl(tmp_path / "c", 4, odd, "cuts.jsonl")
+    with pytest.raises(BadInput, match=re.escape(f"language '{language}'")):
+        scanned(tmp_path / "c")
 
 
 def test_d6_parquet_without_its_package_is_named(tmp_path, scanned, monkeypatch):

@@ -85,6 +85,17 @@ def test_a_signal_while_a_process_begins_anew_is_heard_by_what_it_becomes(tmp_pa
     assert len((tmp_path / "w.starts").read_text().split()) == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_the_signal_of_the_parents_death_counts_where_the_parent_is_another():
+    stop = Stop(saves=True)
+    stop._parent = os.getppid()
+    lifecycle._on_signal(stop, lifecycle._PARENT_DIED)
+    assert not stop.is_set()
+    stop._parent = -1
+    lifecycle._on_signal(stop, lifecycle._PARENT_DIED)
+    assert stop.orphaned
+
+
 _STARTS_AND_STAYS = """
 import os, subprocess, sys, threading
 read, write = os.pipe()
