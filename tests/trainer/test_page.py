@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 
 from common.data.manifest import Manifest
 from common.data.manifest_writer import ManifestWriter
@@ -243,3 +244,23 @@ def test_samples_say_whose_step_they_are(page_run):
     path.write_text(json.dumps(infos))
     assert "step 15" in html.unescape(report.write(page_run).read_text())
     assert sentences.step_of_samples(page_run / "nowhere") is None
+
+
+def test_attention_is_shown_below_the_mel_it_belongs_to(page_run):
+    """Of the samples that have it; a damaged picture is left out."""
+    folder = page_run / "samples" / "step-00000010"
+    infos = json.loads((folder / "samples.json").read_text())
+    for info, data in zip(infos, (None, b"no picture"), strict=True):
+        info["attention"] = f"attention_{info['name']}.png"
+        if data is None:
+            Image.new("RGB", (380, 300), "red").save(folder / info["attention"])
+        else:
+            (folder / info["attention"]).write_bytes(data)
+    (folder / "samples.json").write_text(json.dumps(infos))
+    (shown,) = re.findall(r'<img class="attention" src="(.*?)"', report.write(page_run).read_text())
+    kind, _, data = shown.partition(",")
+    assert kind == "data:image/webp;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as found:
+        assert found.size == (380, 300)
+        red, green, blue = found.convert("RGB").getpixel((190, 150))
+    assert red > 200 > 50 > max(green, blue)

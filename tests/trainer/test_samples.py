@@ -138,6 +138,10 @@ def test_files_of_each_sample(run, made, tmp_path, caplog):
         f"samples/{own[0].name}/recon",
     } <= set(board.tags)
     assert set(board.texts) == {f"samples/{i.name}" for i in infos}
+    for i in infos:  # each code's attention over the text, by a model that has learnt nothing
+        assert (tmp_path / "samples" / i.attention).read_bytes()[:4] == b"\x89PNG"
+        assert 0 <= i.aligned < 0.5
+        assert f"samples/{i.name}/attention" in board.tags
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,13 @@ MOST_CANDIDATES = 2000  # utterances that are looked through for a sample's reco
 @dataclass(frozen=True)
 class Take:
     """One thing to listen to. `note`: what is to be known of it; `sound` is None where the file
-    cannot be had any more.
+    cannot be had any more; `attention`: a picture of which text was read when.
     """
 
     title: str
     sound: Sound | None
     note: str = ""
+    attention: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def _spoken(step: int, folder: Path, info: dict) -> Take:
         return Take(title, None, "stopped at once: nothing was said")
     take = _take(title, folder / info["synth"])
     note = "" if info["stopped"] else "cut off: did not stop by itself"
-    return Take(title, take.sound, take.note or note)
+    drawn = info.get("attention")  # samples of before have none
+    return Take(title, take.sound, take.note or note, folder / drawn if drawn else None)
 
 
 def spread(steps: list[int], most: int) -> list[int]:
