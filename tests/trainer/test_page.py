@@ -251,13 +251,14 @@ def test_attention_is_shown_below_the_mel_it_belongs_to(page_run):
     folder = page_run / "samples" / "step-00000010"
     infos = json.loads((folder / "samples.json").read_text())
     for info, data in zip(infos, (None, b"no picture"), strict=True):
-        info["attention"] = f"attention_{info['name']}.png"
+        info |= {"attention": f"attention_{info['name']}.png", "aligned": 0.625}
         if data is None:
             Image.new("RGB", (380, 300), "red").save(folder / info["attention"])
         else:
             (folder / info["attention"]).write_bytes(data)
     (folder / "samples.json").write_text(json.dumps(infos))
     (shown,) = re.findall(r'<img class="attention" src="(.*?)"', report.write(page_run).read_text())
+    assert "aligned 0.62" in report.write(page_run).read_text()
     kind, _, data = shown.partition(",")
     assert kind == "data:image/webp;base64"
     with Image.open(io.BytesIO(base64.b64decode(data))) as found:

@@ -39,6 +39,7 @@ class Player:
     mel: str = ""
     width: int = 0
     attention: str = ""
+    aligned: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _player(take, root: Path, audio: str, scale: sounds.Scale) -> Player:
     width = sounds.width_of(len(mel) * sounds.HOP / sounds.MEL_RATE) if len(mel) else 0
     picture = sounds.picture(mel, scale) if len(mel) else ""
     drawn = sounds.shrunk(take.attention) if take.attention else ""
-    return Player(take.title, take.note, src, sound.seconds, picture, width, drawn)
+    shown = (picture, width, drawn, take.aligned)
+    return Player(take.title, take.note, src, sound.seconds, *shown)
 
 
 def _address(sound: sounds.Sound, root: Path, audio: str) -> str:

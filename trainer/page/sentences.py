@@ -22,13 +22,15 @@ MOST_CANDIDATES = 2000  # utterances that are looked through for a sample's reco
 @dataclass(frozen=True)
 class Take:
     """One thing to listen to. `note`: what is to be known of it; `sound` is None where the file
-    cannot be had any more; `attention`: a picture of which text was read when.
+    cannot be had any more; `attention`: a picture of which text was read when,
+    and `aligned` how well the text was followed.
     """
 
     title: str
     sound: Sound | None
     note: str = ""
     attention: Path | None = None
+    aligned: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ def _spoken(step: int, folder: Path, info: dict) -> Take:
     take = _take(title, folder / info["synth"])
     note = "" if info["stopped"] else "cut off: did not stop by itself"
     drawn = info.get("attention")  # samples of before have none
-    return Take(title, take.sound, take.note or note, folder / drawn if drawn else None)
+    if not drawn:
+        return Take(title, take.sound, take.note or note)
+    return Take(title, take.sound, take.note or note, folder / drawn, info["aligned"])
 
 
 def spread(steps: list[int], most: int) -> list[int]:
