@@ -38,9 +38,9 @@ _LIBRARIES = {
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
 
-# Keras imports these where they are installed, for wrappers and plots that nothing here uses: a
-# third of the time that TensorFlow takes to be imported.
-_NOT_NEEDED = ("sklearn", "pandas", "matplotlib")
+# Keras and TensorFlow Lite import these where they are installed, for wrappers, plots and
+# conversions that nothing here uses: a third of the time that TensorFlow takes to be imported.
+_NOT_NEEDED = ("sklearn", "pandas", "matplotlib", "jax")
 
 
 @dataclass(frozen=True)
