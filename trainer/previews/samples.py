@@ -210,7 +210,7 @@ class SampleMaker:
             sounds["recon"] = self._recon(line, voice)
             self._recon_made.add(line.name)
         if events is not None and sounds:
-            events.text(step, f"samples/{line.name}", line.text)
+            events.text(step, f"samples/{line.name}/text", line.text)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
             if events is not None:
@@ -251,7 +251,7 @@ class SampleMaker:
         )
         (folder / f"mel_{line.name}.png").write_bytes(png.data)
         if events is not None:
-            events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+            events.picture(step, f"samples/{line.name}/mel", png.data, png.width, png.height)
 
     def _draw_attention(
         self,
