@@ -36,7 +36,7 @@ from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
 
-_TRACED = ("lease", "data", "deliver")  # events of the channel that a trace tells of
+_TRACED = ("open", "lease", "data", "deliver")  # events of the channel that a trace tells of
 
 
 def parse() -> argparse.Namespace:
@@ -211,7 +211,7 @@ def _listener(folder: Path) -> Callable[..., None]:
 
     def on_event(kind: str, **fields) -> None:
         if kind in _TRACED:
-            at, about = fields["t"], {k: fields[k] for k in ("plan", "g", "peer")}
+            at, about = fields["t"], {k: fields[k] for k in ("plan", "g", "peer") if k in fields}
             trace.span("channel", kind, at, at, **about)
         if out is not None:
             out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")

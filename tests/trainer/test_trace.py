@@ -22,6 +22,9 @@ def at(row, name, began, ended=None, **about):
 
 
 TRAINER = [
+    at("device", "compute", -30, -20, g=4, count=1),  # of the stage before
+    at("device", "step", -31, -20, g=4, count=1),
+    at("channel", "open", 0),
     at("channel", "lease", 0, peer="producer-1", **ABOUT),
     at("channel", "data", 30, peer="producer-1", **ABOUT),
     at("channel", "deliver", 32, peer="producer-1", **ABOUT),
@@ -33,6 +36,7 @@ TRAINER = [
     at("loop", "issue", 37, 38, g=4, count=1),
 ]
 PRODUCER = [
+    at("loop", "read", -50, -49, **ABOUT),
     at("loop", "read", 2, 3, **ABOUT),
     at("decode-0", "a.wav", 3, 7),
     at("decode-1", "b.wav", 4, 9),
@@ -66,7 +70,7 @@ def run(tmp_path):
     """Batch 4 by producer-1; producer-0 was killed in the middle of a line."""
     put(tmp_path, "trainer", TRAINER)
     put(tmp_path, "producer-1", PRODUCER)
-    put(tmp_path, "producer-0", PRODUCER[:1], torn='{"row": "lo')
+    put(tmp_path, "producer-0", PRODUCER[1:2], torn='{"row": "lo')
     line = {"step": 1, "epoch": 0, "g": 4, "count": 1, "loss": 2.5, "wait_ms": 11.0}
     (tmp_path / "ledger.jsonl").write_text(json.dumps(line) + "\n")
     return tmp_path
@@ -112,7 +116,7 @@ def test_a_step_has_its_waits_and_its_ledger_line(run):
 
 
 def test_a_batch_whose_producer_tells_nothing_has_no_row(run):
-    put(run, "producer-1", PRODUCER[:3])
+    put(run, "producer-1", PRODUCER[:4])
     trace.write(run, run / "t.json")
     assert not [s for s in read_trace(run / "t.json") if s.process == "batches"]
 

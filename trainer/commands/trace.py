@@ -33,7 +33,8 @@ def check(path: Path) -> None:
 
 
 def write(run: Path, path: Path) -> int:
-    """Write the trace of a run's processes; the number of events.
+    """Write the trace of a run's processes, from where its last stage begins; the number of
+    events.
 
     Raises:
         RunError: no process has noted anything. BadInput: `path` cannot be written.
@@ -41,9 +42,11 @@ def write(run: Path, path: Path) -> int:
     noted = {p.stem: list(_lines(p)) for p in sorted((run / trace.FOLDER).glob("*.jsonl"))}
     if "trainer" not in noted:
         raise RunError(f"{run / trace.FOLDER} holds nothing of the trainer: no trace")
+    zero = max((s["from"] for s in noted["trainer"] if s["name"] == "open"), default=0.0)
+    # Before: of another stage, whose batches have the same numbers.
+    noted = {process: [s for s in of if s["from"] >= zero] for process, of in noted.items()}
     folded = ledger.fold(ledger.read(run / "ledger.jsonl"))
     lines = {line["g"]: line for line in folded if "g" in line}
-    zero = min(line["from"] for of in noted.values() for line in of)
     events = [*_of_processes(noted, lines, zero), *_of_batches(noted, zero)]
     document = {"traceEvents": events, "displayTimeUnit": "ms"}
     try:
