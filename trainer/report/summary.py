@@ -38,20 +38,21 @@ class History:
     """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
 
     `retraces`: how many functions the last process that trained it compiled again; None: it was
-    killed before it could say.
+    killed before it could say. `speed`: where the time went, of the last steps before `step`.
     """
 
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
     quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
+    speed: list[dict] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """From a stage's folder, without a torn line and without steps that the folded ledger no
         longer has. BadInput: a damaged ledger.
         """
-        steps, evaluations, retraces = {}, {}, None
+        steps, evaluations, speed, retraces = {}, {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
@@ -67,7 +68,9 @@ class History:
             elif "traces" in line:
                 retraces = sum(n - 1 for n in line["traces"].values())
                 continue
-            else:  # where the time goes
+            elif "speed" in line:
+                kind, line = speed, {"step": line["step"], **line["speed"]}
+            else:
                 continue
             kind[line["step"]] = (
                 line  # a step trained again after a crash: the later line is what the weights saw
@@ -77,6 +80,7 @@ class History:
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
             {step: f for step, f in judgements.read(folder).items() if step <= last},
+            [speed[s] for s in sorted(speed) if s <= last],
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
