@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
+# Functions under way beside training: tracing one more, in Python, would hold up those that a step
+# already waits for.
+_AT_ONCE = 2
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: the plan beyond them is not asked what comes first
@@ -147,6 +150,8 @@ class Compiled:
                 self._stop.check()
                 left[function] = workers.add(self.programs(*function), function)
                 self._collect(workers, left, wait=False)
+                while len(left) >= _AT_ONCE:
+                    self._collect(workers, left, wait=True)
             while left:
                 self._collect(workers, left, wait=True)
             log.info(
