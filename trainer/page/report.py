@@ -79,13 +79,14 @@ def write(run_dir: str | Path, audio: str = EMBED) -> Path:
 
 def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
     """The page of one run as HTML. `live`: as `launch.py serve` shows it, which updates itself."""
-    figures = summary.summarise(run, summary.unigram_of(run))
+    read = summary.histories(run)
+    figures = summary.summarise(run, summary.unigram_of(run), read=read)
     return _template("report.html.j2").render(
         title=run.path.resolve().name,
         size=figures["size"],
         stands=facts.stands(run),
         written=time.strftime("%Y-%m-%d %H:%M"),
-        stages=[_stage(run, name, figures["stages"][name]) for name in run.stages],
+        stages=[_stage(run, name, read[name], figures["stages"][name]) for name in run.stages],
         settings=facts.changed_settings(run.config),
         corpus=facts.corpus_lines(run.manifest),
         rows=_rows(run, audio),
@@ -144,8 +145,8 @@ def _save(path: Path, html: str) -> None:
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def _stage(run: RunFolder, name: str, figures: dict) -> Stage:
-    spec, history = run.spec(name), summary.History.read(run.stage_folder(name))
+def _stage(run: RunFolder, name: str, history: summary.History, figures: dict) -> Stage:
+    spec = run.spec(name)
     panels = load(spec.panels)(history, figures)
     title = spec.title[:1].upper() + spec.title[1:]
     panels += facts.speed_panels(title, history)

@@ -14,8 +14,6 @@ import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 
-from babel.units import format_unit
-
 from common.xtts.text import currencies, numbers, rules
 from common.xtts.text.errors import TextError
 
@@ -407,6 +405,8 @@ def _unit_pattern(language: str, unit: str, value: Decimal) -> str | None:
         value = value % 10**6 + 10**6  # of the same plural form
     if value.as_tuple().exponent < -3:
         value = round(value, 3)
+    from babel.units import format_unit
+
     written = currencies.plain(format_unit(value, unit, "long", "0.###", locale=known), language)
     pattern, found = re.subn(r"[0-9]+(?:[.,٫][0-9]+)?", "{0}", written, count=1)
     if not found:

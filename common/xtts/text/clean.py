@@ -212,7 +212,7 @@ def _percent_last(text: str) -> str:
 
 @functools.cache
 def _translation(language: str) -> dict[int, str | None]:
-    table: dict[int, str | None] = dict(numbers.FOREIGN_DIGITS)
+    table: dict[int, str | None] = dict(numbers.foreign_digits())
     table |= numbers.separators(language)
     if language not in ("zh", "ja"):  # there, XTTS has rules of its own for these
         table |= rules.TYPOGRAPHY | rules.CJK_PUNCTUATION
