@@ -171,7 +171,7 @@ def test_a_table_of_no_objects_ends_soon(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text("7\n" * 3000)
     seen = []
-    with pytest.raises(BadInput, match="1001 entries in a row are no JSON objects"):
+    with pytest.raises(BadInput, match="1001 entries in a row are not JSON objects"):
         seen.extend(jsonl.read(path))
     assert len(seen) == 1000
     assert all(isinstance(item, RowError) for item in seen)
