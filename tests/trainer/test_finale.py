@@ -178,7 +178,7 @@ def test_figures_that_nobody_has_are_said(run, monkeypatch, caplog):
     assert (gpt["best_by"], gpt["best_checkpoint"]) == ("similarity", 10)
     note = "no checkpoint on disk was judged by similarity, the held-out loss decided"
     assert gpt["best_note"] == note
-    assert "step 20 has no similarity, by which train.best_by chooses" in caplog.text
+    assert "step 20 has no similarity, which train.best_by needs" in caplog.text
     (run.path / "checkpoints/step-00000020/state.json").write_text('{"best_step": null}')
     end(run, at_its_end(total=30))  # as if ended by patience: another end
     assert figures(run)["best_note"].endswith("the newest: the held-out loss was not measured")
@@ -335,7 +335,7 @@ def stopped(run, monkeypatch):
     ("steps", "of", "note"),
     [
         ((10, 20), 10, "samples/ is of step 10"),
-        ((20,), 20, "samples/ is of step 20; those of the best, step 10, were not spoken yet"),
+        ((20,), 20, "samples/ is of step 20; the best, step 10, has not been spoken yet"),
         ((), None, "no samples were spoken yet"),
     ],
 )
@@ -393,4 +393,7 @@ def test_a_folder_that_cannot_be_written_does_not_hold_up_a_stop(run, monkeypatc
     stop = Stop(saves=True)
     stop.request("stop", "SIGINT", 130)
     finale.leave_summary(run, StatusFile(run.path, "trainer", "trainer"), stop)
-    assert "what a stop leaves is not whole: OSError: [Errno 28] No space left" in caplog.text
+    assert (
+        "the results of a stopped run are incomplete: OSError: [Errno 28] No space left"
+        in caplog.text
+    )
