@@ -210,7 +210,7 @@ def build(
 def _add_settings(parser: Parser, words: tuple[str, str]) -> None:
     if words == KEY_VALUE:
         which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
-        parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+        parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {which})")
     parser.add_argument("settings", nargs="*", metavar=words[0], help=words[1])
 
 

@@ -186,7 +186,7 @@ def page() -> str:
         "",
         "    python launch.py config train.optim.learning_rate",
         "",
-        "A setting stands in a file of settings (`configs/`), or as `key=value` on the command"
+        "Put a setting into a settings file (`configs/`), or give it as `key=value` on the command"
         " line. Settings of `data`, `text`, `model`, `batching`, `augment` and the `seed` are part"
         " of a run's identity: a changed value needs a new run folder. Those of `threads` are fixed"
         " when a run is created. All others take effect at the next start, also of a run that"

@@ -39,7 +39,7 @@ IMPORT_FLAGS: dict[str, dict] = {
     "--out": {"metavar": "FOLDER", "required": True, "help": "the folder to make"},
     "--dvae": {"metavar": "PATH", "help": "dvae.pth: training needs it"},
     "--vocab": {"metavar": "PATH", "help": "vocab.json of the model"},
-    "--mel-stats": {"metavar": "PATH", "help": "mel_stats.pth, where model.pth holds none"},
+    "--mel-stats": {"metavar": "PATH", "help": "mel_stats.pth, if model.pth contains none"},
     "--speakers": {"metavar": "PATH", "help": "speakers_xtts.pth: named voices"},
     "--other-dvae": {
         "action": "store_true",

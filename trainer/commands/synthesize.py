@@ -42,7 +42,7 @@ FLAGS: dict[str, dict] = {
     "--reference": {
         "metavar": "CLIP",
         "nargs": "+",
-        "help": "recordings of the voice instead, together 3 s or more; 30 s are used",
+        "help": "recordings of the voice instead: 3 s or more in all, of which 30 s are used",
     },
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
     "--stream": {
