@@ -311,7 +311,7 @@ def test_the_best_is_exported_by_default(folder, tmp_path, capsys):
         )
         == 2
     )
-    assert "began from nothing" in capsys.readouterr().err
+    assert "started from nothing" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x.pth"]
 
 

@@ -1,9 +1,9 @@
-"""The end of a run in figures: what was learnt, how fast, what was left out.
+"""The end of a run in figures: what it learnt, how fast, what it left out.
 
-Read from the run folder alone, without TensorFlow.
+Reads only the run folder, without TensorFlow.
 
 `write` and `draw` make RUN/summary.json and RUN/curves.png; `table` and `lines` show the same
-figures to people. Steps that were trained again after a crash count once, as in the folded ledger.
+figures to people. Steps repeated after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class History:
             else:  # where the time goes
                 continue
             kind[line["step"]] = (
-                line  # a step trained again after a crash: the later line is what the weights saw
+                line  # a step repeated after a crash: the weights saw the later line
             )
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
         return cls(
@@ -88,8 +88,8 @@ class History:
 
 
 def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
-    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant
-    prediction scores on the same targets.
+    """Entropy in nats of the targets counted in `counts` [V]: the score of the best constant
+    prediction on these targets.
 
     A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN
     without any count.
@@ -102,16 +102,16 @@ def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
 
 
 def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
-    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed
-    over.
+    """int64[V]: how often each id is a target in a batch, including STOP; -1 (no target) is
+    skipped.
     """
     targets = np.asarray(audio_targets)
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
 def summarise(run: RunFolder, unigram_nats: float | None = None, ended: str = "finished") -> dict:
-    """The figures, by stage; what a stage does not have is absent, what could not be computed is
-    None.
+    """The figures by stage; figures that a stage does not have are absent, those that could not be
+    computed are None.
 
     Args:
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
@@ -183,7 +183,7 @@ def write(
     """Write RUN/summary.json; returns the figures, as `summarise`.
 
     Args:
-        samples: "step": what RUN/samples is of; None: of no end of this run.
+        samples: "step": the step of RUN/samples; None: they are from no end of this run.
     """
     figures = summarise(run, unigram_nats, ended) | {"samples": samples}
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
@@ -306,7 +306,7 @@ def _lower(value: float | None) -> str:
 
 
 def _speed(history: History) -> dict:
-    """The last half of the steps: compilation, caches and the filling of buffers are behind it."""
+    """The last half of the steps, after compilation and the filling of caches and buffers."""
     steps = history.steps
     half = steps[len(steps) // 2 :]
     seconds = sum(s["step_ms"] for s in half) / 1e3
