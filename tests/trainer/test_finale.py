@@ -114,7 +114,7 @@ def left(run):
 
 
 def said_by(folder):
-    """The step of the weights that spoke what lies in a folder."""
+    """The step of the weights that spoke the samples in a folder."""
     (info,) = json.loads((folder / "samples.json").read_text())
     assert (folder / "synth_a.wav").read_text() == str(info["step"])
     return info["step"]
@@ -216,7 +216,7 @@ def test_the_summary_waits_for_the_sampler(run, monkeypatch):
 
 
 def test_a_checkpoint_that_the_sampler_has_yet_to_take_is_waited_for(run):
-    """It stands between two looks at the folder."""
+    """It waits between two checks of the folder."""
     with judging(run, 4) as file:
         file.update(phase="waiting for a checkpoint")
         assert last_samples._pending(run, 20) == 10
