@@ -29,7 +29,7 @@ from rich.table import Table
 from common.gpu.choose import TRIAL
 from tests.bench.two_gpus import ROOT, parser, speed, watch
 
-SUM = re.compile(r"adding up took ([\d.]+) ms a step")
+SUM = re.compile(r"the sum took ([\d.]+) ms per step")
 
 
 def rows(cpu: bool) -> dict[str, list[str]]:
@@ -62,7 +62,7 @@ def command(args: argparse.Namespace, run: Path, steps: int, more: list[str]) ->
 
 
 def sum_ms(run: Path) -> float | None:
-    """The last that the first trainer said of it."""
+    """The first trainer's last report of it."""
     found = SUM.findall((run / "logs" / "trainer.log").read_text(errors="replace"))
     return float(found[-1]) if found else None
 

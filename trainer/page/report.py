@@ -1,7 +1,7 @@
-"""RUN/report.html, written from what the run folder holds: one file that opens without a network.
+"""Writes RUN/report.html from the run folder: one file that opens without a network.
 
-Reads only, beside the one file that it writes; loads no TensorFlow. Templates escape whatever a
-corpus or a setting holds (Jinja2's autoescape).
+Apart from that file it only reads, and loads no TensorFlow. Templates escape whatever a corpus or a
+setting contains (Jinja2's autoescape).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RIGHT_TO_LEFT = ("ar", "fa", "he", "ur", "ps", "ckb", "yi")
 
 @dataclass(frozen=True)
 class Player:
-    """A take as a page shows it; `src` is empty where there is nothing to hear."""
+    """A take as a page shows it; `src` is empty if there is nothing to hear."""
 
     title: str
     note: str
@@ -100,7 +100,7 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path, audio: str = EMBED) -> Path:
     """Write one page about several runs to `out`; returns its path.
 
-    BadInput: less than two runs, a folder that is none, or `out` cannot be written.
+    BadInput: fewer than two runs, a folder that is not a run, or `out` cannot be written.
     """
     if len(run_dirs) < 2:
         raise BadInput("--compare takes two run folders or more")
@@ -212,7 +212,7 @@ def _address(sound: sounds.Sound, root: Path, audio: str) -> str:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Short and different: the folders' names, with their parents' where two are alike."""
+    """Short, distinct names: the folders', with their parents' if two are equal."""
     short = [p.resolve().name for p in paths]
     return [
         s if short.count(s) == 1 else "/".join(p.resolve().parts[-2:])
@@ -256,7 +256,7 @@ def _compared(runs: list[RunFolder], names: list[str], figures: list[dict]) -> l
 
 
 def _differing(configs: list) -> list[tuple[str, list[str]]]:
-    """(key, its value in each run) of the settings that are not the same in all."""
+    """(key, its value in each run) for the settings that differ between runs."""
     flat = [dict(facts.flat(c.model_dump())) for c in configs]
     keys = dict.fromkeys(k for f in flat for k in f)
     shown = [(k, [facts.shown(f.get(k)) for f in flat]) for k in keys]

@@ -1,9 +1,9 @@
-"""The end of a run in figures: what was learnt, how fast, what was left out.
+"""The end of a run in figures: what it learnt, how fast, what it left out.
 
-Read from the run folder alone, without TensorFlow.
+Reads only the run folder, without TensorFlow.
 
 `write` and `draw` make RUN/summary.json and RUN/curves.png; `table` and `lines` show the same
-figures to people. Steps that were trained again after a crash count once, as in the folded ledger.
+figures to people. Steps repeated after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def histories(run: RunFolder) -> dict[str, History]:
 
 
 def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
-    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant
-    prediction scores on the same targets.
+    """Entropy in nats of the targets counted in `counts` [V]: the score of the best constant
+    prediction on these targets.
 
     A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN
     without any count.
@@ -106,8 +106,8 @@ def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
 
 
 def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
-    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed
-    over.
+    """int64[V]: how often each id is a target in a batch, including STOP; -1 (no target) is
+    skipped.
     """
     targets = np.asarray(audio_targets)
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
@@ -321,7 +321,7 @@ def _lower(value: float | None) -> str:
 
 
 def _speed(history: History) -> dict:
-    """The last half of the steps: compilation, caches and the filling of buffers are behind it."""
+    """The last half of the steps, after compilation and the filling of caches and buffers."""
     steps = history.steps
     half = steps[len(steps) // 2 :]
     seconds = sum(s["step_ms"] for s in half) / 1e3
