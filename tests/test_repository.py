@@ -68,7 +68,7 @@ ARROWS = {
         *("trainer/previews", "trainer/report", "trainer/ranks", "trainer/step"),
         *("trainer/history", "common/gpu", "common/transport", *RUN, *NETWORKS),
     ),
-    "trainer/ranks": ("trainer/history", "common/transport", "common/system"),
+    "trainer/ranks": ("trainer/history", "common/gpu", "common/transport", "common/system"),
     "trainer/loggers": ("trainer/previews", *RUN),
     "trainer/previews": ("trainer/report", "trainer/history", "common/gpu", *RUN, *NETWORKS),
     "trainer/page": (*("trainer/report", "trainer/history", "common/audio", "common/xtts", *RUN),),

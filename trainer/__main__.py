@@ -10,10 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from common.gpu.faults import in_words
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs
@@ -28,10 +26,9 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import follow, profile, stages
 from trainer.finale import finish, leave_summary
-from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
 from trainer.lead import Lead
-from trainer.opening import set_up_device
+from trainer.opening import device_in_words, set_up_device
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -82,7 +79,7 @@ def main(stop: Stop) -> int | None:
                     continue
                 lead = lead or Lead.of(run, name, status, stop)
                 try:
-                    with _device_in_words(status, stages.files_of(run, name).checkpoints):
+                    with device_in_words(status, stages.files_of(run, name).checkpoints):
                         stage = train_stage(run, name, server, status, stop, lead)
                 except Stopped:
                     if stop.cause == "stop" and profile.free_steps() is None:
@@ -111,20 +108,6 @@ def _next_stage(run: RunFolder) -> str:
     """The first stage that has not ended."""
     ended = {n for n in run.stages if run.spec(n).publishes and run.dvae_weights.is_file()}
     return next(n for n in run.stages if n not in ended)
-
-
-def _device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
-    """While inside, a GPU that is lost or full ends the stage with one line."""
-
-    def at() -> str:
-        s = status.value
-        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
-
-    def saved() -> str:
-        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
-        return f"; the same command goes on from step {step}, the newest saved"
-
-    return in_words(lambda: status.value.device, at, saved)
 
 
 def prove(run: RunFolder) -> None:

@@ -223,19 +223,26 @@ def main(stop: Stop) -> None:
         if synthesizer.vocoder is None:  # librosa loads itself at its first use, for seconds
             synthesizer.from_mel(np.zeros((8, synthesizer.dims.audio.num_mels), np.float32))
     from common.xtts.clips import ReferenceClipError
-    from common.xtts.synthesize import NotFinite
 
     try:
         voice = _voice(synthesizer, references) if references else named(synthesizer)
     except (ReferenceClipError, ValueError) as e:
         raise BadInput(str(e)) from e
     pace = pace_of(options)
-    reading = Reading(synthesizer, pieces, voice, chosen, pace, options)
+    read_aloud(Reading(synthesizer, pieces, voice, chosen, pace, options), sources)
+
+
+def read_aloud(reading: Reading, sources: Sources) -> None:
+    """Into the file, or as the stream, that is asked for. BadInput as of `write`; RunError: the
+    weights make no finite numbers.
+    """
+    from common.xtts.synthesize import NotFinite
+
     try:
-        if options["stream"]:
+        if reading.asked["stream"]:
             stream(reading)
         else:
-            write(reading, Path(options["out"]), deciding(reading, sources))
+            write(reading, Path(reading.asked["out"]), deciding(reading, sources))
     except NotFinite as e:
         raise RunError(
             f"{e}: no sound can be made of these weights, and none is written; try another --step,"
