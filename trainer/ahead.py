@@ -59,7 +59,8 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
-    tried, key = Tried.of_process(stop), key_of(stage, largest)
+    tried, key = Tried.of_process(), key_of(stage, largest)
+    tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
         now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
@@ -82,18 +83,19 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
         )
     tell_memory(stage, largest)
     if stage.step.options.jit:
-        compiled.go_on([wanted for wanted in order if wanted not in now])
+        compiled.later([wanted for wanted in order if wanted not in now])
     return compiled
 
 
 class Compiled:
     """Which functions of a stage are compiled, and the thread that compiles the others beside
-    training.
+    training, once the first step is under way.
     """
 
     def __init__(self, stage: Stage, stop: Stop):
         self._stage, self._stop = stage, stop
         self.given: set = set()
+        self._later: list[Function] = []
         self._coming: set[Function] = set()
         self._changed = threading.Condition()
 
@@ -104,10 +106,17 @@ class Compiled:
         )
         return [(program.name, program.compile) for program in found]
 
-    def go_on(self, wanted: list[Function]) -> None:
-        """Compile these too, in this order, in a thread."""
-        self._coming = set(wanted)
-        threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
+    def later(self, wanted: list[Function]) -> None:
+        """These are compiled too, in this order, once `go_on` is called, or one of them waited
+        for.
+        """
+        self._later, self._coming = wanted, set(wanted)
+
+    def go_on(self) -> None:
+        """Compile what is left, in a thread."""
+        wanted, self._later = self._later, []
+        if wanted:
+            threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
 
     def is_coming(self, what: str, bucket: int) -> bool:
         """Whether a function is being compiled, or waits for that."""
@@ -117,6 +126,8 @@ class Compiled:
         """Until a function that is being compiled is there, or has failed, so that its first call
         fails. Raises the stop's error.
         """
+        if (what, bucket) in self._coming:
+            self.go_on()
         with self._changed:
             while (what, bucket) in self._coming:
                 self._stop.check()
@@ -179,7 +190,11 @@ class Compiled:
 
 
 class WaitingStep:
-    """A step (`trainer.step.gpt.Step`) whose calls wait until their programs are compiled."""
+    """A step (`trainer.step.gpt.Step`) whose calls wait until their programs are compiled.
+
+    The first one goes before the compilations that are left: tracing holds Python, which issuing a
+    step needs.
+    """
 
     def __init__(self, step: Step, compiled: Compiled):
         self._step, self._compiled = step, compiled
@@ -189,18 +204,22 @@ class WaitingStep:
 
     def micro(self, bucket: int, *args):
         """See `Step.micro`."""
-        self._compiled.wait("training", bucket)
-        return self._step.micro(bucket, *args)
+        return self._called("training", self._step.micro, bucket, *args)
 
     def update(self, bucket: int, *args):
         """See `Step.update`."""
-        self._compiled.wait("training", bucket)
-        return self._step.update(bucket, *args)
+        return self._called("training", self._step.update, bucket, *args)
 
     def evaluate(self, bucket: int, *args):
         """See `Step.evaluate`."""
-        self._compiled.wait("evaluation", bucket)
-        return self._step.evaluate(bucket, *args)
+        return self._called("evaluation", self._step.evaluate, bucket, *args)
+
+    def _called(self, what: str, call: Callable, bucket: int, *args):
+        self._compiled.wait(what, bucket)
+        try:
+            return call(bucket, *args)
+        finally:
+            self._compiled.go_on()
 
 
 def largest_bucket(stage: Stage) -> int:

@@ -189,12 +189,14 @@ def dvae_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
 
 def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     """Stage 2's step, and how batches reach it."""
+    from common.xtts.attention_check import why_not
     from trainer.step.gpt import GptStep
     from trainer.step.precision import choose
+    from trainer.tried import Tried
 
     c = run.config
     _set_up(c)
-    precision = choose(c)
+    precision = choose(c, lambda: Tried.of_process().attention(why_not))
     options = options_of(run, "gpt", c.train.optim, schedule, c.train, c.model)
     options = replace(
         options, compute_dtype=precision.compute_dtype, operations=precision.operations

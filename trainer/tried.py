@@ -1,9 +1,9 @@
-"""Which largest steps this process's card has been seen to hold: a restart begins with the step it
-goes on with, and does not try the largest again.
+"""What this process's card has been seen to do: a restart begins with the step it goes on with, and
+tries neither the largest step again nor the fused attention.
 
-A line per step, in the folder of XLA's findings: for the same network, batch, code, TensorFlow and
-card. What has another one, or less memory than the step needed, is tried; so is everything where no
-GPU is, and after an end that a restart would not mend.
+A line per trial, in the folder of XLA's findings: for the same network, batch, code, TensorFlow,
+driver and card. What has another one, or less memory than the step needed, is tried; so is
+everything where no GPU is, and after an end that a restart would not mend.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import functools
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.gpu.device import cudnn_version
+from common.gpu.listing import list_gpus
 from common.gpu.memory import this_card
 from common.gpu.xla_env import CACHE
 from common.system.documents import parse_json
@@ -26,34 +29,49 @@ from common.system.lifecycle import Stop
 if TYPE_CHECKING:
     from trainer.stages import Stage
 
-FILE = "largest_steps.jsonl"
+FILE = "tried.jsonl"
 _MOST_BYTES = 1 << 20
 _CODE = ("trainer/step", "common/xtts", "common/gpu")
+# Options of a step that its memory does not depend on, and that a resumed run may have others of.
+_NO_MEMORY = ("init_seed", "learning_rate", "warmup_steps", "total_steps", "final_lr_ratio")
 
 log = logging.getLogger(__name__)
 
 
 class Tried:
-    """The steps tried by this process and those before it.
+    """What was tried by this process and those before it.
 
     Args:
-        folder: where they are noted; None: nowhere.
-        stop: of the process. Where it ends hopelessly, one of them did not fit after all: all are
-            forgotten.
+        folder: where it is noted; None: nowhere.
     """
 
-    def __init__(self, folder: Path | None, stop: Stop):
+    def __init__(self, folder: Path | None):
         self._file = None if folder is None else folder / FILE
-        stop.at_exit(lambda code: self.forget() if code == HOPELESS else None)
 
     @classmethod
-    def of_process(cls, stop: Stop) -> Tried:
+    def of_process(cls) -> Tried:
         """Beside what XLA's autotuner found for this process."""
         folder = os.environ.get(CACHE)
-        return cls(None if not folder else Path(folder), stop)
+        return cls(None if not folder else Path(folder))
+
+    def forget_if_hopeless(self, stop: Stop) -> None:
+        """Where the process of `stop` ends hopelessly, something did not do after all."""
+        stop.at_exit(lambda code: self.forget() if code == HOPELESS else None)
+
+    def attention(self, why_not: Callable[[], str | None]) -> str | None:
+        """What `why_not` says of the fused attention, which is asked unless it had nothing to say
+        before.
+        """
+        key = _key("attention", {"flags": os.environ.get("XLA_FLAGS", "")})
+        if self.needed(key) is not None:
+            return None
+        reason = why_not()
+        if reason is None:
+            self.note(key, 0)
+        return reason
 
     def needed(self, key: str | None) -> int | None:
-        """Bytes that the step of this key needed; None: it was not tried."""
+        """Bytes that the trial of this key needed; None: it was not made."""
         if self._file is None or key is None:
             return None
         try:
@@ -64,12 +82,12 @@ class Tried:
         return next((n for line in reversed(lines) if (n := _bytes(line, key)) is not None), None)
 
     def note(self, key: str | None, num_bytes: int) -> None:
-        """The step of this key was tried, and needs so many."""
+        """The trial of this key was made, and needed so many."""
         if self._file is None or key is None:
             return
         try:
             with open(self._file, "a") as file:
-                file.write(json.dumps({"step": key, "bytes": num_bytes}) + "\n")
+                file.write(json.dumps({"tried": key, "bytes": num_bytes}) + "\n")
         except OSError as e:  # the next start tries it again
             log.info("%s cannot be written: %s", self._file, e.strerror)
 
@@ -81,23 +99,28 @@ class Tried:
 
 def key_of(stage: Stage, largest: int) -> str | None:
     """What the memory of a stage's largest step depends on; None where there is no GPU."""
-    card = this_card()
-    if card is None:
-        return None
     options = dataclasses.asdict(stage.step.options)
     bucket = stage.schedule.train.buckets[largest]
-    return digest(
+    return _key(
+        "step",
         {
-            "operations": type(stage.step.options.operations).__name__,  # they have no fields
+            "operations": type(stage.step.options.operations).__name__,  # it has no other fields
             "dims": stage.step.dims.to_dict(),
-            "options": {name: str(value) for name, value in options.items()},
+            "options": {name: str(x) for name, x in options.items() if name not in _NO_MEMORY},
             "bucket": dataclasses.asdict(bucket),
             "buckets": len(stage.schedule.train.buckets),
             "grouped": stage.schedule.accumulate > 1,
-            "card": card.uuid,
-            "code": _code(),
-        }
+        },
     )
+
+
+def _key(what: str, facts: dict) -> str | None:
+    card = this_card()
+    if card is None:
+        return None
+    # The folder is one version of TensorFlow's.
+    of_card = {"card": card.uuid, "driver": list_gpus().driver, "cudnn": cudnn_version()}
+    return digest({"what": what, **facts, **of_card, "code": _code()})
 
 
 @functools.cache
@@ -112,7 +135,7 @@ def _bytes(line: bytes, key: str) -> int | None:
         noted = parse_json(line)
     except ValueError:  # a line cut by a kill
         return None
-    if not isinstance(noted, dict) or noted.get("step") != key:
+    if not isinstance(noted, dict) or noted.get("tried") != key:
         return None
     n = noted.get("bytes")
     return n if isinstance(n, int) and not isinstance(n, bool) and n >= 0 else None

@@ -13,13 +13,14 @@ import os
 import site
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.gpu.choose import DEVICE, MEMORY_LIMIT
 from common.gpu.listing import list_gpus
-from common.gpu.memory import cuda_identity, limit_mb, open_context
+from common.gpu.memory import Context, cuda_identity, limit_mb, open_context
 from common.gpu.xla_env import CACHE
 from common.system.errors import BadInput, is_out_of_memory
 
@@ -37,9 +38,9 @@ _LIBRARIES = {
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
 
-# Keras imports these where they are installed, for wrappers and plots that nothing here uses: a
-# third of the time that TensorFlow takes to be imported.
-_NOT_NEEDED = ("sklearn", "pandas", "matplotlib")
+# Keras and TensorFlow Lite import these where they are installed, for wrappers, plots and
+# conversions that nothing here uses: a third of the time that TensorFlow takes to be imported.
+_NOT_NEEDED = ("sklearn", "pandas", "matplotlib", "jax")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def prove_device(
         memory_limit_mb = int(os.environ[MEMORY_LIMIT])
     if expected == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    # The driver takes its seconds while Python takes its own.
+    opening = None if expected == "cpu" else ThreadPoolExecutor(1).submit(open_context)
     try:
         tf = import_tensorflow()
     except ImportError as e:
@@ -124,21 +127,20 @@ def prove_device(
         tf.config.threading.set_intra_op_parallelism_threads(intra_threads)
     if inter_threads:
         tf.config.threading.set_inter_op_parallelism_threads(inter_threads)
-    if expected == "cpu":
+    if opening is None:
         tf.config.set_visible_devices([], "GPU")
         join()
         _compute(tf, "/device:CPU:0")
         return DeviceInfo("cpu", "/device:CPU:0", "CPU")
-    info = _prove_gpu(tf, memory_limit_mb, whole_card, join)
+    context = opening.result()
+    info = _prove_gpu(tf, context, limit_mb(memory_limit_mb, context, whole_card), join)
     log.info("computing on %s", info.label)
     return info
 
 
 def _prove_gpu(
-    tf, memory_limit_mb: int | None, whole_card: bool, join: Callable[[], None]
+    tf, context: Context | None, memory_limit_mb: int | None, join: Callable[[], None]
 ) -> DeviceInfo:
-    context = open_context()
-    memory_limit_mb = limit_mb(memory_limit_mb, context, whole_card)
     gpus = tf.config.list_physical_devices("GPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if CACHE in os.environ:

@@ -270,7 +270,7 @@ class Conv1d(Module):
             return _affine(x, weight[0], self.bias)
         if w.padding:
             x = tf.pad(x, [[0, 0], [w.padding, w.padding], [0, 0]])
-        y = tf.nn.conv1d(x, weight, w.stride, "VALID", dilations=w.dilation)
+        y = current().conv1d(x, weight, w.stride, w.dilation)
         return y if self.bias is None else tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
 
     def matrix_and_bias(self) -> tuple[tf.Tensor, tf.Tensor]:

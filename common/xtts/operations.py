@@ -37,9 +37,13 @@ class Operations:
 
     Args:
         jit: whether XLA compiles what is traced with them.
+        products: whether convolutions are matrix products. cuDNN's kernels for one are compiled and
+            timed against each other for seconds per shape, and its untimed choice is slow (stage
+            1's step: 886 ms for 67 on an H200).
     """
 
     jit: bool = False
+    products: bool = False
     # Heads pad their classes to a multiple of this.
     class_tile: ClassVar[int] = 1
 
@@ -127,6 +131,20 @@ class Operations:
     def column_sum(self, x_RC: tf.Tensor) -> tf.Tensor:
         """Sum over the rows, [C] in x's dtype."""
         return tf.reduce_sum(x_RC, 0)
+
+    def conv1d(self, x: tf.Tensor, weight: tf.Tensor, stride: int, dilation: int) -> tf.Tensor:
+        """Convolve x [B, T, in] with weight [k, in, out] where it lies inside of x, every `stride`
+        positions -> [B, T', out].
+        """
+        if not self.products:
+            return tf.nn.conv1d(x, weight, stride, "VALID", dilations=dilation)
+        kernel, num_in, num_out = weight.shape
+        batch, length, _ = dims_of(x)
+        span = (length - dilation * (kernel - 1) - 1) // stride * stride + 1
+        seen = [x[:, k * dilation : k * dilation + span : stride] for k in range(kernel)]
+        rows = tf.reshape(tf.concat(seen, -1), [-1, kernel * num_in])
+        y = tf.matmul(rows, tf.reshape(weight, [kernel * num_in, num_out]))
+        return tf.reshape(y, [batch, -1, num_out])
 
     def qkv(self, x: tf.Tensor, projection, packing: Packing) -> list[tf.Tensor]:
         """Queries, keys and values of x [B, T, C], each [B, T, H, D], by the layer `projection`

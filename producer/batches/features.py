@@ -16,6 +16,7 @@ from common.data.manifest import Utterance
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
 from common.run.settings import Config
+from common.xtts.operations import Operations, use
 from producer.batches.augment import Change, change_of, probe_change
 from producer.batches.maker import BatchError, Clip, Made, Work
 
@@ -48,6 +49,7 @@ class StageMaker(ABC):
         self._augment, self._manifest = config.augment, run.manifest
         self._plans = {name: run.plan(self.stage, name) for name in ("train", "eval")}
         self._jit = bool(config.jit) and on_gpu()
+        self._operations = Operations(products=self._jit)
         self._functions: dict[tuple[int, ...], tf.types.experimental.ConcreteFunction] = {}
 
     def plan(self, name: str, g: int) -> PlannedBatch:
@@ -89,7 +91,8 @@ class StageMaker(ABC):
 
             def traced(*args):
                 self.num_traces += 1
-                return body(*args)
+                with use(self._operations):
+                    return body(*args)
 
             # Concrete at once: calling many tf.functions of one source line makes TensorFlow warn
             # of retracing.

@@ -81,6 +81,25 @@ def test_the_first_steps_programs_are_compiled_before_the_others(caplog):
     assert "training of bucket 0 is not compiled ahead: training 0" in caplog.text
 
 
+def test_the_first_step_goes_before_what_is_left_to_compile():
+    step, stepped, late = Noting(), threading.Event(), []
+    programs_of = step.programs
+    step.update = lambda *args: stepped.set()
+
+    def programs(bucket, grouped, training):
+        if threading.current_thread().name == "compile":
+            late.append(stepped.is_set())
+        return programs_of(bucket, grouped, training)
+
+    step.programs = programs
+    compiled = ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop())
+    assert len(step.compiled) == 3
+    compiled.watch(step).update(1, {}, (0, 0))
+    compiled.wait("evaluation", 3)
+    assert late
+    assert all(late)
+
+
 def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
     step, released, stop = Noting(), threading.Event(), Stop()
     programs_of, calls = step.programs, []

@@ -62,6 +62,33 @@ def test_the_largest_step_is_tried_once_and_compiled_later_after_a_restart(card,
     assert "is not tried again" in caplog.text
 
 
+def test_a_resumed_run_may_draw_nothing_and_train_longer(card):
+    begin()
+
+    def resumed(stage):
+        options = stage.step.options
+        stage.step.options = dataclasses.replace(
+            options, init_seed=None, total_steps=9, learning_rate=1.0
+        )
+
+    again, _, _ = begin(resumed)
+    assert again.ran == []
+
+
+def test_attention_that_works_is_tried_once_and_what_does_not_again(card):
+    asked = []
+
+    def answer(reason):
+        return lambda: asked.append(reason) or reason
+
+    assert tried.Tried.of_process().attention(answer("does not run here")) == "does not run here"
+    assert tried.Tried.of_process().attention(answer(None)) is None
+    assert tried.Tried.of_process().attention(answer("never asked")) is None
+    card["card"] = dataclasses.replace(CARD, uuid="GPU-2")
+    assert tried.Tried.of_process().attention(answer("another card")) == "another card"
+    assert asked == ["does not run here", None, "another card"]
+
+
 @pytest.mark.parametrize(
     "change",
     ["options", "operations", "bucket", "card", "memory", "a line cut off", "no GPU"],

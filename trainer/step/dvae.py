@@ -26,6 +26,7 @@ from common.data.buckets import Bucket
 from common.xtts import weights
 from common.xtts.dims import ModelDims
 from common.xtts.dvae import EMA_DECAY, CodebookUse, Dvae, codes_of_frames
+from common.xtts.operations import Operations, use
 from trainer.step.contract import Scalars, State, StepOptions
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.scalars import Resident, packed, read
@@ -66,6 +67,7 @@ class DvaeStep:
                     f"bucket {i}: crops of {bucket.row_len} frames do not divide into codes of 4"
                     " frames; change crop_frames"
                 )
+        self._operations = Operations(products=options.jit)
         self.model = Dvae(dims.dvae, dtype=options.compute_dtype)
         if options.init_seed is not None:
             self.model.initialise(options.init_seed)
@@ -200,10 +202,12 @@ class DvaeStep:
         code_mask = (
             _mask(codes_of_frames(batch["num_frames"]), mel.shape[1] // 4) * row_weights[:, None]
         )
-        z = tf.cast(self.model.encode(mel), tf.float32)
-        codes = self.model.nearest(z)
-        vectors = self.model.embed(codes)
-        decoded = tf.cast(self.model.decode_vectors(z + tf.stop_gradient(vectors - z)), tf.float32)
+        with use(self._operations):
+            z = tf.cast(self.model.encode(mel), tf.float32)
+            codes = self.model.nearest(z)
+            vectors = self.model.embed(codes)
+            decoded = self.model.decode_vectors(z + tf.stop_gradient(vectors - z))
+        decoded = tf.cast(decoded, tf.float32)
         frames, num_codes = tf.reduce_sum(frame_mask), tf.reduce_sum(code_mask)
         mean_mel = tf.math.divide_no_nan(
             tf.reduce_sum(mel * frame_mask[:, :, None], [0, 1]), frames

@@ -7,6 +7,7 @@ The choice is logged once; nothing falls back silently.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -37,8 +38,13 @@ def allow_tf32(config: Config) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(config.train.precision != "fp32")
 
 
-def choose(config: Config) -> Precision:
-    """Decide for the GPT, before anything is traced. `config` holds the run's resolved settings."""
+def choose(config: Config, why_not: Callable[[], str | None] = why_not) -> Precision:
+    """Decide for the GPT, before anything is traced.
+
+    Args:
+        config: the run's resolved settings.
+        why_not: why the fused attention cannot be used here; None: it can.
+    """
     wanted, gpu = config.train.precision, bool(tf.config.list_logical_devices("GPU"))
     precision = wanted
     if wanted == "bf16" and not (gpu and config.jit):
@@ -55,10 +61,10 @@ def choose(config: Config) -> Precision:
     if precision != "bf16":
         log.info("precision %s, plain attention", precision)
         return Precision("float32", PLAIN)
-    return Precision("mixed_bfloat16", _fast(config))
+    return Precision("mixed_bfloat16", _fast(config, why_not))
 
 
-def _fast(config: Config) -> Operations:
+def _fast(config: Config, why_not: Callable[[], str | None]) -> Operations:
     # The fast lookup's gradient adds up in no fixed order.
     plain = ("lookup",) if config.deterministic else ()
     reason = why_not()

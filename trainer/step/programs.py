@@ -202,7 +202,12 @@ class BucketPrograms:
     # -- what they are -----------------------------------------------------------------------------
 
     def _training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
-        return self._own.get(("training", sums is not None), lambda: self._trace_training(sums))
+        def trace() -> _Regions:
+            # In force for the gradients too, which regions take outside of their functions.
+            with use(self._operations):
+                return self._trace_training(sums)
+
+        return self._own.get(("training", sums is not None), trace)
 
     def _trace_training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
         parts, kind = self._parts, "micro" if sums is not None else "update"

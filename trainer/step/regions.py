@@ -94,6 +94,8 @@ class Program:
 class Region:
     """`function(*inputs, *weights) -> outputs` as a forward and a backward program.
 
+    Its gradients are taken with the operations in force where it is made.
+
     Args:
         function: traceable; a sequence of tensors, of which the first `num_differentiable` have
             gradients.
@@ -190,8 +192,6 @@ def _traced(
         boundary = len(graph.get_operations())
         differentiable = outputs[:num_differentiable]
         d_outputs = [tf.compat.v1.placeholder(y.dtype, y.shape) for y in differentiable]
-        # Outside of the function's `use`: barriers and column sums of the gradients are the plain
-        # ones here. Inside, the bits of runs on GPUs would change.
         gradients = tape.gradient(differentiable, watched, d_outputs)
         without = [x.shape for x, g in zip(watched, gradients, strict=True) if g is None]
         if without:
