@@ -21,6 +21,7 @@ _UNSPACED = ("zh", "ja")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3}){1,5}(?![0-9])|[0-9]+)(?:[.,][0-9]+){0,9}|[.,][0-9]+"
 
 _FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
+_ASCII_DIGIT = re.compile("[0-9]")
 _NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"
 
 
@@ -84,7 +85,7 @@ def expand(text: str, language: str) -> str:
 
     TextError: a currency sign beside a number has no name in `language`.
     """
-    if any(c.isdigit() for c in text):
+    if _ASCII_DIGIT.search(text) or not text.isascii() and any(c.isdigit() for c in text):
         text = _NO_CENTS.sub("", text)
         if language == "en":
             text = _FEET.sub(
@@ -300,6 +301,8 @@ def _name_signs(text: str, language: str) -> str:
 
     "$" and "£" have XTTS's own words and are left to the table of symbols.
     """
+    if text.isascii() and "$" not in text:  # most rows of a scan; no other ASCII sign is money's
+        return text
     for sign in {c for c in text if unicodedata.category(c) == "Sc"} - set(
         rules.symbol_words(language, parity=False)
     ):

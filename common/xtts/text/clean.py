@@ -53,6 +53,7 @@ _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
 
 
+@functools.lru_cache(1024)
 def normalize_language(code: str) -> str:
     """The code used in this project: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa".
 
