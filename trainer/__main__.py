@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
-from common.system import logs
+from common.system import logs, trace
 from common.system.errors import BadInput, Stopped
 from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
@@ -32,6 +32,8 @@ from trainer.opening import device_in_words, set_up_device
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
+
+_TRACED = ("open", "lease", "data", "deliver")  # events of the channel that a trace tells of
 
 
 def parse() -> argparse.Namespace:
@@ -62,7 +64,7 @@ def main(stop: Stop) -> int | None:
         prove(run)
         lead = Lead.of(run, _next_stage(run), status, stop)
         set_up_device(run, status, lead.connect if lead else lambda: None)
-        server = _bind(run)
+        server = _bind(run, stop)
         try:
             for name in run.stages:
                 if (
@@ -134,8 +136,9 @@ def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
     begin_anew(stop, ["-m", "trainer", "--run", str(run)], held.keep())
 
 
-def _bind(run: RunFolder) -> LeaseServer:
+def _bind(run: RunFolder, stop: Stop) -> LeaseServer:
     """Open the trainer's end of the channel, with its address in RUN/endpoint.json."""
+    trace.begin(run.path, "trainer", stop)
     t = run.config.transport
     told = _listener(run.path)
     mine: list[Endpoint] = []
@@ -190,6 +193,9 @@ def _listener(folder: Path) -> Callable[..., None]:
     out = open(file, "a", buffering=1) if file else None
 
     def on_event(kind: str, **fields) -> None:
+        if kind in _TRACED:
+            at, about = fields["t"], {k: fields[k] for k in ("plan", "g", "peer") if k in fields}
+            trace.span("channel", kind, at, at, **about)
         if out is not None:
             out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 

@@ -39,20 +39,21 @@ class History:
     """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
 
     `retraces`: how many functions the last process that trained it compiled again; None: it was
-    killed before it could say.
+    killed before it could say. `speed`: where the time went, of the last steps before `step`.
     """
 
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
     quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
+    speed: list[dict] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """From a stage's folder, without a torn line and without steps that the folded ledger no
         longer has. BadInput: a damaged ledger.
         """
-        steps, evaluations, quality, retraces = {}, {}, {}, None
+        steps, evaluations, quality, speed, retraces = {}, {}, {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
@@ -70,12 +71,14 @@ class History:
                 steps[line["step"]] = line
             elif "traces" in line:
                 retraces = sum(n - 1 for n in line["traces"].values())
-            # else: where the time goes
+            elif "speed" in line:
+                speed[line["step"]] = {"step": line["step"], **line["speed"]}
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
         return cls(
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
             {step: quality[step] for step in sorted(quality) if step <= last},
+            [speed[s] for s in sorted(speed) if s <= last],
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
