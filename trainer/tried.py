@@ -95,7 +95,10 @@ class Tried:
     def forget(self) -> None:
         """Whatever was noted."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            try:
+                self._file.unlink(missing_ok=True)
+            except OSError as e:  # at a process's end: it keeps its exit code
+                log.warning("%s cannot be removed: %s", self._file, e.strerror)
 
 
 def key_of(step: Step, schedule: Schedule, largest: int) -> str | None:
