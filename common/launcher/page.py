@@ -1,6 +1,6 @@
-"""RUN/report.html kept current beside a run: written anew by a process of its own at low priority,
-when the trainer has saved or samples have come, for a twentieth of the time at most, and once when
-the run has ended.
+"""Keeps RUN/report.html current beside a run: a process of its own writes it anew at low priority,
+whenever the trainer has saved or samples have come, for a twentieth of the time at most, and once
+when the run has ended.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ MOST_S = 120.0  # one page may take so long; then it is given up
 
 
 class PageKeeper:
-    """As a context manager around a run: keeps the page while it lasts, and writes the last one
-    when it ends, however it ends. What fails is a warning: no run ends or waits for its page.
+    """Use as a context manager around a run: keeps the page current, and writes the last one when
+    the run ends, however it ends. A failure is a warning: no run ends or waits for its page.
 
     Args:
-        argv, env: the process that writes it; as with `ProcessSpec`, None in `env` removes.
+        argv, env: the process that writes it; None in `env` removes a variable, as in
+            `ProcessSpec`.
         look_s, least_s, share: as above.
     """
 
@@ -76,7 +77,7 @@ class PageKeeper:
 
     def _write(self) -> None:
         try:
-            # A session of its own: Ctrl-C in the terminal means the run.
+            # A session of its own: Ctrl-C in the terminal is meant for the run.
             done = subprocess.run(
                 self._argv,
                 env=self._env,
@@ -92,7 +93,7 @@ class PageKeeper:
             said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
             fault = said if done.returncode else ""
         except subprocess.TimeoutExpired:
-            fault = f"not done within {MOST_S:.0f} s"
+            fault = f"not finished within {MOST_S:.0f} s"
         except OSError as e:
             fault = str(e)
         if fault and not self._warned:

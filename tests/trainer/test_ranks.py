@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from common.system.errors import Stopped
 from common.system.lifecycle import SUPERVISOR
 from common.transport.delivery import StopAsked
 from common.transport.messages import WireError
+from trainer.ranks import leader as leader_module
 from trainer.ranks import words
 from trainer.ranks.follower import Ended, Follower
 from trainer.ranks.leader import Leader
@@ -173,6 +175,41 @@ def test_one_that_compiles_is_waited_for(group):
     theirs = in_thread(follower.meet)
     until(lambda: waits and theirs)
     assert waits == theirs == [[b"", b""]]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_says_the_same_for_too_long_is_not_waited_for(group, monkeypatch, first):
+    """Its thread still answers: nothing but its own words tells that it hangs."""
+    later, looked = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0])
+    monkeypatch.setattr(leader_module, "time", clock)
+    leader, (follower,) = group(2)
+
+    def says(what: str) -> None:
+        follower.doing = what
+        until(lambda: leader._peers[1].doing == what)
+
+    def stopping() -> bool:
+        looked.append(1)
+        return False
+
+    says("compiling program 1 of 9")
+    if first:
+        waits = in_thread(lambda: leader.wait_ready(stopping, lambda who: None))
+    else:
+        waits = in_thread(lambda: leader.meet(b"", stopping))
+    for number in (1, 2, 3):  # it gets on: each time, the limit begins anew
+        says(f"compiling program {number} of 9")
+        seen = len(looked)
+        until(lambda seen=seen: len(looked) > seen + 2)
+        later[0] += 0.6 * leader_module.COMPILES_S
+        until(lambda seen=seen: len(looked) > seen + 4 or waits)
+        assert not waits
+    later[0] += leader_module.COMPILES_S
+    until(lambda: waits)
+    assert isinstance(waits[0], RankLost)
+    said = r"trainer-1 did not come to .* within \d{4} s \(it says: compiling program 3 of 9\)"
+    assert re.fullmatch(said, str(waits[0]))
 
 
 def test_a_stop_ends_a_meeting(group):

@@ -1,9 +1,9 @@
-"""The end of a run in figures: what was learnt, how fast, what was left out.
+"""The end of a run in figures: what it learnt, how fast, what it left out.
 
-Read from the run folder alone, without TensorFlow.
+Reads only the run folder, without TensorFlow.
 
 `write` and `draw` make RUN/summary.json and RUN/curves.png; `table` and `lines` show the same
-figures to people. Steps that were trained again after a crash count once, as in the folded ledger.
+figures to people. Steps repeated after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ class History:
     """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
 
     `retraces`: how many functions the last process that trained it compiled again; None: it was
-    killed before it could say.
+    killed before it could say. `speed`: where the time went, of the last steps before `step`.
     """
 
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
     quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
+    speed: list[dict] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """From a stage's folder, without a torn line and without steps that the folded ledger no
         longer has. BadInput: a damaged ledger.
         """
-        steps, evaluations, quality, retraces = {}, {}, {}, None
+        steps, evaluations, quality, speed, retraces = {}, {}, {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
@@ -70,12 +71,14 @@ class History:
                 steps[line["step"]] = line
             elif "traces" in line:
                 retraces = sum(n - 1 for n in line["traces"].values())
-            # else: where the time goes
+            elif "speed" in line:
+                speed[line["step"]] = {"step": line["step"], **line["speed"]}
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
         return cls(
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
             {step: quality[step] for step in sorted(quality) if step <= last},
+            [speed[s] for s in sorted(speed) if s <= last],
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
@@ -92,8 +95,8 @@ def histories(run: RunFolder) -> dict[str, History]:
 
 
 def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
-    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant
-    prediction scores on the same targets.
+    """Entropy in nats of the targets counted in `counts` [V]: the score of the best constant
+    prediction on these targets.
 
     A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN
     without any count.
@@ -106,8 +109,8 @@ def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
 
 
 def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
-    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed
-    over.
+    """int64[V]: how often each id is a target in a batch, including STOP; -1 (no target) is
+    skipped.
     """
     targets = np.asarray(audio_targets)
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
@@ -321,7 +324,7 @@ def _lower(value: float | None) -> str:
 
 
 def _speed(history: History) -> dict:
-    """The last half of the steps: compilation, caches and the filling of buffers are behind it."""
+    """The last half of the steps, after compilation and the filling of caches and buffers."""
     steps = history.steps
     half = steps[len(steps) // 2 :]
     seconds = sum(s["step_ms"] for s in half) / 1e3

@@ -1,4 +1,4 @@
-"""Currencies in words: which sign, code or local abbreviation means which, and its name in the
+"""Currencies in words: the meaning of each sign, code and local abbreviation, and the name in the
 number's plural form.
 
 Short names ("dollars", not "US dollars") of the currencies that have a sign are listed here for the

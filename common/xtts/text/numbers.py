@@ -1,5 +1,5 @@
-"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS, and what
-num2words lacks.
+"""Numbers in words, by num2words, in the order and with the patterns of XTTS, plus what num2words
+lacks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import unicodedata
 from common.xtts.text import chinese, hindi, rules
 from common.xtts.text.errors import TextError
 
-# num2words raises these for a language, currency, kind or size of number that it does not have.
+# num2words raises these for a language, currency, kind or size of number that it lacks.
 _UNSPELLABLE = (
     NotImplementedError,
     ArithmeticError,
@@ -80,7 +80,7 @@ def separators(language: str) -> dict[int, str]:
 
 
 def ungroup(text: str) -> str:
-    """Removes thin and no-break spaces that group thousands."""
+    """Remove thin and no-break spaces that group thousands."""
     return _THIN_GROUPS.sub("", text)
 
 
@@ -148,8 +148,8 @@ def _integer(digits: str, language: str) -> int:
 
 
 def _spelled(value: int, language: str) -> str:
-    """num2words, but for Hindi, which it lacks, Turkish, where it loses thousands (491 027),
-    Italian 118, Arabic 2000.
+    """num2words, except for Hindi, which it lacks, Turkish, where it loses thousands (491 027),
+    Italian 118 and Arabic 2000.
     """
     if language == "hi":
         return hindi.number_words(value)
@@ -233,7 +233,7 @@ def decimal(whole: str, fraction: str, language: str, mark: str = ",") -> str:
 
 @functools.cache
 def _point_word(language: str) -> str | None:
-    """What num2words says between two and three in 2.3; None where it says something else."""
+    """num2words' word between two and three in 2.3; None if it says something else."""
     try:
         words, two, three = _words(2.3, language), _words(2, language), _words(3, language)
     except TextError:
@@ -244,8 +244,8 @@ def _point_word(language: str) -> str | None:
 
 @functools.cache
 def minus_word(language: str) -> str | None:
-    """What the language says for a minus sign: of our table, else as num2words has it; None where
-    neither does.
+    """The language's word for a minus sign: from our table, else from num2words; None if neither
+    has one.
     """
     if language in rules.MINUS_WORDS:
         return rules.MINUS_WORDS[language]
@@ -357,7 +357,7 @@ def ordinal(number: int, language: str) -> str:
 
 
 def year(number: int, language: str) -> str:
-    """A year as it is said: "nineteen eighty-four"."""
+    """A year as spoken: "nineteen eighty-four"."""
     return _words(number, language, "year").lower()
 
 
