@@ -62,7 +62,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
-    tried, key = Tried.of_process(), key_of(stage, largest)
+    tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
