@@ -16,7 +16,7 @@ from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.stages import STAGES, load
-from common.system import logs
+from common.system import logs, trace
 from common.system.cores import cores
 from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop, run_main
@@ -69,6 +69,7 @@ def main(stop: Stop) -> None:
     run.prove()
     status = StatusFile(run.path, args.name, "producer")
     stop.at_exit(status.finish)
+    trace.begin(run.path, args.name, stop)
     if args.data_root:
         run.manifest = Manifest.open(run.path / "manifest.sqlite", args.data_root)
     device = open_device(run.config) if run.trains_networks else "none"

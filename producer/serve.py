@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from common.audio.errors import DecodeError
 from common.data.plan import PlannedBatch
+from common.system import trace
 from common.system.errors import BadInput
 from common.system.stopwatch import Stopwatch
 from common.transport.client import Lease, LeaseClient, Refused, Stop, Welcome
@@ -30,6 +32,7 @@ from common.transport.messages import MAX_REASON, Notes, printable
 from producer.batches.absence import why_away
 from producer.batches.decode import DecodePool
 from producer.batches.maker import BatchError, Clip, Made, Maker, Work, without
+from producer.meter import Meter
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class Job:
     planned: PlannedBatch
     clips: list[Clip]
     futures: list[Future]
+    began: float  # decoding, by time.perf_counter
     work: Work | None = None
     compiles: bool = False
     computed: Future | None = None  # from when it is packed
@@ -68,52 +72,24 @@ class Job:
             results.append(future.result() if error is None else error)
         return results
 
+    def span(self, row: str, name: str, began: float, ended: float) -> None:
+        """Note what was done for it, where a trace is written."""
+        trace.span(row, name, began, ended, plan=self.lease.plan, g=self.lease.g)
+
+    def compute(self) -> Any:
+        """In the device's thread."""
+        began = time.perf_counter()
+        try:
+            return self.work.compute()
+        finally:
+            self.span("device", "features", began, time.perf_counter())
+
     def drop(self) -> None:
         """Drop the job: nobody needs it any more."""
         for future in self.futures:
             future.cancel()
         if self.computed is not None:
             self.computed.cancel()
-
-
-class Meter:
-    """Measures where the time goes, for a log line every `every_s` seconds."""
-
-    def __init__(self, every_s: float):
-        self._every_s = every_s
-        self.total = self.bad = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._since, self._made, self._spent = time.monotonic(), 0, Counter()
-
-    def spend(self, part: str, seconds: float) -> None:
-        """Add to a part: one of the batch's, or `blocked` or `idle`."""
-        self._spent[part] += seconds
-
-    def batch(self, made: Made) -> None:
-        """Count a batch that was sent."""
-        self._made += 1
-        self.total += 1
-        self.bad += len(made.bad)
-        self._spent.update(made.spent_s)
-
-    def line(self, now: float) -> str | None:
-        """The line, if it is due; counting then starts again."""
-        elapsed = now - self._since
-        if elapsed < self._every_s:
-            return None
-        waits = {name: self._spent.pop(name, 0.0) for name in ("blocked", "idle")}
-        parts = ", ".join(
-            f"{name} {1000 * s / max(1, self._made):.1f}" for name, s in self._spent.items()
-        )
-        text = (
-            f"made {self._made / elapsed:.2f}/s ({self.total} batches so far, {self.bad} bad clips)"
-        )
-        text += f"; ms per batch: {parts}" if parts else ""
-        text += "".join(f"; {name} {100 * s / elapsed:.0f} %" for name, s in waits.items())
-        self._start()
-        return text
 
 
 def _ignore(phase: str, batches: int) -> None:
@@ -212,7 +188,9 @@ class Service:
         event = self._client.poll(POLL_S)
         # Not "lease_wait" while there is no trainer, or before its first lease: nobody waits for
         # this producer then.
-        self._watch.add("lease_wait" if self._needed() else "idle", time.perf_counter() - start)
+        what, end = "lease_wait" if self._needed() else "idle", time.perf_counter()
+        self._watch.add(what, end - start)
+        trace.span("loop", what, start, end)
         return event
 
     def _needed(self) -> bool:
@@ -259,7 +237,7 @@ class Service:
         if self.maker is None or not self._client.is_current(lease):
             return
         try:
-            with self._part("read"):
+            with self._part("read", lease):
                 planned = without(self.maker.plan(lease.plan, lease.g), lease.set_aside)
                 clips = self.maker.clips(planned)
         except (BatchError, IndexError, KeyError) as e:
@@ -271,7 +249,7 @@ class Service:
             )
             for c in clips
         ]
-        self._jobs.append(Job(lease, planned, clips, futures))
+        self._jobs.append(Job(lease, planned, clips, futures, time.perf_counter()))
         self._jobs.sort(key=lambda job: job.lease.position)
 
     def _drop_all(self) -> list[Future]:
@@ -331,7 +309,9 @@ class Service:
         return f"compiling(bucket {compiling[0]})" if compiling else "working"
 
     def _pack(self, job: Job) -> None:
-        decoded = job.decoded()
+        decoded, began = job.decoded(), time.perf_counter()
+        ended = max([job.began, *(getattr(f, "ended", 0.0) for f in job.futures)])
+        job.span("batch", "decode", job.began, ended)
         try:
             self._remember(job, decoded)
             away = why_away(
@@ -349,7 +329,8 @@ class Service:
         job.compiles = self.maker.compiles(job.planned)
         if job.compiles:
             self._status(f"compiling(bucket {job.planned.bucket})")
-        job.computed = self._device.submit(job.work.compute)
+        job.span("loop", "pack", began, time.perf_counter())
+        job.computed = self._device.submit(job.compute)
         self._on_device.append(job)
 
     def _send(self, job: Job) -> None:
@@ -370,18 +351,21 @@ class Service:
             )
         notes = self._notes(job, made)
         with self._part(
-            "serialise"
+            "serialise", job.lease
         ):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, notes)
         self.meter.batch(made)
         self._status(self._phase())
 
     @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
+    def _part(self, name: str, lease: Lease | None = None) -> Iterator[None]:
         start = time.perf_counter()
         with self._watch.part(name):
             yield
-        self.meter.spend(name, time.perf_counter() - start)
+        end = time.perf_counter()
+        self.meter.spend(name, end - start)
+        about = {} if lease is None else {"plan": lease.plan, "g": lease.g}
+        trace.span("loop", name, start, end, **about)
 
     def _notes(self, job: Job, made: Made) -> Notes:
         """DATA's notes on the batch, and on the time since the last one left: ms by part; `decode`

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 12  # compilations: each takes about 100 MB on the host
-_LEFT_FOR_TRAINING = 3  # cores, while training goes on beside them
+MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
+# Functions under way beside training: tracing one more, in Python, would hold up those that a step
+# already waits for.
+_AT_ONCE = 2
+_LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
@@ -59,7 +62,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
-    tried, key = Tried.of_process(), key_of(stage, largest)
+    tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
@@ -145,6 +148,8 @@ class Compiled:
                 self._stop.check()
                 left[function] = workers.add(self.programs(*function), function)
                 self._collect(workers, left, wait=False)
+                while len(left) >= _AT_ONCE:
+                    self._collect(workers, left, wait=True)
             while left:
                 self._collect(workers, left, wait=True)
             log.info(

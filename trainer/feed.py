@@ -20,6 +20,7 @@ import numpy as np
 
 from common.data.batch import check_batch
 from common.data.plan import PlannedBatch
+from common.system import trace
 from common.system.errors import Hopeless, RunError, Stopped
 from common.system.stopwatch import Stopwatch
 from common.transport.delivery import StopAsked
@@ -50,6 +51,10 @@ class FedBatch:
     feed_s: float = 0.0  # the feed's own work on it
     transit_s: float | None = None  # from the producer to the feed; None: it had to wait here
     elsewhere: bool = False  # another trainer computes it: no arrays here
+
+
+def _trace(row: str, name: str, began: float, ended: float, planned: PlannedBatch) -> None:
+    trace.span(row, name, began, ended, plan=planned.plan, g=planned.g)
 
 
 class HostCopy:
@@ -248,6 +253,7 @@ class Feed:
             if self._upload.waits_for_steps and self._queue.empty():
                 self._ahead.wait(_GATE_S)
             got = time.perf_counter()
+            _trace("loop", "next batch", start, got, item.planned)
             if self._watch is not None and item.planned.plan == "train":
                 p = item.planned
                 self._watch.fed(
@@ -394,6 +400,7 @@ class Feed:
 
     def _transfer(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
         """Copy to the device. `spent_s`: the seconds that the batch has cost so far."""
+        began = time.perf_counter() - spent_s
         # Two hosts' clocks differ: do not believe such a transit time.
         transit_s = time.time() - spent_s - delivery.notes.sent
         believed = delivery.wait_s > _AT_ONCE_S and 0 <= transit_s < self._timeout
@@ -402,6 +409,7 @@ class Feed:
             on_host = self._upload.to_host(delivery.arrays, planned.seed)
         start = time.perf_counter()
         arrays, seed = self._upload.to_device(on_host, lambda: self._ahead.set(False))
+        _trace("feed", "upload", began, time.perf_counter(), planned)
         # Most of this may be the wait for a step; the fastest copy so far shows what a copy alone
         # takes.
         self._best_copy_s_per_byte = min(

@@ -81,8 +81,9 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
         judgements.decide(run.path, run.config.train.best_by)
     # Without `settings` if they are not what a run's end leaves: the same command speaks again.
     samples = None if made is None else {"step": made[0], **(wanted if made[1] else {})}
-    figures = summary.write(run, summary.unigram_of(run), ended, samples)
-    summary.draw(run, figures)
+    read = summary.histories(run)
+    figures = summary.write(run, read, summary.unigram_of(run), ended, samples)
+    summary.draw(run, read, figures)
     for line in summary.lines(figures):
         log.info("%s", line)
 
@@ -139,12 +140,19 @@ def _leave(run: RunFolder, done: list[str]) -> None:
     try:
         step = last_samples.leave_spoken(run)
         samples = None if step is None else {"step": step}
-        figures = summary.write(run, summary.unigram_of(run), STOPPED, samples)
+        read = summary.histories(run)
+        figures = summary.write(run, read, summary.unigram_of(run), STOPPED, samples)
         done += ["samples/", "summary.json"]
-        summary.draw(run, figures)
+        summary.draw(run, read, figures)
         done.append("curves.png")
-    except (OSError, ValueError, RunError) as e:  # the checkpoint is on disk: the stop goes on
-        log.warning("the results of a stopped run are incomplete: %s: %s", type(e).__name__, e)
+    except Exception as e:  # the thread's edge: the checkpoint is on disk, and the stop goes on
+        known = isinstance(e, (OSError, ValueError, RunError))
+        log.warning(
+            "the results of a stopped run are incomplete: %s: %s",
+            type(e).__name__,
+            e,
+            exc_info=None if known else e,
+        )
 
 
 def _was_finished(run: RunFolder, ended: str, last: int, wanted: dict | None) -> bool:

@@ -21,7 +21,7 @@ from trainer.feed import FedBatch, Feed, Quarantine
 from trainer.history.checkpoint import load_folder, name_of
 from trainer.history.schedule import Position
 from trainer.lead import socket_address
-from trainer.opening import Check, Connected, set_up_device
+from trainer.opening import Check, Connected, device_in_words, set_up_device
 from trainer.ranks.follower import Ended, Follower
 from trainer.ranks.leader import COMPILING
 from trainer.ranks.share import Share
@@ -73,7 +73,12 @@ class Following:
         self._follower.on_lost = self._connected.abort
         self._doing("opening its device")
         set_up_device(run, self._status, lambda: self._connected.connect(self._check, self._stop))
-        stage = stages.build(run, word["stage"])
+        checkpoints = stages.files_of(run, word["stage"]).checkpoints
+        with device_in_words(self._status, checkpoints):
+            self._run_stage(run, word["stage"])
+
+    def _run_stage(self, run: RunFolder, name: str) -> None:
+        stage = stages.build(run, name)
         position = self._load(run, stage, self._follower.wait("begin", self._leaving)["step"])
         stage.step.share(self)
         compiled = ahead.prepare(stage, position, self, Check(self._check, self._stop))

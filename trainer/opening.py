@@ -5,16 +5,23 @@ several trainers.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
+from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.system.errors import RunError
 from common.system.lifecycle import Stop, hear
 from common.system.status import StatusFile
 from trainer import ahead
+from trainer.history.checkpoint import step_of
 from trainer.ranks.words import RankLost
 
 log = logging.getLogger(__name__)
+
+CONNECT_S = 300.0  # for the collectives of all trainers to find each other
 
 
 def set_up_device(
@@ -45,6 +52,20 @@ def set_up_device(
     status.update(device=info.label)
 
 
+def device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
+    """A GPU that is lost, or full, ends a trainer's stage with one line."""
+
+    def at() -> str:
+        s = status.value
+        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
+
+    def saved() -> str:
+        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
+        return f"; the same command goes on from step {step}, the newest saved"
+
+    return in_words(lambda: status.value.device, at, saved)
+
+
 class Connected:
     """The collectives of this process, once `connect` has made them."""
 
@@ -53,7 +74,10 @@ class Connected:
         self._collectives = None
 
     def connect(self, check: Callable[[], None], stop: Stop) -> None:
-        """Wait for all trainers. `check` is called meanwhile, and raises to end the wait."""
+        """Wait for all trainers. `check` is called meanwhile, and raises to end the wait.
+
+        RankLost: they are not connected within CONNECT_S.
+        """
         import tensorflow as tf
 
         from trainer.ranks.collectives import Collectives
@@ -73,8 +97,18 @@ class Connected:
                 )
             )
 
+        deadline = time.monotonic() + CONNECT_S
+
+        def check_in_time() -> None:
+            check()
+            if time.monotonic() > deadline:
+                raise RankLost(
+                    f"the trainers were not connected within {CONNECT_S:.0f} s, at"
+                    f" {', '.join(self._addresses)}: a firewall may hold these ports"
+                )
+
         try:
-            ahead.run_aside(make, Check(check, stop))
+            ahead.run_aside(make, Check(check_in_time, stop))
         except (tf.errors.OpError, RuntimeError) as e:
             said = str(e).splitlines()[0][:200]
             raise RankLost(f"the trainers could not be connected: {said}") from e

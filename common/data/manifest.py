@@ -75,10 +75,9 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids as little-endian uint16; if an id needs it, as uint32 after a zero byte (marked by
     the odd length).
     """
-    ids = np.asarray(tokens, np.int64)
-    if len(ids) and ids.max() > 0xFFFF:
-        return b"\0" + ids.astype("<u4").tobytes()
-    return ids.astype("<u2").tobytes()
+    if len(tokens) and max(tokens) > 0xFFFF:
+        return b"\0" + np.asarray(tokens, "<u4").tobytes()
+    return np.asarray(tokens, "<u2").tobytes()
 
 
 def decode_tokens(blob: bytes) -> np.ndarray:

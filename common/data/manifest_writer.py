@@ -129,14 +129,13 @@ class ManifestWriter:
         A path below the source's root is stored relative to it.
         """
         absolute = os.path.abspath(new.path)
-        root = str(self._roots[new.source])
-        below = absolute.startswith(root.rstrip(os.sep) + os.sep)
+        root = str(self._roots[new.source]).rstrip(os.sep) + os.sep
         number = self.num_utterances
         speaker = self._intern(self._speakers, new.speaker)
         row = (
             number,
             new.source,
-            os.path.relpath(absolute, root) if below else absolute,
+            absolute.removeprefix(root),
             new.name,
             new.text,
             new.clean,

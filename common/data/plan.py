@@ -84,18 +84,21 @@ class Prompts:
         """int64[n]: for each utterance (its position in the order, its id, uint64 random bits)
         another one of its speaker from the pool, drawn uniformly; itself if there is none.
         """
-        out = np.empty(len(utterances), np.int64)
-        for i, (speaker, own, u) in enumerate(
-            zip(self.speakers[positions], utterances, stateless_random.uniform(bits), strict=True)
-        ):
-            others = self.pool[self.offsets[speaker] : self.offsets[speaker + 1]]
-            at = int(
-                others.searchsorted(others.dtype.type(own))
-            )  # of any other type, all of `others` would be converted
-            inside = at < len(others) and others[at] == own
-            k = int(u * (len(others) - inside))
-            out[i] = others[k + (inside and k >= at)] if len(others) > inside else own
-        return out
+        if not len(self.pool):
+            return utterances.copy()
+        speakers, last = self.speakers[positions], len(self.pool) - 1
+        first, end = self.offsets[speakers], self.offsets[speakers + 1]
+        at, beyond = first.copy(), end.copy()
+        while (search := at < beyond).any():  # for the own id, by halves, in each speaker's part
+            middle = (at + beyond) >> 1
+            later = self.pool[np.minimum(middle, last)] < utterances
+            at = np.where(search & later, middle + 1, at)
+            beyond = np.where(search & ~later, middle, beyond)
+        inside = (at < end) & (self.pool[np.minimum(at, last)] == utterances)
+        others = end - first - inside
+        k = (stateless_random.uniform(bits) * others).astype(np.int64)
+        drawn = first + k + (inside & (k >= at - first))
+        return np.where(others > 0, self.pool[np.minimum(drawn, last)], utterances)
 
 
 class Plan:

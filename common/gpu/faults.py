@@ -56,6 +56,11 @@ def told(error: BaseException, device: str, at: str, saved: str = "") -> RunErro
     return None
 
 
+def is_of_device(error: BaseException) -> bool:
+    """Whether `told` has something to say of it."""
+    return told(error, "", "") is not None
+
+
 @contextmanager
 def in_words(device: Callable[[], str], at: Callable[[], str], saved=lambda: "") -> Iterator[None]:
     """Turn errors of the device into `told`'s message, without a traceback; pass others on."""

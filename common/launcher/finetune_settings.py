@@ -16,6 +16,7 @@ BATCHES_A_BUCKET = 4  # with fewer, short batches cost more than padding
 FEW_HOURS = 10.0  # below this, a model from nothing memorises the recordings before it can read
 SHORT_S = 6.0  # a conditioning cut of 3 to 6 s of the clip itself would leave little to learn
 LOOKS = 20  # evaluations and checkpoints in a run
+PATIENCE = 5  # of them in a row
 # Memory of the step at XTTS's size: GB without rows, and GB per row, fitted to measurements
 # (docs/memory.md).
 PLAIN, RECOMPUTED = (7.4, 0.43), (6.4, 0.119)
@@ -111,10 +112,15 @@ def _tuning(found: Found, trainer: Device, shared: bool, new_language: bool) -> 
         *chosen,
         Choice(
             (f"train.epochs={epochs}",),
-            f"a rule of thumb for {hours(found.hours)}{doubled}: {per_epoch * epochs} steps;"
-            " the best checkpoint by the held-out clips is what counts",
+            f"a rule of thumb for {hours(found.hours)}{doubled}: {per_epoch * epochs} steps at"
+            " most; the best checkpoint by the held-out clips is what counts",
         ),
         _looks(every),
+        Choice(
+            (f"train.patience={PATIENCE}",),
+            f"{PATIENCE} of them in a row without a better one end it: from there on the clips are"
+            " learnt by heart",
+        ),
     ]
 
 

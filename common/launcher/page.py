@@ -1,5 +1,6 @@
 """Keeps RUN/report.html current beside a run: a process of its own writes it anew at low priority,
-whenever the trainer has saved or samples have come, and once when the run has ended.
+whenever the trainer has saved or samples have come, for a twentieth of the time at most, and once
+when the run has ended.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from common.system import status
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0  # between two checks for something new to show
-LEAST_S = 15.0  # from one page to the next: writing one takes 3 s of one core on a small machine
-MOST_S = 120.0  # after so long, one page is given up
+LOOK_S = 2.0  # between two looks at what there is to show
+LEAST_S = 15.0  # from the run's start to the first page, and from each page to the next
+SHARE = 0.05  # of the time may go into pages: of a long run with samples, one takes seconds
+MOST_S = 120.0  # one page may take so long; then it is given up
 
 
 class PageKeeper:
@@ -27,8 +29,8 @@ class PageKeeper:
 
     Args:
         argv, env: the process that writes it; None in `env` removes a variable, as in
-        `ProcessSpec`.
-        look_s, least_s: as above.
+            `ProcessSpec`.
+        look_s, least_s, share: as above.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class PageKeeper:
         env: Mapping[str, str | None],
         look_s: float = LOOK_S,
         least_s: float = LEAST_S,
+        share: float = SHARE,
     ):
         self._run_dir, self._argv = run_dir, list(argv)
         self._env = {k: v for k, v in {**os.environ, **env}.items() if v is not None}
-        self._look_s, self._least_s = look_s, least_s
+        self._look_s, self._least_s, self._share = look_s, least_s, share
         self._end = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._keep, name="page", daemon=True)
@@ -56,14 +59,14 @@ class PageKeeper:
         self._write()
 
     def _keep(self) -> None:
-        shown = self._mark()
-        written = time.monotonic() - self._least_s
+        shown, written, wait_s = self._mark(), time.monotonic(), self._least_s
         while not self._end.wait(self._look_s):
-            mark = self._mark()
-            if mark != shown and time.monotonic() - written >= self._least_s:
+            mark, began = self._mark(), time.monotonic()
+            if mark != shown and began - written >= wait_s:
                 shown = mark
                 self._write()
                 written = time.monotonic()
+                wait_s = max(self._least_s, (written - began) / self._share)
 
     def _mark(self) -> tuple:
         """Changes when there is something new to show."""

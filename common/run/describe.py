@@ -41,6 +41,7 @@ class Entry:
     default: str
     meaning: str
     section: bool = False
+    choices: tuple[str, ...] = ()  # its values as they are written, where they are few
 
     @property
     def takes_effect(self) -> str:
@@ -63,7 +64,8 @@ def _entries(model: type[BaseModel], prefix: str) -> Iterator[Entry]:
         key, meaning = f"{prefix}{name}", _one_line(field.description or "")
         part = _section(field.annotation)
         if part is None:
-            yield Entry(key, _kind(field), _default(field), meaning)
+            choices = tuple(_choices(field.annotation))
+            yield Entry(key, _kind(field), _default(field), meaning, choices=choices)
             continue
         is_list = typing.get_origin(field.annotation) is list
         meaning = meaning or _one_line(part.__doc__ or "")
@@ -102,6 +104,19 @@ def _type(annotation: Any) -> str:
     if origin is list:
         return f"list of {_type(args[0])}"
     return _WORDS.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        yield from (json.dumps(a) if isinstance(a, bool) else a for a in args if a != "")
+    elif origin in (typing.Union, types.UnionType):
+        for a in args:
+            yield from _choices(a)
+    elif annotation is bool:
+        yield from ("true", "false")
+    elif annotation is types.NoneType:
+        yield "null"
 
 
 def _figure(value: float) -> str:

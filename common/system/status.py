@@ -12,13 +12,15 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from common.system.clock import boot, since_boot
 from common.system.documents import read_json
 from common.system.errors import OK
 from common.system.lock import identity, is_alive
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
 SPEAKING_LAST = "speaking samples"  # at the run's end; the checkpoint `step` is the trainer's own
@@ -204,7 +206,9 @@ def duration(seconds: float) -> str:
 
 
 def table(run_dir: str | os.PathLike) -> Table:
-    """The table of `launch.py status`: one row per process."""
+    """`launch.py status`: one row per process."""
+    from rich.table import Table  # slow to load: every process of a run imports this module
+
     t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
     for column in (
         "process",

@@ -21,7 +21,7 @@ from common.system.files import why_irregular
 from producer.batches.decode import num_output_samples
 
 MAX_DEEP_S = 120  # longer files exceed every limit: their samples are not worth the memory
-FACTS = 3  # facts of another version are not taken from an earlier manifest
+FACTS = 4  # facts of another version are not taken from an earlier manifest
 AMBIGUOUS = "several files of that name"
 _SHOWN = 5
 

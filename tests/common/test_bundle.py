@@ -197,6 +197,10 @@ STRANGE = {
         lambda members, infos: members.pop("vocab.json"),
         "vocab.json is missing or not listed",
     ),
+    "no key": (
+        lambda members, infos: members.pop("keys/client.json"),
+        "keys/client.json is missing or not listed; make the bundle again",
+    ),
     "unlisted": (adds("dvae/model.safetensors"), "dvae/model.safetensors is missing or not listed"),
     "headless": (lambda members, infos: members.pop("bundle.json"), "damaged, or not a bundle"),
     "other protocol": (

@@ -368,7 +368,7 @@ def test_a_stop_leaves_the_bests_samples_of_an_end_before(run, monkeypatch):
 def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog):
     reached, may_end = threading.Event(), threading.Event()
 
-    def draw(run, figures):
+    def draw(run, read, figures):
         reached.set()
         assert may_end.wait(60)
 
@@ -385,15 +385,31 @@ def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog)
     assert left(run)["ended"] == "stopped"
 
 
-def test_a_folder_that_cannot_be_written_does_not_hold_up_a_stop(run, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left"),
+        (KeyError("step_ms"), "KeyError: 'step_ms'"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_no_fault_of_a_summary_holds_up_a_stop(run, monkeypatch, caplog, fault, said):
     def write(*args):
-        raise OSError(28, "No space left on device")
+        raise fault
 
     monkeypatch.setattr(finale.summary, "write", write)
     stop = Stop(saves=True)
     stop.request("stop", "SIGINT", 130)
     finale.leave_summary(run, StatusFile(run.path, "trainer", "trainer"), stop)
-    assert (
-        "the results of a stopped run are incomplete: OSError: [Errno 28] No space left"
-        in caplog.text
+    assert f"the results of a stopped run are incomplete: {said}" in caplog.text
+    assert "summary.json, curves.png: left out" in caplog.text
+
+
+def test_a_stop_reads_the_history_once(run, monkeypatch):
+    """However long a run is: its metrics are the largest file that a stop reads."""
+    read, original = [], finale.summary.History.read
+    monkeypatch.setattr(
+        finale.summary.History, "read", lambda folder: read.append(folder) or original(folder)
     )
+    assert stopped(run, monkeypatch)["last_step"] == 20
+    assert read == [run.stage_folder(stage) for stage in run.stages]

@@ -133,11 +133,15 @@ def test_files_of_each_sample(run, made, tmp_path, caplog):
         i.name for i in infos
     ]
     assert {
-        f"samples/{own[0].name}",
+        f"samples/{own[0].name}/mel",
         f"samples/{own[0].name}/synth",
         f"samples/{own[0].name}/recon",
     } <= set(board.tags)
-    assert set(board.texts) == {f"samples/{i.name}" for i in infos}
+    assert set(board.texts) == {f"samples/{i.name}/text" for i in infos}
+    for i in infos:  # each code's attention over the text, by a model that has learnt nothing
+        assert (tmp_path / "samples" / i.attention).read_bytes()[:4] == b"\x89PNG"
+        assert 0 <= i.aligned < 0.5
+        assert f"samples/{i.name}/attention" in board.tags
 
 
 @pytest.fixture(scope="module")

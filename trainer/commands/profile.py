@@ -28,10 +28,12 @@ from common.run import beginning, recorded_settings
 from common.run.folder import RunFolder
 from common.run.proof import Proof
 from common.run.settings import Config
+from common.system import trace as spans
 from common.system.documents import read_json
 from common.system.errors import OK, BadInput, RunError
 from common.system.files import file_digest
 from trainer import profile
+from trainer.commands import trace
 
 FEWEST_STEPS = 20
 _MANY_EPOCHS = 10**6
@@ -75,6 +77,7 @@ def run(
     prepare: Callable[[Config], RunFolder],
     supervise: Callable[[RunFolder], int],
     as_json: bool,
+    trace_file: Path | None = None,
 ) -> int:
     """Profile and print; return the exit code.
 
@@ -83,21 +86,29 @@ def run(
         changed: the settings in which it differs from the existing run's; None: there is no such
         run.
         prepare, supervise: make a run folder, run a run's processes.
+        trace_file: gets every span of every process; None: nobody wants them.
 
     Raises:
-        BadInput: too few steps, or whatever `prepare` finds. RunError: it gave no figures.
+        BadInput: too few steps, a trace that cannot be written, or whatever `prepare` finds.
+        RunError: it gave no figures.
     """
     if free_steps < FEWEST_STEPS:
         raise BadInput(f"--steps {free_steps}: measure at least {FEWEST_STEPS} steps")
+    if trace_file is not None:
+        trace.check(trace_file)
     with temporary_folder(config.run_dir) as folder:
         mine = settings(config, folder, free_steps)
         existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
         made = prepare(mine) if existing is None else borrow(existing, mine)
         without_evaluation(made)
         os.environ[profile.ASKED] = str(free_steps)
+        os.environ[spans.ASKED] = "" if trace_file is None else "1"
         code = supervise(made)
         if code == OK:
             document = read(folder)
+            if trace_file is not None:
+                count = trace.write(folder, trace_file)
+                document["trace"] = {"file": str(trace_file), "events": count}
             text = json.dumps(document) if as_json else view(document)
             Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(
                 text, markup=False, highlight=False
@@ -241,6 +252,9 @@ def view(document: dict) -> Group:
             f" {producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
+    if "trace" in document:
+        t = document["trace"]
+        parts.append(Text(f"trace: {t['file']} ({t['events']} events; open it in ui.perfetto.dev)"))
     return Group(*parts, Text(document["verdict"]["sentence"], style="bold"))
 
 

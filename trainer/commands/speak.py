@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from common.system.errors import BadInput, RunError
 from common.system.lifecycle import Stop, run_main
 from trainer.commands.reading import Reading, deciding, pace_of, stream, write
 from trainer.commands.synthesize import SAMPLING
+
+if TYPE_CHECKING:
+    from common.xtts.text.split import Piece
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +113,27 @@ def sources_of(options: dict) -> Sources:
     )
 
 
+def pieces_to_say(options: dict, sources: Sources) -> list[Piece]:
+    """The text, cut as the model takes it. Without TensorFlow: what cannot be said is refused
+    before that is loaded, for seconds.
+
+    BadInput: no words, a language that is not known or not in the vocabulary, no vocabulary.
+    """
+    from common.xtts.text.clean import LanguageUnavailable
+    from common.xtts.text.split import pieces
+    from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
+    try:
+        tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
+    except (VocabularyError, OSError) as e:
+        raise BadInput(f"these weights cannot speak: {e}") from e
+    room = sources.dims.gpt.max_text_tokens - 1
+    try:
+        return pieces(tokenizer, options["text"], options["language"], room)
+    except (LanguageUnavailable, ValueError) as e:
+        raise BadInput(str(e)) from e
+
+
 def load(sources: Sources, jit: bool):
     """The `Synthesizer`.
 
@@ -186,6 +211,7 @@ def main(stop: Stop) -> None:
         options["reference"] or [], sources.dims.audio.sample_rate, sources.treatment
     )
     named = named_voice(options, sources)
+    pieces = pieces_to_say(options, sources)
     from common.gpu.device import prove_device
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -197,21 +223,26 @@ def main(stop: Stop) -> None:
         if synthesizer.vocoder is None:  # librosa loads itself at its first use, for seconds
             synthesizer.from_mel(np.zeros((8, synthesizer.dims.audio.num_mels), np.float32))
     from common.xtts.clips import ReferenceClipError
-    from common.xtts.synthesize import NotFinite
-    from common.xtts.text.clean import LanguageUnavailable
 
     try:
-        pieces = synthesizer.pieces(options["text"], options["language"])
         voice = _voice(synthesizer, references) if references else named(synthesizer)
-    except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
+    except (ReferenceClipError, ValueError) as e:
         raise BadInput(str(e)) from e
     pace = pace_of(options)
-    reading = Reading(synthesizer, pieces, voice, chosen, pace, options)
+    read_aloud(Reading(synthesizer, pieces, voice, chosen, pace, options), sources)
+
+
+def read_aloud(reading: Reading, sources: Sources) -> None:
+    """Into the file, or as the stream, that is asked for. BadInput as of `write`; RunError: the
+    weights make no finite numbers.
+    """
+    from common.xtts.synthesize import NotFinite
+
     try:
-        if options["stream"]:
+        if reading.asked["stream"]:
             stream(reading)
         else:
-            write(reading, Path(options["out"]), deciding(reading, sources))
+            write(reading, Path(reading.asked["out"]), deciding(reading, sources))
     except NotFinite as e:
         raise RunError(
             f"{e}: no sound can be made of these weights, and none is written; try another --step,"

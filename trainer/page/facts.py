@@ -4,6 +4,7 @@ the run is.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,22 @@ def speed_panels(title: str, history: History) -> list[Panel]:
             [Curve("share of the step", steps, share, rough=True)],
             "% of the step's time",
         ),
+        *_gpu_panels(title, history),
     ]
+
+
+def _gpu_panels(title: str, history: History) -> list[Panel]:
+    """Use and memory of each card that the run has used; none on CPUs."""
+    panels = []
+    for what, unit, end in (("GPU use", "%", "_percent"), ("GPU memory", "MB", "_memory_mb")):
+        keys = {k for r in history.speed for k in r if re.fullmatch(rf"gpu\d+{end}", k)}
+        curves = []
+        for key in sorted(keys):
+            of = [(r["step"], r[key]) for r in history.speed if key in r]
+            curves.append(Curve(key.removesuffix(end).upper(), *zip(*of, strict=True)))
+        if curves:
+            panels.append(Panel(f"{title}: {what}", curves, unit))
+    return panels
 
 
 def stands(run: RunFolder) -> str:

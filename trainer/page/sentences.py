@@ -22,12 +22,15 @@ MOST_CANDIDATES = 2000  # utterances that are looked through for a sample's reco
 @dataclass(frozen=True)
 class Take:
     """One thing to listen to. `note`: what to know about it; `sound` is None if the file is no
-    longer there.
+    longer there; `attention`: a picture of which text was read when, and `aligned` how well the
+    text was followed.
     """
 
     title: str
     sound: Sound | None
     note: str = ""
+    attention: Path | None = None
+    aligned: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,10 @@ def _spoken(step: int, folder: Path, info: dict) -> Take:
         return Take(title, None, "stopped at once: nothing was said")
     take = _take(title, folder / info["synth"])
     note = "" if info["stopped"] else "cut off: did not stop by itself"
-    return Take(title, take.sound, take.note or note)
+    drawn = info.get("attention")  # samples of before have none
+    if not drawn:
+        return Take(title, take.sound, take.note or note)
+    return Take(title, take.sound, take.note or note, folder / drawn, info["aligned"])
 
 
 def spread(steps: list[int], most: int) -> list[int]:

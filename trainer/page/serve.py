@@ -128,7 +128,7 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request, client_address) -> None:
         """Ignore a client that hung up; log anything else."""
-        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             log.error("client %s", client_address[0], exc_info=True)
 
 

@@ -97,6 +97,17 @@ def picture(log_mel: np.ndarray, scale: Scale) -> str:
     return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()
 
 
+def shrunk(path: Path) -> str:
+    """A picture file as a `data:` address of WebP; "" where it cannot be read."""
+    out = io.BytesIO()
+    try:
+        with Image.open(path) as found:
+            found.convert("RGB").save(out, "WEBP", quality=55)
+    except (OSError, ValueError):
+        return ""
+    return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()
+
+
 def _colours() -> np.ndarray:
     """uint8[256, 3]."""
     known = np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _MAGMA], np.float64)

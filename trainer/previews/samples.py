@@ -2,9 +2,10 @@
 
 For each: `synth_<language>_<id>.wav` (its text, spoken with its own audio as the reference),
 `recon_<language>_<id>.wav` (the true clip's codes turned back into sound: the best that a model of
-codes can do) and `mel_<language>_<id>.png` (true, through the codes, spoken). `samples.json` lists
-the text of each file. Every wav comes from Griffin-Lim, or from the vocoder if the run started from
-imported weights that have one: only the models differ.
+codes can do), `mel_<language>_<id>.png` (true, through the codes, spoken) and
+`attention_<language>_<id>.png` (which part of the text each moment was read from). `samples.json`
+lists the text of each file. Every wav comes from Griffin-Lim, or from the vocoder if the run
+started from imported weights that have one: only the models differ.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from common.run.beginning import FOLDER
 from common.run.folder import RunFolder
 from common.run.recognise import recogniser
 from common.system.files import write_atomically
+from common.xtts.alignment import align, attention_over_text
 from common.xtts.audio import DvaeMel, resample
 from common.xtts.checkpoints.pretrained import CoquiError, read_vocoder_dims
 from common.xtts.dvae import Dvae
@@ -31,7 +33,7 @@ from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.weights import WeightsError
 from trainer.previews.judge import Judge, Spoken
 from trainer.previews.script import Line, Script
-from trainer.report.pictures import MelRow, mel_picture
+from trainer.report.pictures import AttentionRow, MelRow, attention_picture, mel_picture
 from trainer.report.tensorboard import EventWriter, wav_bytes
 
 log = logging.getLogger(__name__)
@@ -49,8 +51,9 @@ class SampleInfo:
     Attributes:
         step: the step of the weights.
         reference: the utterance, or the user's clip, whose audio is the voice.
-        synth, recon, picture: file names in the folder; None if there is none (nothing spoken, a
-        text without recording).
+        synth, recon, picture, attention: file names in the folder; None if there is none (nothing
+            spoken, a text without recording).
+        aligned: how well the best head follows the text (`path_scores`); None: nothing spoken.
         stopped: whether the model ended it by itself; False: it was cut off at its limit.
         seconds, true_seconds: length of the spoken sound, and of the utterance's recording.
         level: root mean square of the spoken sound; 0 is silence.
@@ -65,6 +68,8 @@ class SampleInfo:
     synth: str | None
     recon: str | None
     picture: str | None
+    attention: str | None
+    aligned: float | None
     num_codes: int
     true_codes: int | None
     stopped: bool
@@ -205,13 +210,14 @@ class SampleMaker:
             sounds["recon"] = self._recon(line, voice)
             self._recon_made.add(line.name)
         if events is not None and sounds:
-            events.text(step, f"samples/{line.name}", line.text)
+            events.text(step, f"samples/{line.name}/text", line.text)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
             if events is not None:
                 events.sound(step, f"samples/{line.name}/{kind}", samples, rate)
         if rows:
             self._draw(line, rows, folder, step, events)
+        aligned = self._draw_attention(line, voice, generated, folder, step, events)
         return SampleInfo(
             name=line.name,
             step=step,
@@ -222,6 +228,8 @@ class SampleMaker:
             synth=f"synth_{line.name}.wav" if "synth" in sounds else None,
             recon=f"recon_{line.name}.wav" if "recon" in sounds else None,
             picture=f"mel_{line.name}.png" if rows else None,
+            attention=None if aligned is None else f"attention_{line.name}.png",
+            aligned=aligned,
             num_codes=len(generated.codes),
             true_codes=None if r is None else len(r.codes),
             stopped=generated.stopped,
@@ -243,7 +251,39 @@ class SampleMaker:
         )
         (folder / f"mel_{line.name}.png").write_bytes(png.data)
         if events is not None:
-            events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+            events.picture(step, f"samples/{line.name}/mel", png.data, png.width, png.height)
+
+    def _draw_attention(
+        self,
+        line: Line,
+        voice: Voice,
+        generated: Generated,
+        folder: Path,
+        step: int,
+        events: EventWriter | None,
+    ) -> float | None:
+        """Draw which tokens were read when; the score of the best head. None: nothing was said, or
+        the weights are not finite.
+        """
+        s = self._synthesizer
+        if not len(generated.codes) or not np.isfinite(generated.states).all():
+            return None
+        stop = self._options.text_stop_input
+        attention = attention_over_text(s.gpt, voice.latents, line.ids, generated.codes, stop)
+        found = align(attention)
+        rows = (
+            AttentionRow(
+                f"layer {found.layer}, head {found.head}: aligned {found.score:.2f}", found.best
+            ),
+            AttentionRow("mean of all heads", found.mean),
+        )
+        tokens = [s.tokenizer.decode([i]) for i in line.ids]
+        png = attention_picture(f"{line.name}, step {step}: attention", rows, s.code_s, tokens)
+        (folder / f"attention_{line.name}.png").write_bytes(png.data)
+        if events is not None:
+            tag = f"samples/{line.name}/attention"
+            events.picture(step, tag, png.data, png.width, png.height)
+        return round(found.score, 4)
 
     def _mel_of_sound(self, wav: np.ndarray) -> np.ndarray:
         """Normalised mel [F, M] of a vocoder's sound."""

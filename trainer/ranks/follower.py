@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from common.system.errors import RunError, Stopped
 from common.transport import wire
@@ -212,8 +211,8 @@ class Follower:
             last = now
             self._hear_all(now)
             while self._monitor.poll(0):
-                recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                self._hear_all(now)  # its last word came before it died
+                self._monitor.recv_multipart(zmq.NOBLOCK)  # it tells of nothing but the end
+                self._hear_all(now)  # its last word came before it was gone
                 if self._session:
                     self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))
             self._speak(now >= beat_at)

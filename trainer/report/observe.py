@@ -11,6 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from common.system import trace
 from common.system.status import StatusFile
 from common.system.stopwatch import Stopwatch
 from trainer.report.tensorboard import EventWriter
@@ -125,8 +126,10 @@ class Observer:
                 ready=server.ready_count(),
                 target=server.target(),
             )
+        now, seconds = time.perf_counter(), own.spent_s["logging"]
+        trace.span("loop", "logging", now - seconds, now, step=line["step"])
         if self._watch is not None:
-            self._watch.logged_s.append(own.spent_s["logging"])
+            self._watch.logged_s.append(seconds)
 
     def times(self, line: dict, rows: int) -> dict[str, float]:
         """`step_ms` and `wait_ms` (without data) of a finished step: by the device's clock where

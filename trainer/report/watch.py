@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from common.system import trace
 from common.transport.messages import Notes
 from trainer.report.clock import Clock, Tick
 from trainer.report.gpu_use import GpuUse, Use
@@ -197,6 +198,8 @@ class Watch:
         record = _record(
             self._last, tick, batches, self._interrupted, self._number, self._unsettled <= 0
         )
+        if record is not None:
+            _trace(self._last, tick, batches, self._interrupted, (first_g, count))
         self._number += 1
         self._unsettled -= count
         self._last, self._interrupted = tick.finished, False
@@ -336,6 +339,26 @@ def _record(
     return StepRecord(
         total, min(wait, total), max(0.0, busy), batches, number, settled, interrupted
     )
+
+
+def _trace(
+    last: float,
+    tick: Tick,
+    batches: tuple[FedRecord, ...],
+    interrupted: bool,
+    group: tuple[int, int],
+) -> None:
+    """The step as the device sees it, and the calls that the loop made for it."""
+    about = {"g": group[0], "count": group[1]}
+    if interrupted:
+        last = max(last, min(b.asked for b in batches))
+    trace.span("device", "step", last, tick.finished, **about)
+    trace.span("device", "compute", max(last, tick.began), tick.finished, **about)
+    for b in batches:
+        since = max(b.asked, last)
+        if b.got > since:
+            trace.span("device", "wait", since, b.got, **about)
+    trace.span("loop", "issue", tick.began, tick.issued, **about)
 
 
 def _trainer_parts(clock: Clock | None, per_step: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,9 @@ from common.xtts.checkpoints.pretrained import (
     write_document,
 )
 from common.xtts.dims import GptDims, ModelDims
-from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
+if TYPE_CHECKING:
+    from common.xtts.text.tokenizer import Tokenizer
 
 NUM_MELS = 80
 _V1_AUDIO_TOKENS = 8194
@@ -235,6 +237,10 @@ def _checked_sizes(
 
 
 def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
+    # Every process of a run opens its folder, and with it this module; rules for texts take longer
+    # to load than all else here, and few of them read a text.
+    from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
     try:
         tokenizer = Tokenizer.load(vocab)
     except (OSError, VocabularyError) as e:

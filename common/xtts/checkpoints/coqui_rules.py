@@ -169,19 +169,22 @@ def _sources() -> dict[str, str]:
 
 
 def _packages(sources: dict[str, str]) -> dict[str, str]:
-    """The packages that modules import at once: name → requirement, the version that is installed
-    here.
+    """The packages that modules import, but for those that one language alone needs: name →
+    requirement, the version that is installed here.
     """
     found = set()
     for source in sources.values():
-        for node in ast.parse(source).body:
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ImportFrom):
                 found.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
+    backends = {
+        module.partition(".")[0] for needs in rules.BACKENDS.values() for module, _ in needs
+    }
     return {
         x: f"{x}=={metadata.version(x)}"
-        for x in sorted(found - {*sys.stdlib_module_names, _CARRIED})
+        for x in sorted(found - {*sys.stdlib_module_names, *backends, _CARRIED})
     }
 
 

@@ -14,8 +14,6 @@ import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 
-from babel.units import format_unit
-
 from common.xtts.text import currencies, numbers, rules
 from common.xtts.text.errors import TextError
 
@@ -23,6 +21,7 @@ _UNSPACED = ("zh", "ja")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3}){1,5}(?![0-9])|[0-9]+)(?:[.,][0-9]+){0,9}|[.,][0-9]+"
 
 _FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
+_ASCII_DIGIT = re.compile("[0-9]")
 _NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"
 
 
@@ -86,7 +85,7 @@ def expand(text: str, language: str) -> str:
 
     TextError: a currency sign beside a number has no name in `language`.
     """
-    if any(c.isdigit() for c in text):
+    if _ASCII_DIGIT.search(text) or not text.isascii() and any(c.isdigit() for c in text):
         text = _NO_CENTS.sub("", text)
         if language == "en":
             text = _FEET.sub(
@@ -302,6 +301,8 @@ def _name_signs(text: str, language: str) -> str:
 
     "$" and "£" have XTTS's own words and are left to the table of symbols.
     """
+    if text.isascii() and "$" not in text:  # most rows of a scan; no other ASCII sign is money's
+        return text
     for sign in {c for c in text if unicodedata.category(c) == "Sc"} - set(
         rules.symbol_words(language, parity=False)
     ):
@@ -407,6 +408,8 @@ def _unit_pattern(language: str, unit: str, value: Decimal) -> str | None:
         value = value % 10**6 + 10**6  # of the same plural form
     if value.as_tuple().exponent < -3:
         value = round(value, 3)
+    from babel.units import format_unit
+
     written = currencies.plain(format_unit(value, unit, "long", "0.###", locale=known), language)
     pattern, found = re.subn(r"[0-9]+(?:[.,٫][0-9]+)?", "{0}", written, count=1)
     if not found:

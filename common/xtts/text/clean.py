@@ -53,6 +53,7 @@ _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
 
 
+@functools.lru_cache(1024)
 def normalize_language(code: str) -> str:
     """The code used in this project: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa".
 
@@ -212,7 +213,7 @@ def _percent_last(text: str) -> str:
 
 @functools.cache
 def _translation(language: str) -> dict[int, str | None]:
-    table: dict[int, str | None] = dict(numbers.FOREIGN_DIGITS)
+    table: dict[int, str | None] = dict(numbers.foreign_digits())
     table |= numbers.separators(language)
     if language not in ("zh", "ja"):  # there, XTTS has rules of its own for these
         table |= rules.TYPOGRAPHY | rules.CJK_PUNCTUATION

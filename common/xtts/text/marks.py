@@ -8,9 +8,6 @@ import functools
 import re
 import unicodedata
 
-import ftfy
-from ftfy.badness import is_bad
-
 from common.xtts.text.errors import DamagedText
 
 # Signs of category So that are read out or written in words.
@@ -88,6 +85,9 @@ def require_undamaged(text: str, scripts: tuple[tuple[int, int], ...]) -> None:
 
 
 def _repaired(text: str) -> str:
+    import ftfy  # slow to load, and most processes read no such text
+    from ftfy.badness import is_bad
+
     if is_bad(text):
         capitals = _CAPITALS.search(
             text

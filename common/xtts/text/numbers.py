@@ -9,8 +9,6 @@ import re
 import sys
 import unicodedata
 
-from num2words import num2words
-
 from common.xtts.text import chinese, hindi, rules
 from common.xtts.text.errors import TextError
 
@@ -29,11 +27,6 @@ _UNSPELLABLE = (
 _MAX_DIGITS = 15
 _MOST_DIGITS_AT_ONCE = 3  # of a fraction: "sixty-seven hundredths", beyond that digit by digit
 
-FOREIGN_DIGITS = {
-    code: str(unicodedata.decimal(chr(code)))
-    for code in range(0x80, sys.maxunicode + 1)
-    if unicodedata.category(chr(code)) == "Nd"
-}
 _HAS_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile("[0-9]+")
 _XTTS_COMMA_GROUPS = re.compile(r"\b\d{1,3}(,\d{3})*(\.\d+)?\b")
@@ -66,6 +59,16 @@ _LETTER_MEETS_DIGIT = re.compile(r"(?<=[^\W\d_])(?=[0-9])|(?<=[0-9])(?=[^\W\d_])
 _DOTTED_ORDINAL = re.compile("(?<=[0-9])[.](?=[ºª])")  # 1.º
 _DIGITS_HYPHEN_DIGITS = re.compile("(?<=[0-9])-(?=[0-9])")  # "1990-2000" is not ninety-two thousand
 _PERSIAN_FRACTIONS = {1: "دهم", 2: "صدم", 3: "هزارم"}
+
+
+@functools.cache
+def foreign_digits() -> dict[int, str]:
+    """Every decimal digit of Unicode outside of ASCII, as the ASCII digit that it stands for."""
+    return {
+        code: str(unicodedata.decimal(chr(code)))
+        for code in range(0x80, sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) == "Nd"
+    }
 
 
 def separators(language: str) -> dict[int, str]:
@@ -126,6 +129,8 @@ def _unspelled(language: str, error: Exception) -> TextError:
 
 @functools.lru_cache(maxsize=1 << 14, typed=True)  # 2 and 2.0 are read differently
 def _words(value: int | float, language: str, to: str = "cardinal") -> str:
+    from num2words import num2words  # slow to load: it loads all of its languages
+
     try:
         words = num2words(value, lang=language, to=to)
     except _UNSPELLABLE as error:
@@ -417,6 +422,8 @@ def _persian_ordinal(digits: str) -> str:
 
 
 def _amount_words(match: str, language: str, code: str) -> str:
+    from num2words import num2words
+
     amount = float(re.sub(r"[^\d.]", "", match.replace(",", ".")))
     words = num2words(amount, to="currency", currency=code, lang=language)
     if amount.is_integer():

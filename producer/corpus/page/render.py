@@ -124,5 +124,6 @@ def _finding(finding: dict, manifest: Manifest) -> Found:
     utterances = manifest.utterances(finding["utterances"])
     for at, said, u in zip(finding["worst"], finding["said"], utterances, strict=True):
         sound, why_not = clips.as_link(u) if len(rows) < PLAYABLE else ("", "")
-        rows.append(Row(at, said, u.text, u.language, u.speaker, sound, why_not))
+        more = said.removeprefix(at).lstrip(", ")  # the place has its own line
+        rows.append(Row(at, more, u.text, u.language, u.speaker, sound, why_not))
     return Found(finding["kind"], finding["rows"], finding["message"], rows)
