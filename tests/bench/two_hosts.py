@@ -6,8 +6,8 @@ CURVE: who is not let in, and a link that goes away and comes back.
 Needs root and `ip` (iproute2). A wrong key, none, and another run's bundle must each end with one
 line in under 5 s from the moment the producer asks, which is when it has started: a start that is
 refused for a bundle that is not there is measured first, and taken off. After the link was away,
-the same producer and the same trainer must bring the run to its end, exact. Prints the figures as JSON; exit code 1 where
-something did not hold.
+the same producer and the same trainer must bring the run to its end, exact. Prints the figures as
+JSON; exit code 1 where something did not hold.
 """
 
 from __future__ import annotations
