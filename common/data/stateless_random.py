@@ -31,8 +31,8 @@ def splitmix64(x) -> np.ndarray:
 
 
 def _mix(x: int) -> int:
-    """`splitmix64` of one number below 2^64: a tenth of what NumPy takes for one, and a plan asks
-    for dozens of them per batch.
+    """`splitmix64` of one number below 2^64, in a tenth of NumPy's time for one: a plan needs
+    dozens of them per batch.
     """
     z = (x + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MUL1) & _MASK
@@ -49,7 +49,7 @@ def key(*parts: int) -> np.uint64:
 
 
 def draws(k: np.uint64, index) -> np.ndarray:
-    """uint64 draws number `index` (any shape) of the stream `k`."""
+    """uint64: draw number `index` (any shape) of the stream `k`."""
     return splitmix64(np.uint64(k) ^ splitmix64(np.asarray(index, np.uint64)))
 
 

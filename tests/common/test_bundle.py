@@ -183,10 +183,10 @@ def linked(members, infos):
 
 
 STRANGE = {
-    "outside": (adds("../evil"), r"'\.\./evil' is no part of a bundle"),
-    "absolute": (adds("/etc/evil"), "'/etc/evil' is no part of a bundle"),
-    "unknown": (adds("code.py"), "'code.py' is no part of a bundle"),
-    "folder": (adds("plan/"), "'plan/' is no part of a bundle"),
+    "outside": (adds("../evil"), r"'\.\./evil' is not part of a bundle"),
+    "absolute": (adds("/etc/evil"), "'/etc/evil' is not part of a bundle"),
+    "unknown": (adds("code.py"), "'code.py' is not part of a bundle"),
+    "folder": (adds("plan/"), "'plan/' is not part of a bundle"),
     "link": (linked, "'config.yaml' is not a plain file"),
     "bomb": (compressed, "'vocab.json' is compressed"),
     "large": (

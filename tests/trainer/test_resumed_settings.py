@@ -1,4 +1,4 @@
-"""What a resume changes is said and stands in the ledger; what it cannot change is named."""
+"""Changes at a resume are reported and recorded in the ledger; impossible ones are named."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ def at_its_end(run) -> SimpleNamespace:
         (ImportError("No module named 'librosa'"), "ImportError: No module named 'librosa'"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "the disk takes nothing more ([Errno 28] No space left on device): make room, or a"
-            " quota larger; then the same command goes on from there",
+            "the disk takes nothing more ([Errno 28] No space left on device): make room, or"
+            " raise the quota; then the same command goes on from there",
         ),
     ],
 )
