@@ -77,6 +77,7 @@ class Tried:
             return None
         try:
             with open(self._file, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
                 lines = file.read(_MOST_BYTES).splitlines()
         except OSError:
             return None
