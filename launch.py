@@ -234,15 +234,15 @@ def explain_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to
-    speak with.
+    """Turn Coqui's XTTS v2 files into a folder of weights, for fine-tuning (model.weights) and
+    speaking.
     """
     return coqui.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with
-    them.
+    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that started
+    from them.
     """
 
     def device() -> tuple[Device, dict[str, str | None]]:
@@ -258,7 +258,7 @@ def synthesize(args: argparse.Namespace) -> int:
 
 
 def finetune_command(args: argparse.Namespace) -> int:
-    """Make a voice of a folder of recordings: from there to a folder for any Coqui tool."""
+    """Turn a folder of recordings into a voice: a folder that any Coqui tool loads."""
     from producer.creation.begin import languages_of
 
     return finetune.run(

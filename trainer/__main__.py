@@ -1,5 +1,5 @@
 """`python -m trainer --run RUN`: takes the run's lock, binds, leases batches, trains every stage
-from where it stands, and leaves.
+from its last step on, and leaves.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
-from common.gpu.faults import in_words
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
 from common.system import logs, trace
@@ -28,10 +26,9 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import follow, profile, stages
 from trainer.finale import finish, leave_summary
-from trainer.history.checkpoint import step_of
 from trainer.history.stage_history import check_ended
 from trainer.lead import Lead
-from trainer.opening import set_up_device
+from trainer.opening import device_in_words, set_up_device
 from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
@@ -55,7 +52,7 @@ def main(stop: Stop) -> int | None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
-    # None of it is repaired before this process is the run's one trainer.
+    # Repair nothing before this process is the run's only trainer.
     held = lock(
         args.run / "lock",
         "trainer",
@@ -84,7 +81,7 @@ def main(stop: Stop) -> int | None:
                     continue
                 lead = lead or Lead.of(run, name, status, stop)
                 try:
-                    with _device_in_words(status, stages.files_of(run, name).checkpoints):
+                    with device_in_words(status, stages.files_of(run, name).checkpoints):
                         stage = train_stage(run, name, server, status, stop, lead)
                 except Stopped:
                     if stop.cause == "stop" and profile.free_steps() is None:
@@ -115,25 +112,11 @@ def _next_stage(run: RunFolder) -> str:
     return next(n for n in run.stages if n not in ended)
 
 
-def _device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
-    """A GPU that is lost, or full, ends the stage with one line."""
-
-    def at() -> str:
-        s = status.value
-        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
-
-    def saved() -> str:
-        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
-        return f"; the same command goes on from step {step}, the newest saved"
-
-    return in_words(lambda: status.value.device, at, saved)
-
-
 def prove(run: RunFolder) -> None:
-    """Every file that decides what is trained is as it was written, or made anew; and the ledger of
-    a stage that has ended tells all of it.
+    """Check that every file that decides what is trained is as it was written, or restore it; and
+    that the ledger of an ended stage is complete.
 
-    BadInput: it is not so.
+    BadInput: a check fails.
     """
     recorded_settings.mend(run.proof, run.config)
     published.mend(run)
@@ -145,8 +128,8 @@ def prove(run: RunFolder) -> None:
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
-    """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory
-    that it does not give back.
+    """Restart in the same process: while it compiled this stage, TensorFlow took device memory that
+    it does not give back.
     """
     stop.check()
     log.info("the next stage begins in a fresh process, with all of the device's memory")
@@ -154,14 +137,14 @@ def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
 
 
 def _bind(run: RunFolder, stop: Stop) -> LeaseServer:
-    """The channel's end, with its address in RUN/endpoint.json."""
+    """Open the trainer's end of the channel, with its address in RUN/endpoint.json."""
     trace.begin(run.path, "trainer", stop)
     t = run.config.transport
     told = _listener(run.path)
     mine: list[Endpoint] = []
 
     def on_event(kind: str, **fields) -> None:
-        if kind == "peer_lost" and mine:  # whoever comes in its place reads the file
+        if kind == "peer_lost" and mine:  # a producer that comes in its place reads the file
             _keep(mine[0], run.endpoint_file)
         told(kind, **fields)
 
@@ -189,7 +172,7 @@ def _bind(run: RunFolder, stop: Stop) -> LeaseServer:
 
 
 def _keep(mine: Endpoint, file: Path) -> None:
-    """Where we listen is said in `file`, whatever has become of it."""
+    """Make sure that `file` says where we listen, whatever has happened to it."""
     try:
         if Endpoint.read(file) == mine:
             return
@@ -202,8 +185,8 @@ def _keep(mine: Endpoint, file: Path) -> None:
 
 
 def _listener(folder: Path) -> Callable[..., None]:
-    """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of
-    RUN/channel.jsonl, which the channel's invariants are checked from; any other value is the file.
+    """With XTTS_CHANNEL_LOG=1, writes every lease, delivery and release as a line of
+    RUN/channel.jsonl, to check the channel's invariants; any other value names the file.
     """
     wanted = os.environ.get("XTTS_CHANNEL_LOG")
     file = folder / "channel.jsonl" if wanted == "1" else wanted

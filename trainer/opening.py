@@ -1,29 +1,36 @@
-"""Opening the device of a trainer: threads, memory and determinism, and the collectives that join
+"""Opens a trainer's device: threads, memory and determinism, and the collectives that connect
 several trainers.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 
+from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.system.errors import RunError
 from common.system.lifecycle import Stop, hear
 from common.system.status import StatusFile
 from trainer import ahead
+from trainer.history.checkpoint import step_of
 from trainer.ranks.words import RankLost
 
 log = logging.getLogger(__name__)
+
+CONNECT_S = 300.0  # for the collectives of all trainers to find each other
 
 
 def set_up_device(
     run: RunFolder, status: StatusFile, join: Callable[[], None] = lambda: None
 ) -> None:
-    """Threads, memory and determinism before TensorFlow does any work; prove the device with real
-    operations.
+    """Set threads, memory and determinism before TensorFlow does any work; prove the device with
+    real operations.
 
-    `join`: as of `common.gpu.device.prove_device`.
+    `join`: as for `common.gpu.device.prove_device`.
     """
     if not run.trains_networks:
         return
@@ -31,8 +38,8 @@ def set_up_device(
 
     t = run.config.threads
     status.update(phase="opening the device")
-    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the
-    # CPU's bits ask for, one after the other, and training behind them.
+    # TensorFlow's inter-op threads compile XLA's programs: with as few threads as equal bits on
+    # the CPU need, they would be compiled one after the other, and training would wait.
     inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
     info = prove_device(
         intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True, join=join
@@ -45,6 +52,20 @@ def set_up_device(
     status.update(device=info.label)
 
 
+def device_in_words(status: StatusFile, checkpoints: Path) -> AbstractContextManager[None]:
+    """A GPU that is lost, or full, ends a trainer's stage with one line."""
+
+    def at() -> str:
+        s = status.value
+        return f"after step {s.step} of {s.stage_name}" if s.step else f"before step 1 ({s.phase})"
+
+    def saved() -> str:
+        step = max((step_of(p) or 0 for p in checkpoints.glob("step-*")), default=0)
+        return f"; the same command goes on from step {step}, the newest saved"
+
+    return in_words(lambda: status.value.device, at, saved)
+
+
 class Connected:
     """The collectives of this process, once `connect` has made them."""
 
@@ -53,7 +74,10 @@ class Connected:
         self._collectives = None
 
     def connect(self, check: Callable[[], None], stop: Stop) -> None:
-        """Wait for all trainers. `check` is asked meanwhile, and raises where it should end."""
+        """Wait for all trainers. `check` is called meanwhile, and raises to end the wait.
+
+        RankLost: they are not connected within CONNECT_S.
+        """
         import tensorflow as tf
 
         from trainer.ranks.collectives import Collectives
@@ -73,8 +97,18 @@ class Connected:
                 )
             )
 
+        deadline = time.monotonic() + CONNECT_S
+
+        def check_in_time() -> None:
+            check()
+            if time.monotonic() > deadline:
+                raise RankLost(
+                    f"the trainers were not connected within {CONNECT_S:.0f} s, at"
+                    f" {', '.join(self._addresses)}: a firewall may hold these ports"
+                )
+
         try:
-            ahead.run_aside(make, Check(check, stop))
+            ahead.run_aside(make, Check(check_in_time, stop))
         except (tf.errors.OpError, RuntimeError) as e:
             said = str(e).splitlines()[0][:200]
             raise RankLost(f"the trainers could not be connected: {said}") from e
@@ -86,13 +120,13 @@ class Connected:
         self._collectives.add_up(gradients, losses)
 
     def abort(self) -> None:
-        """End a sum that waits for a trainer which is gone."""
+        """End a sum that waits for a dead trainer."""
         if self._collectives is not None:
             self._collectives.abort()
 
 
 class Check:
-    """What `ahead` asks of a stop, answered by a function that raises."""
+    """A stop as `ahead` uses one, backed by a function that raises."""
 
     def __init__(self, check: Callable[[], None], stop: Stop):
         self.check, self.at_exit = check, stop.at_exit

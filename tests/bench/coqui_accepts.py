@@ -5,11 +5,11 @@
 
 Each interpreter is of an environment with coqui-tts, torch, torchaudio, transformers 4.57
 (coqui-tts 0.28.0 does not speak with 5.24), and pypinyin, cutlet, fugashi, unidic-lite and
-hangul-romanize; and babel and ftfy, which `coqui_languages.py` asks for. With each: Coqui's own
-classes make a model of XTTS's width with two layers and random weights, as its folder; imported
-here, fine-tuned for some steps on the CPU on English, German, Arabic and (new) Persian, and
-exported. Then Coqui loads the folder as its README says and speaks; tokens of its tokenizer are
-compared with ours; folder -> import -> export gives equal bits.
+hangul-romanize; babel and ftfy, which `coqui_languages.py` asks for; and xxhash, for our own text
+rules. With each: Coqui's own classes make a model of XTTS's width with two layers and random
+weights, as its folder; imported here, fine-tuned for some steps on the CPU on English, German,
+Arabic and (new) Persian, and exported. Then Coqui loads the folder as its README says and speaks;
+tokens of its tokenizer are compared with ours; folder -> import -> export gives equal bits.
 
 Coqui's package and ours both have a module `trainer`: they never share a process. Prints a line per
 check; exit 1 if one fails. Where torchaudio's native library or decoder does not load beside the

@@ -1,13 +1,13 @@
 """An hour of text, spoken: is memory flat, are pieces on disk while it runs, and does the same
 command go on after a Ctrl-C in the middle?
 
-    python -m tests.bench.long_text [--work FOLDER] [--chars 50000] [--json FILE]
+    python -m tests.bench.long_text [--work FOLDER] [--chars 50000] [--json FILE] [--half]
 
 Makes a run of size `tiny` whose weights are drawn, and stop after some 6.5 s of sound by chance;
 says a text of so many characters with `launch.py synthesize` on the CPU; sends SIGINT when half of
 the pieces are there; starts the same command again. Every second the process's resident memory and
-the finished pieces are noted. Exit 1 if a piece was said twice, or the file is not the sum of its
-pieces.
+the finished pieces are noted. `--half`: end after the Ctrl-C; the next call does the rest. Exit 1
+if a piece was said twice, or the file is not the sum of its pieces.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/long_text"))
     parser.add_argument("--chars", type=int, default=50_000)
     parser.add_argument("--json", type=Path, help="the figures and every sample")
+    parser.add_argument("--half", action="store_true", help="end after the Ctrl-C in the middle")
     args = parser.parse_args()
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -158,8 +159,15 @@ def main() -> None:
     from common.xtts.text.split import split_text
 
     count = len(split_text(text.read_text(), "en", 250))
-    first = watch(command, text, folder, count // 2)
-    kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.wav")}
+    noted = work / "first.json"
+    if noted.exists():
+        first = Watched(**json.loads(noted.read_text()))
+    else:
+        first = watch(command, text, folder, count // 2)
+        noted.write_text(json.dumps(vars(first)))
+    kept = list(folder.glob("*.wav"))
+    if args.half:
+        return
     second = watch(command, text, folder, None)
     lines = re.findall(r"piece (\d+) of (\d+): ([\d.]+) s", first.said + second.said)
     seconds = sum(float(s) for *_, s in lines)
@@ -179,6 +187,7 @@ def main() -> None:
         "seconds of work": [round(w.samples[-1][0]) for w in (first, second)],
     }
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    noted.unlink()
     if args.json:
         samples = {"first": first.samples, "second": second.samples}
         args.json.write_text(json.dumps({**figures, **samples}))

@@ -60,10 +60,10 @@ def watch(process: subprocess.Popen, run: Path, cards: list) -> tuple[dict, list
     return most, busy
 
 
-def speed(run: Path) -> dict:
-    """Figures of the second half of stage 2, from metrics.jsonl."""
+def speed(run: Path, after: int = 0) -> dict:
+    """Figures of the second half of stage 2's steps after `after`, from metrics.jsonl."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [r for r in records if "step_ms" in r]
+    steps = [r for r in records if "step_ms" in r and r["step"] > after]
     late = steps[len(steps) // 2 :]
     span_s = late[-1]["time"] - late[0]["time"]
     return {

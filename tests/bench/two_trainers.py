@@ -29,7 +29,7 @@ from rich.table import Table
 from common.gpu.choose import TRIAL
 from tests.bench.two_gpus import ROOT, parser, speed, watch
 
-SUM = re.compile(r"adding up took ([\d.]+) ms a step")
+SUM = re.compile(r"the sum took ([\d.]+) ms per step")
 
 
 def rows(cpu: bool) -> dict[str, list[str]]:
@@ -61,19 +61,25 @@ def command(args: argparse.Namespace, run: Path, steps: int, more: list[str]) ->
     ]
 
 
-def sum_ms(run: Path) -> float | None:
+def sum_ms(log: str) -> float | None:
     """The last that the first trainer said of it."""
-    found = SUM.findall((run / "logs" / "trainer.log").read_text(errors="replace"))
+    found = SUM.findall(log)
     return float(found[-1]) if found else None
 
 
-def measure(args: argparse.Namespace, run: Path, steps: int, more: list[str], cards: list) -> dict:
-    """A row's figures."""
+def measure(
+    args: argparse.Namespace, run: Path, steps: int, more: list[str], cards: list, after: int = 0
+) -> dict:
+    """A row's figures: of the steps after `after`, and of what this start says in the log."""
+    log = run / "logs" / "trainer.log"
+    said = log.stat().st_size if log.exists() else 0
     process = subprocess.Popen(command(args, run, steps, more), env={**os.environ, TRIAL: "1"})
     held, busy = watch(process, run, cards)
     figures = {"command": " ".join(process.args[1:]), "exit": process.returncode, "held_mb": held}
     if process.returncode == 0:
-        figures |= speed(run) | {"sum_ms": sum_ms(run)}
+        with open(log, errors="replace") as f:
+            f.seek(said)
+            figures |= speed(run, after) | {"sum_ms": sum_ms(f.read())}
         figures["busy_percent"] = [round(statistics.mean(b), 1) if b else None for b in busy]
     return figures
 
@@ -97,7 +103,7 @@ def main() -> int:
         last = folder / str(number)
     alone = ["--model-gpu", "cpu" if args.cpu else "1", "--num-trainers", "1"]
     found["the last one, resumed with one trainer"] = measure(
-        args, last, args.steps + 10, [*alone, *more[4:]], cards
+        args, last, args.steps + 10, [*alone, *more[4:]], cards, after=args.steps
     )
     table = Table("row", "exit", "utterances/s", "ms/step", "sum ms", "cards busy, %")
     for name, f in found.items():

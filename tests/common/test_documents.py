@@ -218,7 +218,7 @@ def test_case_codes_are_listed():
     used = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         for name in re.findall(r"^def test_(\w+)", path.read_text(), re.M):
-            used |= set(re.findall(r"(?:^|_)(c\d\d|[dtxs]\d{1,2})(?=_|$)", name))
+            used |= set(re.findall(r"(?:^|_)(c\d\d|[dtxvs]\d{1,2})(?=_|$)", name))
     assert len(used) >= 19
     assert used <= set(listed), f"not in tests/cases.md: {sorted(used - set(listed))}"
 
@@ -239,16 +239,18 @@ def test_the_tests_of_the_table_of_cases_exist():
 
 
 def test_the_tests_that_the_catalogue_names_exist():
-    """Of the data and text of the second set, each case with a test."""
+    """Of the second set's data, text, exchange and voices, each case with a test."""
     rows = re.findall(
-        r"^\| ([dt]\d+) \| (.+) \| (.+) \|$", (ROOT / "tests" / "cases.md").read_text(), re.M
+        r"^\| ([dtxv]\d+) \| (.+) \| (.+) \|$", (ROOT / "tests" / "cases.md").read_text(), re.M
     )
     assert [case for case, _, _ in rows] == [
         *(f"d{i}" for i in range(1, 17)),
         *(f"t{i}" for i in range(1, 9)),
+        *(f"x{i}" for i in range(1, 8)),
+        *(f"v{i}" for i in range(1, 9)),
     ]
     for case, tests, besides in rows:
-        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", tests)
+        named = re.findall(r"`(?:\w+/)?(test_\w+\.py)::(test_\w+)`", tests)
         assert named, case
         assert len(re.split(r"[;,]", besides)) >= 2, case
         for file, name in named:

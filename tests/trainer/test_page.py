@@ -102,7 +102,7 @@ def test_log_ticks():
 
 
 def test_a_mel_shows_a_tone_at_its_frequency():
-    """1 kHz stands where the axis says that 1 kHz is."""
+    """1 kHz is where the axis says."""
     mel = sounds.Sound(None, tone(1000, 1.0), RATE).log_mel
     row = 1 - (np.argmax(mel.mean(0)) + 0.5) / mel.shape[1]
     assert row == pytest.approx(sounds.height_of(1000), abs=0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from common.system.errors import Stopped
 from common.system.lifecycle import SUPERVISOR
 from common.transport.delivery import StopAsked
 from common.transport.messages import WireError
+from trainer.ranks import leader as leader_module
 from trainer.ranks import words
 from trainer.ranks.follower import Ended, Follower
 from trainer.ranks.leader import Leader
@@ -161,15 +164,52 @@ def test_a_trainer_that_says_nothing_is_named(group):
 
 
 def test_one_that_compiles_is_waited_for(group):
-    leader, (follower,) = group(2, timeout_s=0.8)
+    leader, (follower,) = group(2)
     follower.doing = "compiling bucket 2"
     until(lambda: leader._peers[1].doing.startswith("compiling"))
-    waits = in_thread(leader.meet)
-    time.sleep(1.6)  # twice the deadline
+    leader._parted = math.inf  # whoever does not compile is late when it is looked for first
+    looks = []
+    waits = in_thread(lambda: leader.meet(b"", lambda: bool(looks.append(1))))
+    until(lambda: waits or len(looks) >= 3)
     assert not waits
     theirs = in_thread(follower.meet)
     until(lambda: waits and theirs)
     assert waits == theirs == [[b"", b""]]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_says_the_same_for_too_long_is_not_waited_for(group, monkeypatch, first):
+    """Its thread still answers: nothing but its own words tells that it hangs."""
+    later, looked = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0])
+    monkeypatch.setattr(leader_module, "time", clock)
+    leader, (follower,) = group(2)
+
+    def says(what: str) -> None:
+        follower.doing = what
+        until(lambda: leader._peers[1].doing == what)
+
+    def stopping() -> bool:
+        looked.append(1)
+        return False
+
+    says("compiling program 1 of 9")
+    if first:
+        waits = in_thread(lambda: leader.wait_ready(stopping, lambda who: None))
+    else:
+        waits = in_thread(lambda: leader.meet(b"", stopping))
+    for number in (1, 2, 3):  # it gets on: each time, the limit begins anew
+        says(f"compiling program {number} of 9")
+        seen = len(looked)
+        until(lambda seen=seen: len(looked) > seen + 2)
+        later[0] += 0.6 * leader_module.COMPILES_S
+        until(lambda seen=seen: len(looked) > seen + 4 or waits)
+        assert not waits
+    later[0] += leader_module.COMPILES_S
+    until(lambda: waits)
+    assert isinstance(waits[0], RankLost)
+    said = r"trainer-1 did not come to .* within \d{4} s \(it says: compiling program 3 of 9\)"
+    assert re.fullmatch(said, str(waits[0]))
 
 
 def test_a_stop_ends_a_meeting(group):
@@ -218,10 +258,17 @@ def test_a_second_process_of_a_rank_is_refused_and_another_launchers_ignored(
     group, address, monkeypatch
 ):
     leader, (first,) = group(2)
+    calls, welcome = [], leader._welcome
+
+    def counted(peer, word, now):
+        calls.append(word["family"])
+        welcome(peer, word, now)
+
+    monkeypatch.setattr(leader, "_welcome", counted)
     monkeypatch.setenv(SUPERVISOR, "1:2.0")
     stranger = Follower(address, 1, 2, FAR_S)
     try:
-        time.sleep(1.2)  # two of its calls
+        until(lambda: calls.count("1:2.0") >= 3)  # an answer to the first has come by then
         assert not stranger.ended
     finally:
         stranger.close()

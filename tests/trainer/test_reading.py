@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.system.errors import BadInput
+from common.system.errors import FAILED, BadInput, RunError
 from common.xtts.pace import Pace
+from common.xtts.synthesize import NotFinite
 from common.xtts.text.split import Piece
 from trainer.commands import reading
 from trainer.commands.piece_files import PieceFiles
 from trainer.commands.reading import Reading
-from trainer.commands.speak import libraries_held
+from trainer.commands.speak import Sources, libraries_held, read_aloud
 
 RATE = 1000
 ROOT = Path(__file__).parents[2]
@@ -161,6 +162,32 @@ def test_nothing_said_leaves_nothing(tmp_path):
     with pytest.raises(BadInput, match="stopped at once and said nothing"):
         reading.write(a_reading(Speaker(silent=True)), tmp_path / "a.wav", {})
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("to_stream", [False, True])
+def test_v5_a_text_of_sound_that_is_not_finite_is_an_error(tmp_path, monkeypatch, to_stream):
+    """Exit code 1, and no file; pieces that were finite before are kept."""
+    speaker, file = Speaker(), tmp_path / "weights"
+    written = []
+    monkeypatch.setattr(reading, "_heard", lambda data: written.append(data) or True)
+
+    def fails(self, piece, voice, options, seed, *more, **named):
+        if seed[1] == 1:
+            raise NotFinite("the model's states are not finite")
+        return (Speaker.stream if to_stream else Speaker.say)(
+            self, piece, voice, options, seed, *more, **named
+        )
+
+    monkeypatch.setattr(speaker, "say", fails.__get__(speaker))
+    monkeypatch.setattr(speaker, "stream", fails.__get__(speaker))
+    asked = {"stream": to_stream, "out": str(tmp_path / "a.wav"), "reference": None, "voice": "x"}
+    text = replace(a_reading(speaker, **asked), options=Pace())
+    with pytest.raises(RunError, match="states are not finite: no sound can be made") as refused:
+        read_aloud(text, Sources(file, None, file, file, None, None))
+    assert refused.value.exit_code == FAILED == 1
+    assert not (tmp_path / "a.wav").exists()
+    assert speaker.said == [0]
+    assert len(written) == (2 if to_stream else 0)
 
 
 def test_other_peoples_files_stay(tmp_path):

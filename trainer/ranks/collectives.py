@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from common.system.errors import is_out_of_memory
+from common.gpu.faults import is_of_device
 from trainer.ranks.words import RankLost
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Collectives:
         try:
             function()
         except (tf.errors.OpError, RuntimeError) as e:
-            if is_out_of_memory(e):
+            if is_of_device(e):
                 raise
             said = str(e).splitlines()[0][:200]
             raise RankLost(

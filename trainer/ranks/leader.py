@@ -43,6 +43,7 @@ TICK_S = 0.1
 STALL_S = 2.0  # this process stood still for longer: nobody else is to blame
 PATIENCE = 4.0  # a follower may take so many times as long for its part of a step as the leader
 COMPILING = "compiling"  # a follower that says so is not late
+COMPILES_S = 1800.0  # but for so long it may say the same
 
 
 @dataclass
@@ -203,23 +204,29 @@ class Leader:
         tell: Callable[[str], None] | None = None,
     ) -> dict[int, bytes]:
         """What every follower says to `what`. A follower may take longer for its part of a step
-        than the leader took, but not much.
+        than the leader took, but not much; one that gets ready (`tell`), or compiles, may take as
+        long as it needs, as long as what it says changes.
         """
-        began = time.monotonic()
+        began = said_at = time.monotonic()
         allowed_s = self._timeout_s + PATIENCE * (began - self._parted)
+        said: list[str] = []
         with self._changed:
             while missing := self._missing(self._said.get(what, {})):
                 self._go_on(stopping)
                 now = time.monotonic()
+                doing = [self._peers[r].doing for r in missing]
                 if tell is not None:
-                    began = now
                     tell(", ".join(f"trainer-{r}: {self._peers[r].doing}" for r in missing))
-                elif any(self._peers[r].doing.startswith(COMPILING) for r in missing):
-                    began = now
-                elif now - began > allowed_s:
+                if doing != said:
+                    said, said_at = doing, now
+                if tell is not None or any(x.startswith(COMPILING) for x in doing):
+                    began, late_s, limit_s = now, now - said_at, COMPILES_S
+                else:
+                    late_s, limit_s = now - began, allowed_s
+                if late_s > limit_s:
                     raise RankLost(
-                        f"{_names(missing)} did not {in_words} within {now - began:.0f} s (it says:"
-                        f" {self._peers[missing[0]].doing or 'nothing'})"
+                        f"{_names(missing)} did not {in_words} within {late_s:.0f} s (it says:"
+                        f" {doing[0] or 'nothing'})"
                     )
                 self._changed.wait(TICK_S)
             return self._said.pop(what, {})

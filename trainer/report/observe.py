@@ -1,5 +1,5 @@
-"""What a stage shows while it runs: metrics.jsonl, TensorBoard, the status file that the console
-reads, and the log.
+"""Reports a running stage: to metrics.jsonl, TensorBoard, the status file that the console reads,
+and the log.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Observer:
     Args:
         folder: gets metrics.jsonl and tensorboard/.
         stage: (number, name), for the status.
-        step: where the stage stands, by its newest checkpoint.
-        watch: where the time goes; None: the loop's own clock alone.
+        step: the stage's current step, by its newest checkpoint.
+        watch: measures where the time goes; None: only the loop's own clock.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Observer:
             self._disk_fails(e)
 
     def _disk_fails(self, error: OSError) -> None:
-        """Curves with gaps are no reason to end a run; the checkpoints say when the disk is."""
+        """Log the loss: gaps in curves are no reason to end a run; a failing save would be one."""
         if not self._disk_said:
             log.error("metrics are being lost: %s", error.strerror or error)
         self._disk_said = True
@@ -326,7 +326,7 @@ class Observer:
 
 
 class Reminder:
-    """Says a text again every `every_s` seconds until it is stopped: what takes a minute should not
+    """Repeats a text every `every_s` seconds until it is stopped: what takes a minute should not
     look like a hang.
     """
 
@@ -335,7 +335,7 @@ class Reminder:
         self._stop: threading.Event | None = None
 
     def start(self, text: str) -> None:
-        """From now on; in place of an earlier text."""
+        """Start with a text, in place of an earlier one."""
         self.stop()
         self._stop = threading.Event()
         threading.Thread(
@@ -343,7 +343,7 @@ class Reminder:
         ).start()
 
     def stop(self) -> None:
-        """It is done."""
+        """Stop: it is done."""
         if self._stop is not None:
             self._stop.set()
             self._stop = None
