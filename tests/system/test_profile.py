@@ -403,7 +403,7 @@ def assert_traced(spans: list[Span], num_steps: int) -> None:
     for batch in batches:
         phases = {s.name for s in spans if s.inside == (batch.name,)}
         assert {"lease", "read", "serialise", "upload", "step"} <= phases
-    made_by = {s.process for s in spans if s.name == "features"}
+    made_by = {s.process for s in spans if (s.row, s.name) == ("device", "features")}
     assert made_by == {"producer-0", "producer-1"}
 
 
