@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,8 @@ from trainer.stages import Stage
 from trainer.step.contract import Step
 
 log = logging.getLogger(__name__)
+
+_WARM_S = 1.0  # batches of producers that are up take less
 
 
 def train_stage(
@@ -122,7 +125,7 @@ def _made_ready(
     compiled = ahead.prepare(stage, position, observer, stop)
     if lead is not None:
         lead.wait_ready()
-    wait_ready(server, run, observer, stop)
+    wait_ready(server, run, observer, stop, compiled.go_on)
     return compiled.watch(stage.step)
 
 
@@ -354,19 +357,32 @@ class Acceptance:
         return None
 
 
-def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: Stop) -> None:
-    """Wait until `min_ready` batches are waiting for step 1.
+def wait_ready(
+    server: LeaseServer,
+    run: RunFolder,
+    observer: Observer,
+    stop: Stop,
+    meanwhile: Callable[[], None],
+) -> None:
+    """Wait until `min_ready` batches are waiting for step 1. `meanwhile` is called, now and then,
+    where that takes longer than warm producers need.
 
     RunError: none came within `data_timeout_s`, or none can be made.
     """
-    transport = run.config.transport
+    transport, began = run.config.transport, time.monotonic()
     wanted = min(transport.min_ready, transport.high_water_mark)
+
+    def tell(ready: int, peers: int) -> None:
+        observer.waiting(ready, wanted, peers)
+        if time.monotonic() - began > _WARM_S:
+            meanwhile()
+
     try:
         server.wait_ready(
             wanted,
             transport.data_timeout_s,
             stop.is_set,
-            lambda ready, peers: observer.waiting(ready, wanted, peers),
+            tell,
         )
         observer.ready()
     except StopAsked:

@@ -77,6 +77,7 @@ class Tried:
             return None
         try:
             with open(self._file, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
                 lines = file.read(_MOST_BYTES).splitlines()
         except OSError:
             return None
@@ -95,7 +96,10 @@ class Tried:
     def forget(self) -> None:
         """Whatever was noted."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            try:
+                self._file.unlink(missing_ok=True)
+            except OSError as e:  # at a process's end: it keeps its exit code
+                log.warning("%s cannot be removed: %s", self._file, e.strerror)
 
 
 def key_of(step: Step, schedule: Schedule, largest: int) -> str | None:

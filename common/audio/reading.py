@@ -79,8 +79,9 @@ class Opening:
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             self._alone = threading.get_ident()
-            self._changed.wait_for(lambda: not self._inside)
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._inside)
             yield
         finally:
             with self._changed:

@@ -9,7 +9,9 @@ at a variable.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -24,6 +26,8 @@ _BUFFER = 1 << 20
 
 _lock = threading.Lock()
 _file: TextIO | None = None
+
+log = logging.getLogger(__name__)
 
 
 def one_clock() -> bool:
@@ -52,7 +56,10 @@ def span(row: str, name: str, began: float, ended: float, **about: Any) -> None:
     line = {"row": row, "name": name, "from": began, "to": ended, **about}
     with _lock:
         if _file is not None:
-            _file.write(json.dumps(line, default=str) + "\n")
+            try:
+                _file.write(json.dumps(line, default=str) + "\n")
+            except OSError as e:
+                _give_up(e)
 
 
 def end() -> None:
@@ -60,5 +67,17 @@ def end() -> None:
     global _file
     with _lock:
         if _file is not None:
-            _file.close()
+            try:
+                _file.close()
+            except OSError as e:
+                _give_up(e)
             _file = None
+
+
+def _give_up(error: OSError) -> None:
+    """On a full disk the trace ends early; the work that it tells of goes on."""
+    global _file
+    log.warning("the trace ends here: %s: %s", _file.name, error.strerror)
+    with contextlib.suppress(OSError):  # it tries again to write what it holds
+        _file.close()
+    _file = None

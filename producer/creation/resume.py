@@ -98,7 +98,7 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     """The clips that the run's corpus has lost since, if they are few enough to do without.
 
     Args:
-        scanned: the present manifest.
+        scanned: the present manifest, beside the vocabulary that it was made with.
 
     Raises:
         BadInput: the folder holds another run; names what differs.
@@ -108,7 +108,9 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     differs = [k for k in identity if identity[k] != existing.identity.get(k, unsaid.get(k))]
     if not differs:
         return []
-    cleaned, files = _cleaned_by(identity, existing) if "vocabulary" in differs else None, ""
+    cleaned, files = None, ""
+    if "vocabulary" in differs:
+        cleaned = _cleaned_by(identity, existing, scanned.with_name("vocab.json"))
     if cleaned is not None and "manifest" not in differs:
         differs.remove("vocabulary")  # today's rules clean these texts as the old ones did
         if not differs:
@@ -143,11 +145,12 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     )
 
 
-def _cleaned_by(identity: dict, existing: RunFolder) -> int | None:
+def _cleaned_by(identity: dict, existing: RunFolder, vocabulary: Path) -> int | None:
     """The earlier version of cleaning that the run was created with, if nothing else of its
     vocabulary differs; None: more does.
     """
-    tokenizer = Tokenizer.load(existing.path / "vocab.json", **existing.cleaning)
+    # Not the run's own file, which may be missing or damaged, to be mended from this one.
+    tokenizer = Tokenizer.load(vocabulary, **existing.cleaning)
     if identity["vocabulary"] != tokenizer.digest:
         return None
     was, earlier = existing.identity["vocabulary"], range(1, cleaning.VERSION)

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from common.audio.errors import DecodeError
-from common.audio.reading import open_audio
+from common.audio.reading import Opening, open_audio
 from tests.support.corpora import sine, write_wav
 
 MOST_S = 20.0
@@ -91,3 +91,22 @@ def test_reasons_stay_with_their_files(tmp_path, good):
     assert len(set(want)) > 2
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(reason, files * 40)) == want * 40
+
+
+class Interrupted(threading.Condition):
+    """Instead of a wait: what a signal's handler raises meanwhile."""
+
+    def wait_for(self, ready, timeout=None):
+        if not ready():
+            raise KeyboardInterrupt
+        return True
+
+
+def test_who_is_interrupted_before_it_is_alone_holds_up_nobody():
+    opening = Opening()
+    opening._changed = Interrupted()
+    with opening:
+        with pytest.raises(KeyboardInterrupt), opening.alone():
+            pass
+        with opening:
+            pass

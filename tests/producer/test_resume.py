@@ -129,6 +129,8 @@ def test_a_run_resumes_whose_texts_later_rules_clean_as_the_earlier_ones(tmp_pat
     was = RunFolder(run.path).identity
     assert was["vocabulary"] != run.identity["vocabulary"]
     assert arithmetic_run(tmp_path).identity == was
+    (run.path / "vocab.json").unlink()  # it is learnt again
+    assert arithmetic_run(tmp_path).identity == was
     wavs(tmp_path)[0].unlink()
     said = []
     arithmetic_run(tmp_path, out=said.append)

@@ -215,6 +215,8 @@ def test_people_read_the_same_figures(run):
             "10.0 %",
         ):
             assert expected in text, expected
+    figures["stages"]["gpt"]["epochs"] = 1
+    assert any(line.endswith("40, 1 skipped in 1 epoch") for line in summary.lines(figures))
 
 
 def test_what_is_worse_than_the_baseline_is_called_higher(run):

@@ -153,3 +153,31 @@ def test_spans_are_written_only_where_they_are_asked_for(tmp_path, monkeypatch):
     }
     assert spans.one_clock()
     assert abs(time.monotonic() - time.perf_counter()) < 1
+
+
+def test_a_torn_line_costs_no_later_ones(run):
+    file = run / "trace" / "producer-1.jsonl"
+    lines = [json.dumps(line) for line in PRODUCER]
+    file.write_text("\n".join([lines[0], '{"row": "lo' + lines[0], *lines[1:]]) + "\n")
+    trace.write(run, run / "t.json")
+    assert [s for s in read_trace(run / "t.json") if s.process == "batches"]
+
+
+def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(spans.ASKED, "1")
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "a.jsonl").symlink_to("/dev/full")
+    stop, codes = Stop(), []
+    spans.begin(tmp_path, "a", stop)
+    stop.at_exit(codes.append)
+    spans.span("loop", "x", 1.0, 2.0)
+    stop.run_hooks(7)  # what is in memory is written
+    assert codes == [7]
+    monkeypatch.setattr(spans, "_BUFFER", 1)
+    spans.begin(tmp_path, "a", Stop())
+    for _ in range(1000):  # more than any buffer holds
+        spans.span("loop", "x" * 100, 1.0, 2.0)
+    spans.end()
+    assert [r.message for r in caplog.records] == [
+        f"the trace ends here: {tmp_path / 'trace' / 'a.jsonl'}: No space left on device"
+    ] * 2

@@ -105,14 +105,19 @@ def run(
         os.environ[spans.ASKED] = "" if trace_file is None else "1"
         code = supervise(made)
         if code == OK:
-            document = read(folder)
+            document, untold = read(folder), None
             if trace_file is not None:
-                count = trace.write(folder, trace_file)
-                document["trace"] = {"file": str(trace_file), "events": count}
+                try:
+                    count = trace.write(folder, trace_file)
+                    document["trace"] = {"file": str(trace_file), "events": count}
+                except (BadInput, RunError) as e:  # the figures took minutes: they come first
+                    untold = e
             text = json.dumps(document) if as_json else view(document)
             Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(
                 text, markup=False, highlight=False
             )
+            if untold is not None:
+                raise untold
     return code
 
 

@@ -57,12 +57,14 @@ def write(run: Path, path: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[dict]:
-    """A process's spans; the last line of one that was killed may be torn."""
+    """A process's spans. The last line of one that was killed may be torn, and lead into the first
+    of the one in its place.
+    """
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
             yield json.loads(text)
         except json.JSONDecodeError:
-            return
+            continue
 
 
 def _ns(seconds: float, zero: float) -> int:

@@ -301,8 +301,9 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
 
 def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
     rows = [
-        ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
+        ("steps", f"{figures['steps']}{skipped} in {epochs}"),
         ("utterances/s, last half", number(figures["utterances_per_s"])),
         ("ms/step, median of the last half", number(figures["step_ms"])),
         ("waiting for data, last half", percent(figures["data_wait"])),
