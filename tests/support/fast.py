@@ -24,14 +24,13 @@ _why = ""
 def not_fast(why: str) -> NoReturn:
     """Skip the test, or the file that is being collected.
 
-    A BaseException: no `except Exception` of the code under test hides it. In another thread it
-    would only end that thread, and the test would wait for it: there, a signal skips the test.
+    A BaseException: no `except Exception` of the code under test hides it. In another thread it may
+    only end that thread, and the test would wait for it: a signal skips the test as well.
     """
     global _why
     if threading.current_thread() is not threading.main_thread():
         _why = why
         signal.pthread_kill(threading.main_thread().ident, _SKIP)
-        raise SystemExit
     raise pytest.skip.Exception(f"{why}; `make test` runs it", allow_module_level=True)
 
 
