@@ -57,10 +57,10 @@ def _nested(spans: list[Span]) -> list[Span]:
 
 
 def _asynchronous(events: list[dict], processes: dict[int, str]) -> list[Span]:
-    """Spans by begin and end, in the order of the file; each `id` is a row."""
+    """Spans by begin and end, in the order of the file; `id2.local` is a row of its process."""
     found, stacks, last = [], {}, {}
     for e in (e for e in events if e["ph"] in ("b", "e")):
-        key = (e["pid"], e["cat"], e["id"])
+        key = (e["pid"], e["cat"], e["id2"]["local"])
         assert e["ts"] >= last.get(key, 0.0), f"time goes back: {e}"
         last[key] = e["ts"]
         stack = stacks.setdefault(key, [])
@@ -72,6 +72,6 @@ def _asynchronous(events: list[dict], processes: dict[int, str]) -> list[Span]:
         start, end = round(1e3 * began["ts"]), round(1e3 * e["ts"])
         assert end > start, f"no duration: {began}"
         inside = tuple(outer["name"] for outer in stack)
-        found.append(Span(processes[e["pid"]], e["id"], e["name"], start, end, {}, inside))
+        found.append(Span(processes[e["pid"]], key[2], e["name"], start, end, {}, inside))
     assert not any(stacks.values()), f"never ended: {stacks}"
     return found

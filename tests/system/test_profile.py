@@ -388,7 +388,7 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
 
 
 def assert_traced(spans: list[Span], num_steps: int) -> None:
-    """Every step and every batch is there; the waits are those of the ledger, the producers two."""
+    """Every step and every batch is there, and the waits are those of the ledger."""
     device = [s for s in spans if (s.process, s.row) == ("trainer", "device")]
     steps = [s for s in device if s.name == "step"]
     assert [s.args["step"] for s in steps] == list(range(1, num_steps + 1))
@@ -404,7 +404,8 @@ def assert_traced(spans: list[Span], num_steps: int) -> None:
         phases = {s.name for s in spans if s.inside == (batch.name,)}
         assert {"lease", "read", "serialise", "upload", "step"} <= phases
     made_by = {s.process for s in spans if (s.row, s.name) == ("device", "features")}
-    assert made_by == {"producer-0", "producer-1"}
+    assert made_by  # where one comes late, the other may have made them all
+    assert made_by <= {"producer-0", "producer-1"}
 
 
 @pytest.mark.parametrize(

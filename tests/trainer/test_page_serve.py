@@ -128,6 +128,29 @@ def test_one_page_for_all_who_look(page_run, monkeypatch):
     assert made == [True]
 
 
+def test_who_looks_while_the_page_is_made_anew_gets_the_one_before(page_run, monkeypatch):
+    begun, goes_on, made = threading.Event(), threading.Event(), []
+
+    def page(run, live):
+        made.append(f"page {len(made)}")
+        if len(made) > 1:
+            begun.set()
+            assert goes_on.wait(WAIT_S)
+        return made[-1]
+
+    monkeypatch.setattr(serve.report, "page", page)
+    pages = serve.Pages(page_run, every_s=0.0)
+    assert pages.html() == b"page 0"
+    found = []
+    writer = threading.Thread(target=lambda: found.append(pages.html()))
+    writer.start()
+    assert begun.wait(WAIT_S)
+    assert pages.html() == b"page 0"
+    goes_on.set()
+    writer.join(WAIT_S)
+    assert found == [b"page 1"]
+
+
 def test_ipv6(page_run):
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")

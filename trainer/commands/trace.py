@@ -105,7 +105,7 @@ def _of_batches(noted: dict[str, list[dict]], zero: float) -> Iterator[dict]:
         if not phases:
             continue
         whole, at = f"{batch[0]} {batch[1]}", {"cat": "batch", "pid": _BATCHES, "tid": 0}
-        at["id"] = whole
+        at["id2"] = {"local": whole}  # `id` alone would be of no process
         first, last = _ns(phases[0][1], zero), _ns(phases[-1][2], zero)
         yield {"name": whole, "ph": "b", "ts": first / 1e3, **at}
         # In the order of time: a phase begins where the one before it ends.

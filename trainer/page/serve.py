@@ -85,12 +85,19 @@ class Pages:
         self._html, self._written = b"", float("-inf")
 
     def html(self) -> bytes:
-        """The page. BadInput: the run folder cannot be read."""
-        with self._lock:
+        """The page; while it is written anew for another client, the one before.
+
+        BadInput: the run folder cannot be read.
+        """
+        if not self._lock.acquire(blocking=not self._html):
+            return self._html
+        try:
             if time.monotonic() - self._written >= self._every_s:
                 self._html = report.page(RunFolder(self._run_dir), live=True).encode()
                 self._written = time.monotonic()
             return self._html
+        finally:
+            self._lock.release()
 
 
 class Server(ThreadingHTTPServer):
