@@ -2,6 +2,8 @@
 # They set up what they need: a virtual environment in .venv, with TensorFlow's GPU build if there is an NVIDIA driver, else its CPU build.
 SHELL := /bin/bash
 PY := .venv/bin/python
+# Modules are compiled once, whatever the environment says: the tests start hundreds of processes, and each would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/libcuda.so.1 ] || command -v nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 
 .PHONY: help setup demo test test-fast test-all lint clean

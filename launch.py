@@ -3,7 +3,7 @@ them.
 
 python launch.py [--config X.yaml] [flags] [key=value ...]    train (no config: configs/demo.yaml)
 python launch.py COMMAND --help                               everything else
-"""
+"""  # PYTHON_ARGCOMPLETE_OK: the shell may complete this program's lines (docs/operations.md)
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from common.gpu import choose
 from common.gpu.choose import Device, Devices
 from common.gpu.listing import list_gpus
 from common.launcher import (
+    completion,
     config_command,
     finetune,
     flags,
@@ -202,6 +203,7 @@ def profile_command(args: argparse.Namespace) -> int:
         lambda c: _prepare(c, devices, out),
         supervise,
         as_json=args.json,
+        trace_file=args.trace,
     )
 
 
@@ -232,15 +234,15 @@ def explain_command(args: argparse.Namespace) -> int:
 
 
 def import_command(args: argparse.Namespace) -> int:
-    """Turn Coqui's XTTS v2 files into a folder of weights: to fine-tune (model.weights), or to
-    speak with.
+    """Turn Coqui's XTTS v2 files into a folder of weights, for fine-tuning (model.weights) and
+    speaking.
     """
     return coqui.import_files(args, tell)
 
 
 def export_command(args: argparse.Namespace) -> int:
-    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that began with
-    them.
+    """Write a folder that Coqui's XTTS loads: from imported weights, or from a run that started
+    from them.
     """
 
     def device() -> tuple[Device, dict[str, str | None]]:
@@ -256,7 +258,7 @@ def synthesize(args: argparse.Namespace) -> int:
 
 
 def finetune_command(args: argparse.Namespace) -> int:
-    """Make a voice of a folder of recordings: from there to a folder for any Coqui tool."""
+    """Turn a folder of recordings into a voice: a folder that any Coqui tool loads."""
     from producer.creation.begin import languages_of
 
     return finetune.run(
@@ -296,6 +298,11 @@ COMMANDS = {
                 "type": int,
                 "default": 100,
                 "help": "steps to measure (100)",
+            },
+            "--trace": {
+                "metavar": "FILE",
+                "type": Path,
+                "help": "write what each process did when, for ui.perfetto.dev",
             },
             "--json": switch("print JSON"),
         },
@@ -403,6 +410,8 @@ def main(argv: list[str]) -> int:
         signal.signal(sig, _terminated)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, _terminated)
+    if completion.asked(os.environ):
+        completion.complete(_parser, COMMANDS)
     name, rest = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
     try:
         args = flags.parse(_parser(name), rest)

@@ -16,7 +16,7 @@ from common.gpu.faults import in_words
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.stages import STAGES, load
-from common.system import logs
+from common.system import logs, trace
 from common.system.cores import cores
 from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop, run_main
@@ -35,7 +35,7 @@ from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
-ASK_S, FINISHED_S = 1.0, 300.0  # between two looks at the trainer's word; see `Over`
+ASK_S, FINISHED_S = 1.0, 300.0  # between two checks for the trainer's end; see `Over`
 KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
@@ -62,13 +62,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def main(stop: Stop) -> None:
-    """Open the run, prove the device, serve."""
+    """Open the run, prove the device, serve batches."""
     args = parse_args()
     logs.setup(args.name)
     run = RunFolder(args.run)
     run.prove()
     status = StatusFile(run.path, args.name, "producer")
     stop.at_exit(status.finish)
+    trace.begin(run.path, args.name, stop)
     if args.data_root:
         run.manifest = Manifest.open(run.path / "manifest.sqlite", args.data_root)
     device = open_device(run.config) if run.trains_networks else "none"
@@ -104,9 +105,9 @@ def main(stop: Stop) -> None:
 
 
 class Over:
-    """() → why no trainer will come any more, "" while one may: the run's trainer has said that all
-    is trained and left. If it did so before this producer was started, one that is to train on is
-    waited for a while.
+    """() → why no trainer will come any more, "" while one may. The reason: the run's trainer has
+    reported the end and left. If it did so before this producer started, wait a while for another
+    trainer that goes on.
     """
 
     def __init__(self, run: Path, began: float, clock: Callable[[], float] = time.monotonic):
@@ -134,7 +135,7 @@ class Over:
 
 
 def open_device(config: Config) -> str:
-    """Take and prove the device the environment gives; its label. TensorFlow is imported here."""
+    """Take and prove the environment's device; return its label. Imports TensorFlow."""
     from common.gpu.device import prove_device
     from producer.batches.features import configure_tensorflow
 
@@ -150,16 +151,16 @@ def make_stage(run: RunFolder, stage: str) -> Maker:
     if stage not in STAGES:
         raise BadInput(
             f"the trainer asks for stage '{stage}', this producer knows {', '.join(STAGES)}; both"
-            " must be of one version"
+            " must have the same version"
         )
     return load(run.spec(stage).maker)(run)
 
 
 def endpoint_of(run: RunFolder, connect: str | None):
-    """() → where the trainer listens, None while there is none.
+    """() → the trainer's endpoint, None while there is none.
 
-    A damaged file is no reason to end: what it says follows from the run where the trainer is on
-    this host, and the next trainer writes it again.
+    A damaged file is no reason to end: on the trainer's host its content follows from the run, and
+    the next trainer writes it again.
     """
     told = False
 
@@ -183,7 +184,7 @@ def endpoint_of(run: RunFolder, connect: str | None):
 
 
 def expected(run: RunFolder) -> Endpoint | None:
-    """Where the run's trainer listens by its settings and keys; None: they do not say."""
+    """The endpoint that the run's settings and keys imply; None: they do not tell."""
     try:
         address = listening_address(run.config.transport.bind, run.path)
         if address.startswith("ipc://"):
@@ -201,10 +202,10 @@ def client_keys(
 ) -> KeyPair | None:
     """The producers' key pair; None on one host.
 
-    The trainer writes it before it listens, so a missing one is waited for.
+    The trainer writes it before it listens, so wait for a missing one.
 
     Raises:
-        RunError: there is none after `wait_s`. BadInput: it is no key pair. Stopped.
+        RunError: there is none after `wait_s`. BadInput: it is not a key pair. Stopped.
     """
     path = run.path / "keys" / "client.json"
     if (connect or run.config.transport.bind).startswith("ipc"):
@@ -229,7 +230,7 @@ def client_keys(
 
 
 def decode_threads(config: Config) -> int:
-    """Threads that read files: as set, else this producer's share of the cores."""
+    """Number of threads that read files: as set, else this producer's share of the cores."""
     return config.producers.decode_threads or min(
         MAX_DECODE_THREADS, max(1, cores() // max(1, config.producers.count))
     )

@@ -1,11 +1,11 @@
 """The producer's event loop: leases in, batches out.
 
-Three things go on at once: threads decode the clips of the next batches, this one
-packs and sends, and a thread of the device's computes one batch after the other.
+Three things run at once: threads decode the clips of the next batches, this one packs and sends,
+and the device's thread computes one batch after the other.
 
-Nothing here is remembered between leases but the open stage: a lease that is revoked or dropped
-costs only the work in hand. Clips of at most `leases` batches are in memory. Without a trainer the
-loop waits, warm, for as long as it takes.
+Between leases it remembers only the open stage: a lease that is revoked or dropped costs only the
+work in progress. Clips of at most `leases` batches are in memory. Without a trainer the loop waits,
+warm, for as long as it takes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from common.audio.errors import DecodeError
 from common.data.plan import PlannedBatch
+from common.system import trace
 from common.system.errors import BadInput
 from common.system.stopwatch import Stopwatch
 from common.transport.client import Lease, LeaseClient, Refused, Stop, Welcome
@@ -30,19 +32,20 @@ from common.transport.messages import MAX_REASON, Notes, printable
 from producer.batches.absence import why_away
 from producer.batches.decode import DecodePool
 from producer.batches.maker import BatchError, Clip, Made, Maker, Work, without
+from producer.meter import Meter
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2  # how late a stop may be noticed
-WAIT_SLICE_S = 0.05  # how late an event may be noticed while there is work in hand
-ON_DEVICE = 2  # batches: one that is computed, and the next one, packed
+WAIT_SLICE_S = 0.05  # how late an event may be noticed while work is in progress
+ON_DEVICE = 2  # batches: the one being computed, and the next one, packed
 DEVICE_S = 600.0  # a batch takes milliseconds, a function to compile up to minutes
-TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting is called idle
+TRAINER_SILENT_S = 5.0  # without a sign of the trainer for so long, waiting counts as idle
 REASONS_BYTES = (
     24_000  # of all bad clips of a batch: they travel in DATA's header, which holds 64 kB
 )
 GOOD_FOLDERS = 16
-AWAY_SAID_S = 30.0  # between the lines on data that are away
+AWAY_SAID_S = 30.0  # between log lines about data that is away
 
 
 @dataclass
@@ -53,13 +56,14 @@ class Job:
     planned: PlannedBatch
     clips: list[Clip]
     futures: list[Future]
+    began: float  # decoding, by time.perf_counter
     work: Work | None = None
     compiles: bool = False
     computed: Future | None = None  # from when it is packed
     waited_s: float = 0.0  # for it alone
 
     def decoded(self) -> list[np.ndarray | DecodeError]:
-        """The clips' samples; whatever is not the file's fault is raised."""
+        """The clips' samples; raises whatever is not the file's fault."""
         results = []
         for future in self.futures:
             error = future.exception()
@@ -68,60 +72,32 @@ class Job:
             results.append(future.result() if error is None else error)
         return results
 
+    def span(self, row: str, name: str, began: float, ended: float) -> None:
+        """Note what was done for it, where a trace is written."""
+        trace.span(row, name, began, ended, plan=self.lease.plan, g=self.lease.g)
+
+    def compute(self) -> Any:
+        """In the device's thread."""
+        began = time.perf_counter()
+        try:
+            return self.work.compute()
+        finally:
+            self.span("device", "features", began, time.perf_counter())
+
     def drop(self) -> None:
-        """Nobody needs it any more."""
+        """Drop the job: nobody needs it any more."""
         for future in self.futures:
             future.cancel()
         if self.computed is not None:
             self.computed.cancel()
 
 
-class Meter:
-    """Where the time goes, as a line in the log every `every_s` seconds."""
-
-    def __init__(self, every_s: float):
-        self._every_s = every_s
-        self.total = self.bad = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._since, self._made, self._spent = time.monotonic(), 0, Counter()
-
-    def spend(self, part: str, seconds: float) -> None:
-        """Add to a part: one of the batch's, or `blocked` or `idle`."""
-        self._spent[part] += seconds
-
-    def batch(self, made: Made) -> None:
-        """A batch has left."""
-        self._made += 1
-        self.total += 1
-        self.bad += len(made.bad)
-        self._spent.update(made.spent_s)
-
-    def line(self, now: float) -> str | None:
-        """The line, when it is due; counting then begins again."""
-        elapsed = now - self._since
-        if elapsed < self._every_s:
-            return None
-        waits = {name: self._spent.pop(name, 0.0) for name in ("blocked", "idle")}
-        parts = ", ".join(
-            f"{name} {1000 * s / max(1, self._made):.1f}" for name, s in self._spent.items()
-        )
-        text = (
-            f"made {self._made / elapsed:.2f}/s ({self.total} batches so far, {self.bad} bad clips)"
-        )
-        text += f"; ms per batch: {parts}" if parts else ""
-        text += "".join(f"; {name} {100 * s / elapsed:.0f} %" for name, s in waits.items())
-        self._start()
-        return text
-
-
 def _ignore(phase: str, batches: int) -> None:
-    """`report` of a service that nobody watches."""
+    """`report` for a service that nobody watches."""
 
 
 def _never() -> str:
-    """`over` of a service that waits for a trainer for as long as it takes."""
+    """`over` for a service that waits for a trainer for as long as it takes."""
     return ""
 
 
@@ -133,12 +109,12 @@ class Service:
         make_stage: stage name → its maker; called at the first Welcome of a stage and whenever the
             features have changed.
         pool: decodes; must take `leases` batches' clips without blocking.
-        should_stop: looked at several times a second.
-        data_roots: folders of the corpus; when one is away, batches are put off instead of their
-            clips being set aside.
+        should_stop: checked several times a second.
+        data_roots: folders of the corpus; if one is away, batches are put off and their clips are
+        not set aside.
         report: called with the phase and the number of batches made.
-        over: why no trainer will come any more, "" while one may; asked when none is there.
-        log_every_s: seconds between the lines that say where the time goes.
+        over: why no trainer will come any more, "" while one may; called while there is none.
+        log_every_s: seconds between the log lines about where the time goes.
     """
 
     def __init__(
@@ -173,7 +149,7 @@ class Service:
         ] = {}  # folder → a recording of it that was read, of the last few folders
 
     def run(self) -> str:
-        """Serve until the run is over or a stop is asked for; says BYE and returns the reason.
+        """Serve until the run is over or must stop; send BYE and return the reason.
 
         Raises:
             BadInput: the trainer refuses this producer (other features, another version, a key it
@@ -212,7 +188,9 @@ class Service:
         event = self._client.poll(POLL_S)
         # Not "lease_wait" while there is no trainer, or before its first lease: nobody waits for
         # this producer then.
-        self._watch.add("lease_wait" if self._needed() else "idle", time.perf_counter() - start)
+        what, end = "lease_wait" if self._needed() else "idle", time.perf_counter()
+        self._watch.add(what, end - start)
+        trace.span("loop", what, start, end)
         return event
 
     def _needed(self) -> bool:
@@ -236,8 +214,8 @@ class Service:
         self._status(what)
 
     def _open(self, welcome: Welcome) -> None:
-        """Answer a generation; the maker stays, with what it has compiled, where stage and features
-        are the same.
+        """Answer a generation; keep the maker, with what it has compiled, if stage and features are
+        the same.
         """
         running = self._drop_all()
         stage, wanted = welcome.offer.stage, welcome.offer.feature_hash
@@ -259,7 +237,7 @@ class Service:
         if self.maker is None or not self._client.is_current(lease):
             return
         try:
-            with self._part("read"):
+            with self._part("read", lease):
                 planned = without(self.maker.plan(lease.plan, lease.g), lease.set_aside)
                 clips = self.maker.clips(planned)
         except (BatchError, IndexError, KeyError) as e:
@@ -271,12 +249,12 @@ class Service:
             )
             for c in clips
         ]
-        self._jobs.append(Job(lease, planned, clips, futures))
+        self._jobs.append(Job(lease, planned, clips, futures, time.perf_counter()))
         self._jobs.sort(key=lambda job: job.lease.position)
 
     def _drop_all(self) -> list[Future]:
-        """Nobody needs what is in hand; returns what the device's thread cannot be kept from
-        ending.
+        """Drop all work in progress; return the jobs that the device's thread will finish
+        anyway.
         """
         jobs = [*self._jobs, *self._on_device]
         self._jobs.clear()
@@ -288,8 +266,8 @@ class Service:
         ]
 
     def _advance(self) -> None:
-        """Whatever can be done at once: pack the next batch for the device, or send the one that it
-        is done with; else wait for either.
+        """Do what is possible at once: pack the next batch for the device, or send the one that it
+        has finished; else wait for either.
         """
         if self._jobs and not self._client.is_current(self._jobs[0].lease):
             self._jobs.pop(0).drop()
@@ -303,7 +281,7 @@ class Service:
             self._send(self._on_device.pop(0))
         elif self._on_device:
             first, since = self._on_device[0], time.monotonic()
-            if first.waited_s > DEVICE_S:  # another process may get its device to work
+            if first.waited_s > DEVICE_S:  # a new process may get its device to work
                 raise RuntimeError(f"the device has not finished a batch for {DEVICE_S:.0f} s")
             self._status(self._phase())
             ahead = self._jobs[0].futures if self._jobs and len(self._on_device) < ON_DEVICE else ()
@@ -315,14 +293,14 @@ class Service:
                 )
             first.waited_s += min(
                 time.monotonic() - since, 1.0
-            )  # not what this process stood still for
+            )  # not counted as this process's standstill
         else:
             self._status("working")
             with self._part("decode_wait"):
                 wait(self._jobs[0].futures, WAIT_SLICE_S)
 
     def _phase(self) -> str:
-        """What the trainer is told: while a function is compiled, leases do not expire."""
+        """The phase to report to the trainer: during a compilation, leases do not expire."""
         compiling = [
             job.planned.bucket
             for job in self._on_device
@@ -331,7 +309,9 @@ class Service:
         return f"compiling(bucket {compiling[0]})" if compiling else "working"
 
     def _pack(self, job: Job) -> None:
-        decoded = job.decoded()
+        decoded, began = job.decoded(), time.perf_counter()
+        ended = max([job.began, *(getattr(f, "ended", 0.0) for f in job.futures)])
+        job.span("batch", "decode", job.began, ended)
         try:
             self._remember(job, decoded)
             away = why_away(
@@ -349,7 +329,8 @@ class Service:
         job.compiles = self.maker.compiles(job.planned)
         if job.compiles:
             self._status(f"compiling(bucket {job.planned.bucket})")
-        job.computed = self._device.submit(job.work.compute)
+        job.span("loop", "pack", began, time.perf_counter())
+        job.computed = self._device.submit(job.compute)
         self._on_device.append(job)
 
     def _send(self, job: Job) -> None:
@@ -370,23 +351,26 @@ class Service:
             )
         notes = self._notes(job, made)
         with self._part(
-            "serialise"
+            "serialise", job.lease
         ):  # belongs to the next batch's timings: this one's are on their way
             self._client.send(job.lease, made.arrays, notes)
         self.meter.batch(made)
         self._status(self._phase())
 
     @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
+    def _part(self, name: str, lease: Lease | None = None) -> Iterator[None]:
         start = time.perf_counter()
         with self._watch.part(name):
             yield
-        self.meter.spend(name, time.perf_counter() - start)
+        end = time.perf_counter()
+        self.meter.spend(name, end - start)
+        about = {} if lease is None else {"plan": lease.plan, "g": lease.g}
+        trace.span("loop", name, start, end, **about)
 
     def _notes(self, job: Job, made: Made) -> Notes:
-        """What DATA says of the batch, and of the time since the last one left: ms by part;
-        `decode` and `resample` are summed over
-        threads."""
+        """DATA's notes on the batch, and on the time since the last one left: ms by part; `decode`
+        and `resample` are summed over threads.
+        """
         spent = Counter(self._watch.take())
         spent.update(made.spent_s)
         for future in job.futures:
@@ -418,8 +402,8 @@ class Service:
             self._good.pop(next(iter(self._good)))
 
     def _postpone(self, lease: Lease, why: str) -> None:
-        """What the batch needs is away for now: not its fault, and none of its clips is
-        set aside.
+        """Put off a batch whose data is away for now; no clip is set
+        aside.
         """
         now = time.monotonic()
         if now >= self._away_said + AWAY_SAID_S:
@@ -433,7 +417,7 @@ def _cut(reason: str, num_bytes: int) -> str:
 
 
 def _as_scanned(clip: Clip) -> dict:
-    """What the manifest knows of the file, for `decode` to compare and to use."""
+    """What the manifest knows about the file, for `decode` to compare and use."""
     return {
         "source_rate": clip.utterance.source_rate,
         "source_frames": clip.utterance.source_frames,

@@ -1,4 +1,4 @@
-"""What holds for the repository as a whole: who may import whom, how long files get, and that every
+"""Rules for the whole repository: who may import whom, how long files may be, and that every
 setting does something.
 """
 
@@ -96,12 +96,12 @@ ARROWS = {
 
 
 def folder(path: Path) -> str:
-    """The folder of a file as ARROWS names it; launch.py stands for itself."""
+    """The folder of a file as ARROWS names it; launch.py is its own."""
     return str(path.parent) if path.parent.parts else str(path)
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a dotted name of ours; None: it is no module."""
+    """The file of a dotted name of ours; None: it is not a module."""
     stem = Path(*name.split("."))
     found = (f for f in (stem.with_suffix(".py"), stem / "__init__.py") if (ROOT / f).is_file())
     return next(found, None) if stem.parts[0] in OURS else None
@@ -183,7 +183,7 @@ def test_every_folder_says_in_one_sentence_what_lives_there():
 
 
 def test_tests_share_through_support_alone():
-    """No test file imports another; each lies where pytest looks for it."""
+    """No test file imports another; each is where pytest looks for it."""
     files = [p.relative_to(ROOT) for p in (ROOT / "tests").rglob("*.py")]
     for path in files:
         others = [str(f) for f in imports(path) if f.name.startswith("test_")]
@@ -312,6 +312,34 @@ def test_every_setting_is_read_somewhere():
         if not any((of, n) in read for of in {name} | LOCAL_NAMES.get(m, set()))
     ]
     assert not unread, f"settings that nothing reads: {unread}"
+
+
+def test_an_installed_project_is_whole():
+    """pyproject.toml names every folder with Python in it, and every other file in one: what it
+    does not name is missing where the project is installed from a wheel.
+    """
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    named = ast.literal_eval(re.search(r"^packages = (\[.*?^\])", text, re.M | re.S)[1])
+    folders = {".".join(path.parent.parts) for path in FILES if path.parent.parts}
+    assert sorted(named) == sorted(folders)
+
+    section = re.search(r"^\[tool\.setuptools\.package-data\]\n(.*?)(?=^\[|\Z)", text, re.M | re.S)[
+        1
+    ]
+    globs = [
+        (package.replace(".", "/"), pattern)
+        for package, patterns in re.findall(r'^"([\w.]+)" = (\[.*\])', section, re.M)
+        for pattern in ast.literal_eval(patterns)
+    ]
+    data = {path for folder, glob in globs for path in (ROOT / folder).glob(glob)}
+    there = {
+        path
+        for d in ("common", "producer", "trainer")
+        for path in (ROOT / d).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert there
+    assert sorted(data) == sorted(there)
 
 
 def test_no_swallowed_exceptions():

@@ -1,5 +1,5 @@
 """`python -m trainer --run RUN`: takes the run's lock, binds, leases batches, trains every stage
-from where it stands, and leaves.
+from its last step on, and leaves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.run import published, recorded_settings
 from common.run.folder import RunFolder
-from common.system import logs
+from common.system import logs, trace
 from common.system.errors import BadInput, Stopped
 from common.system.lifecycle import Stop, begin_anew, run_main
 from common.system.lock import Lock, lock
@@ -33,6 +33,8 @@ from trainer.session import train_stage
 
 log = logging.getLogger(__name__)
 
+_TRACED = ("open", "lease", "data", "deliver")  # events of the channel that a trace tells of
+
 
 def parse() -> argparse.Namespace:
     """The command line."""
@@ -50,7 +52,7 @@ def main(stop: Stop) -> int | None:
     logs.setup("trainer")
     raise_file_limit()
     run = RunFolder(args.run)
-    # None of it is repaired before this process is the run's one trainer.
+    # Repair nothing before this process is the run's only trainer.
     held = lock(
         args.run / "lock",
         "trainer",
@@ -62,7 +64,7 @@ def main(stop: Stop) -> int | None:
         prove(run)
         lead = Lead.of(run, _next_stage(run), status, stop)
         set_up_device(run, status, lead.connect if lead else lambda: None)
-        server = _bind(run)
+        server = _bind(run, stop)
         try:
             for name in run.stages:
                 if (
@@ -111,10 +113,10 @@ def _next_stage(run: RunFolder) -> str:
 
 
 def prove(run: RunFolder) -> None:
-    """Every file that decides what is trained is as it was written, or made anew; and the ledger of
-    a stage that has ended tells all of it.
+    """Check that every file that decides what is trained is as it was written, or restore it; and
+    that the ledger of an ended stage is complete.
 
-    BadInput: it is not so.
+    BadInput: a check fails.
     """
     recorded_settings.mend(run.proof, run.config)
     published.mend(run)
@@ -126,22 +128,23 @@ def prove(run: RunFolder) -> None:
 
 
 def _begin_next_stage(run: Path, held: Lock, stop: Stop) -> None:
-    """In the same process, begun anew: while it compiled this stage, TensorFlow took device memory
-    that it does not give back.
+    """Restart in the same process: while it compiled this stage, TensorFlow took device memory that
+    it does not give back.
     """
     stop.check()
     log.info("the next stage begins in a fresh process, with all of the device's memory")
     begin_anew(stop, ["-m", "trainer", "--run", str(run)], held.keep())
 
 
-def _bind(run: RunFolder) -> LeaseServer:
-    """The channel's end, with its address in RUN/endpoint.json."""
+def _bind(run: RunFolder, stop: Stop) -> LeaseServer:
+    """Open the trainer's end of the channel, with its address in RUN/endpoint.json."""
+    trace.begin(run.path, "trainer", stop)
     t = run.config.transport
     told = _listener(run.path)
     mine: list[Endpoint] = []
 
     def on_event(kind: str, **fields) -> None:
-        if kind == "peer_lost" and mine:  # whoever comes in its place reads the file
+        if kind == "peer_lost" and mine:  # a producer that comes in its place reads the file
             _keep(mine[0], run.endpoint_file)
         told(kind, **fields)
 
@@ -169,7 +172,7 @@ def _bind(run: RunFolder) -> LeaseServer:
 
 
 def _keep(mine: Endpoint, file: Path) -> None:
-    """Where we listen is said in `file`, whatever has become of it."""
+    """Make sure that `file` says where we listen, whatever has happened to it."""
     try:
         if Endpoint.read(file) == mine:
             return
@@ -182,14 +185,17 @@ def _keep(mine: Endpoint, file: Path) -> None:
 
 
 def _listener(folder: Path) -> Callable[..., None]:
-    """With XTTS_CHANNEL_LOG=1 every lease, delivery and release becomes a line of
-    RUN/channel.jsonl, which the channel's invariants are checked from; any other value is the file.
+    """With XTTS_CHANNEL_LOG=1, writes every lease, delivery and release as a line of
+    RUN/channel.jsonl, to check the channel's invariants; any other value names the file.
     """
     wanted = os.environ.get("XTTS_CHANNEL_LOG")
     file = folder / "channel.jsonl" if wanted == "1" else wanted
     out = open(file, "a", buffering=1) if file else None
 
     def on_event(kind: str, **fields) -> None:
+        if kind in _TRACED:
+            at, about = fields["t"], {k: fields[k] for k in ("plan", "g", "peer") if k in fields}
+            trace.span("channel", kind, at, at, **about)
         if out is not None:
             out.write(json.dumps({"kind": kind, "time": time.time(), **fields}, default=str) + "\n")
 

@@ -1,12 +1,12 @@
-"""Before step 1: compile what the first steps need, several programs side by side, and prove that
+"""Before step 1: compile what the first steps need, several programs in parallel, and prove that
 the largest step fits.
 
-All of it on batches of padding, changing no weight and no ledger line, while the producers make the
-first batches. What later steps and evaluations need is compiled while training goes on, in the
-order in which the plan will ask for it; a step whose programs are not ready waits for them.
+All of it runs on batches of padding and changes no weight and no ledger line, while the producers
+make the first batches. What later steps and evaluations need is compiled during training, in the
+order in which the plan will need it; a step whose programs are not ready waits for them.
 
 Compilations cannot be interrupted. They run in daemon threads, so that a stop does not wait for
-them: the process leaves under them.
+them: the process exits while they run.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
+# Functions under way beside training: tracing one more, in Python, would hold up those that a step
+# already waits for.
+_AT_ONCE = 2
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
-_LOOK_AHEAD = 4000  # batches: the plan beyond them is not asked what comes first
+_LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
 Function = tuple[str, int]
 Job = tuple[str, Callable[[], object]]
 
 
 def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
-    """Compile and try what the steps from `position` on need; what else the stage needs follows
-    beside training.
+    """Compile and try what the steps from `position` on need; the rest of the stage follows
+    during training.
 
-    Nothing is compiled where the step compiles nothing.
+    Does nothing if the step compiles nothing.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory. Whatever a compilation raises.
@@ -59,7 +62,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
     order = list(buckets_in_order(stage, position))
-    tried, key = Tried.of_process(), key_of(stage, largest)
+    tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
@@ -88,7 +91,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
 
 
 class Compiled:
-    """Which functions of a stage are compiled, and the thread that compiles the others beside
+    """Which functions of a stage are compiled, and the thread that compiles the others during
     training, once the first step is under way.
     """
 
@@ -100,16 +103,14 @@ class Compiled:
         self._changed = threading.Condition()
 
     def programs(self, what: str, bucket: int) -> list[Job]:
-        """What there is to compile for a function, traced now."""
+        """Trace a function and return what there is to compile for it."""
         found = self._stage.step.programs(
             bucket, self._stage.schedule.accumulate > 1, training=what == "training"
         )
         return [(program.name, program.compile) for program in found]
 
     def later(self, wanted: list[Function]) -> None:
-        """These are compiled too, in this order, once `go_on` is called, or one of them waited
-        for.
-        """
+        """Compile these too, in this order, once `go_on` is called or a step waits for one."""
         self._later, self._coming = wanted, set(wanted)
 
     def go_on(self) -> None:
@@ -119,12 +120,12 @@ class Compiled:
             threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
 
     def is_coming(self, what: str, bucket: int) -> bool:
-        """Whether a function is being compiled, or waits for that."""
+        """Whether a function is being compiled, or is waiting for it."""
         return (what, bucket) in self._coming
 
     def wait(self, what: str, bucket: int) -> None:
-        """Until a function that is being compiled is there, or has failed, so that its first call
-        fails. Raises the stop's error.
+        """Wait until a function is compiled, or has failed, so that its first call fails. Raises
+        the stop's error.
         """
         if (what, bucket) in self._coming:
             self.go_on()
@@ -134,8 +135,8 @@ class Compiled:
                 self._changed.wait(_POLL_S)
 
     def watch(self, step: Step) -> WaitingStep:
-        """`step`, whose calls wait for their programs: where a stop can be noticed, as it is not
-        inside a compilation.
+        """`step`, with calls that wait for their programs: they notice a stop, which a compilation
+        does not.
         """
         return WaitingStep(step, self)
 
@@ -147,6 +148,8 @@ class Compiled:
                 self._stop.check()
                 left[function] = workers.add(self.programs(*function), function)
                 self._collect(workers, left, wait=False)
+                while len(left) >= _AT_ONCE:
+                    self._collect(workers, left, wait=True)
             while left:
                 self._collect(workers, left, wait=True)
             log.info(
@@ -154,19 +157,19 @@ class Compiled:
                 time.monotonic() - began,
             )
             gc.freeze()  # what was traced stays, as before the first step (`trainer.session`)
-        except RunError:  # the stop's, or a follower's end: the loop notices by itself
+        except RunError:  # a stop, or a follower's end: the loop notices by itself
             pass
         finally:
             workers.end()
             with self._changed:
                 if (
                     not self._stop.is_set()
-                ):  # else whoever waits leaves, instead of compiling by itself
+                ):  # else whoever waits leaves instead of compiling by itself
                     self._coming.clear()
                 self._changed.notify_all()
 
     def _collect(self, workers: Workers, left: dict[Function, int], wait: bool) -> None:
-        """Count what has been compiled; a function without anything left is ready."""
+        """Count what has been compiled; a function with nothing left is ready."""
         for function in [f for f, n in left.items() if n == 0]:
             del left[function]
             self._is_there(function)
@@ -176,7 +179,7 @@ class Compiled:
         if ended is None:
             return
         function, error = ended
-        if error is not None:  # the step that needs it fails in the same way, and says so
+        if error is not None:  # the step that needs it fails in the same way, and reports it
             said = (str(error) or type(error).__name__).splitlines()[0][:200]
             log.info("%s of bucket %d is not compiled ahead: %s", *function, said)
         if function in left:
@@ -234,8 +237,8 @@ def largest_bucket(stage: Stage) -> int:
 
 
 def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
-    """("training" or "evaluation", bucket), each once, as the plan asks for them from `position`
-    on.
+    """("training" or "evaluation", bucket), each once, in the order in which the plan needs them
+    from `position` on.
     """
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
@@ -257,7 +260,8 @@ def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
 
 
 def dry_step(stage: Stage, number: int) -> None:
-    """Run the step of a bucket on padding: what does not fit shows now, not hours later.
+    """Run the step of a bucket on padding, so that a step that does not fit fails now, not hours
+    later.
 
     Hopeless: it does not fit; names the bucket and what to set.
     """
@@ -277,8 +281,8 @@ def dry_step(stage: Stage, number: int) -> None:
 
 
 def tell_memory(stage: Stage, largest: int) -> None:
-    """What the largest step takes of the card, and how many rows of its length would fit: measured,
-    where there is a GPU.
+    """Log the card memory that the largest step takes, and how many rows of its length would fit:
+    measured, if there is a GPU.
     """
     from trainer.step.snapshot import ROOM
 
@@ -301,8 +305,8 @@ def tell_memory(stage: Stage, largest: int) -> None:
 
 
 class Workers:
-    """Threads that compile what they are given, but for what is in `given`, where it is noted: each
-    program once, whoever asks.
+    """Threads that compile their jobs, except those in `given`, where each is noted: each program
+    is compiled once, whoever asks.
     """
 
     def __init__(self, threads: int, given: set):
@@ -312,7 +316,7 @@ class Workers:
         self._started = self._new = 0
 
     def add(self, jobs: list[Job], function: Function) -> int:
-        """More to compile for `function`, the slowest first; how many of them are new."""
+        """Add jobs for `function`, the slowest first; return how many of them are new."""
         new = [job for job in jobs if job[1] not in self._given]
         for job in new:
             self._given.add(job[1])
@@ -326,25 +330,25 @@ class Workers:
         return len(new)
 
     def end(self) -> None:
-        """No more will come: the threads end."""
+        """End the threads: no more jobs will come."""
         for _ in range(self._started):
             self._waiting.put(None)
 
     def take(self, stop: Stop) -> tuple[Function, Exception | None]:
-        """The next that has ended. Raises the stop's error."""
+        """The next finished job. Raises the stop's error."""
         return take(self._ended, stop)
 
     def poll(self) -> tuple[Function, Exception | None] | None:
-        """The next that has ended, if any."""
+        """The next finished job, if any."""
         try:
             return self._ended.get_nowait()
         except queue.Empty:
             return None
 
     def wait(self, stop: Stop, observer: Observer) -> None:
-        """Until all are compiled; `observer` shows how far they are.
+        """Wait until all are compiled; `observer` shows the progress.
 
-        Raises what one of them raised, and the stop's error.
+        Raises what a job raised, and the stop's error.
         """
         total = self._new
         self.end()
@@ -370,7 +374,7 @@ class Workers:
 def run_aside(function: Callable[[], object], stop: Stop) -> None:
     """Run something that cannot be interrupted, in a daemon thread.
 
-    Raises what it raised, and the stop's error.
+    Raises what the function raised, and the stop's error.
     """
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 

@@ -1,9 +1,9 @@
-"""From the channel to the device, ahead of the step: receive in order, hold the batch to its spec,
-set aside clips that failed, transfer.
+"""From the channel to the device, ahead of the step: receive in order, check the batch against its
+spec, set aside clips that failed, transfer.
 
 Runs in a thread of its own: while step k computes, batch k+1 is already on the device (a queue of
-two). On a GPU the loop gets batch k only once the copy of k + 1 has been issued, if that is at
-hand: see `trainer.step.upload`.
+two). On a GPU the loop gets batch k only once the copy of k + 1 has been issued, if k + 1 is
+there: see `trainer.step.upload`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 from common.data.batch import check_batch
 from common.data.plan import PlannedBatch
+from common.system import trace
 from common.system.errors import Hopeless, RunError, Stopped
 from common.system.stopwatch import Stopwatch
 from common.transport.delivery import StopAsked
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GATE_S = 0.05  # the loop waits for a copy to be issued, which is a matter of milliseconds
+_GATE_S = 0.05  # the loop waits for a copy to be issued, which takes milliseconds
 _AT_ONCE_S = 1e-3  # a batch that came faster had been waiting here
 
 
@@ -48,27 +49,29 @@ class FedBatch:
     num_bytes: int
     notes: Notes = field(default_factory=Notes, repr=False)
     feed_s: float = 0.0  # the feed's own work on it
-    transit_s: float | None = (
-        None  # from the producer's hands to the feed; None: it had to wait here
-    )
+    transit_s: float | None = None  # from the producer to the feed; None: it had to wait here
     elsewhere: bool = False  # another trainer computes it: no arrays here
 
 
+def _trace(row: str, name: str, began: float, ended: float, planned: PlannedBatch) -> None:
+    trace.span(row, name, began, ended, plan=planned.plan, g=planned.g)
+
+
 class HostCopy:
-    """In place of `trainer.step.upload.Upload` where there is no device: NumPy arrays,
-    copied once.
+    """Replaces `trainer.step.upload.Upload` if there is no device: NumPy arrays, copied
+    once.
     """
 
     waits_for_steps = False
 
     def to_host(self, arrays: dict, seed: tuple[int, int]) -> tuple[dict, tuple[int, int]]:
-        """Copies."""
+        """Copy the arrays."""
         return {k: np.array(v) for k, v in arrays.items()}, seed
 
     def to_device(
         self, on_host: tuple, issuing: Callable[[], None]
     ) -> tuple[dict, tuple[int, int]]:
-        """They are there."""
+        """Nothing to do: they are there."""
         issuing()
         return on_host
 
@@ -77,15 +80,15 @@ class Others(Protocol):
     """The other trainers, as a feed sees them (`trainer.ranks`)."""
 
     def check(self) -> None:
-        """Raises where one of them is lost."""
+        """Raise if one of them is lost."""
 
     def hand_on(self, planned: PlannedBatch, arrays: dict[str, np.ndarray]) -> bool:
         """Give a batch to the trainer that computes it; False: that is this one."""
 
 
 class Ahead:
-    """Says whether the feed's next copy is about to be issued: a step issued before it would be
-    waited for by it (see step/upload.py).
+    """Whether the feed's next copy is about to be issued: the copy would wait for a step issued
+    before it (see step/upload.py).
     """
 
     def __init__(self):
@@ -93,25 +96,25 @@ class Ahead:
         self._soon = False
 
     def set(self, soon: bool) -> None:
-        """The feed's thread: a batch is at hand, or it was issued, or there is none."""
+        """Called by the feed's thread: a batch is there, or it was issued, or there is none."""
         with self._changed:
             self._soon = soon
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """The loop's thread: until no copy is about to be issued."""
+        """Called by the loop's thread: wait until no copy is about to be issued."""
         with self._changed:
             self._changed.wait_for(lambda: not self._soon, timeout_s)
 
 
 class Quarantine:
-    """Clips that could not be made: rows of weight 0 from the batch on in which that was seen.
+    """Clips that could not be decoded: rows of weight 0 from the batch in which that was found.
 
-    Written by the feed's thread; the channel's thread asks for it at each lease.
+    The feed's thread writes it; the channel's thread reads it at each lease.
 
     Args:
-        entries: as of a checkpoint.
-        limit: so many clips may be set aside in all; None: any number.
+        entries: from a checkpoint.
+        limit: how many clips may be set aside in all; None: any number.
     """
 
     def __init__(self, entries: list[dict], limit: int | None = None):
@@ -133,13 +136,13 @@ class Quarantine:
         return True
 
     def check_room(self, bad: list[tuple[int, str]]) -> None:
-        """Hopeless: with these clips, more would be set aside than may be. None of them is then."""
+        """Hopeless: these clips would exceed the limit. Then none of them is set aside."""
         new = list(
             {u: reason for u, reason in bad if u not in self._by_id}.items()
-        )  # a clip that is in several rows is named for each
+        )  # a clip in several rows is named for each
         if new and self._limit is not None and len(self._by_id) + len(new) > self._limit:
             raise Hopeless(
-                f"{len(self._by_id) + len(new)} clips that were scanned cannot be used any more; at"
+                f"{len(self._by_id) + len(new)} clips that were scanned can no longer be used; at"
                 f" most {self._limit} may be set aside (train.max_set_aside): the corpus has"
                 f" changed, or cannot be read. The newest ones: utterance {new[0][0]}: {new[0][1]}"
                 + (f" and {len(new) - 1} more" if len(new) > 1 else "")
@@ -147,8 +150,8 @@ class Quarantine:
             )
 
     def of(self, planned: PlannedBatch) -> list[int]:
-        """The batch's utterances, conditioning clips' included, that it has to be made without
-        (`producer.batches.maker.without`).
+        """The batch's utterances, including those of conditioning clips, that it must be made
+        without (`producer.batches.maker.without`).
         """
         known = self._by_id
         if not known:
@@ -158,20 +161,18 @@ class Quarantine:
 
     @staticmethod
     def _holds(entry: dict, planned: PlannedBatch) -> bool:
-        # An evaluation meets the same clip again and again, in any order relative to its own
-        # numbers.
+        # An evaluation meets the same clip repeatedly, in any order relative to its own numbers.
         return planned.plan != "train" or entry["plan"] != "train" or entry["g"] <= planned.g
 
     def before(self, next_g: int) -> list[dict]:
-        """The entries that a checkpoint at batch `next_g` has to carry."""
+        """The entries for a checkpoint at batch `next_g`."""
         return [e for e in self._by_id.values() if e["plan"] != "train" or e["g"] < next_g]
 
 
 def no_batch(e: NoData | BatchFailed) -> RunError:
     """The error for a user.
 
-    Without any producer it is hopeless: a restarted trainer would wait as long again, and nobody
-    comes.
+    Hopeless if there is no producer: a restarted trainer would wait as long again for nothing.
     """
     kind = Hopeless if isinstance(e, NoData) and not e.connected else RunError
     return kind(
@@ -181,11 +182,11 @@ def no_batch(e: NoData | BatchFailed) -> RunError:
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who hears of what the feed brings.
+    """Callbacks for what the feed brings.
 
-    inspect: sees every accepted batch as it arrived, before the transfer.
-    watch: told of every training batch that is taken.
-    differing: told of batches that were made twice with different bytes.
+    inspect: gets every accepted batch as it arrived, before the transfer.
+    watch: called for every training batch that is taken.
+    differing: called for batches that were made twice with different bytes.
     """
 
     inspect: Callable[[PlannedBatch, dict], None] | None = None
@@ -198,8 +199,8 @@ class Feed:
 
     Args:
         server: the channel's end (`LeaseServer` or its twin), already opened on the schedule.
-        planned: (plan, g) → the batch that is due, and its arrays' dtypes and shapes.
-        upload: puts a batch where the step wants it (`trainer.step.upload.Upload`, `HostCopy`);
+        planned: (plan, g) → the batch that is due, and the dtypes and shapes of its arrays.
+        upload: puts a batch where the step needs it (`trainer.step.upload.Upload`, `HostCopy`);
         must copy, since the frames are dropped.
         others: the trainers that compute batches besides this one; None: there are none.
         data_timeout_s: how long to wait for one batch before giving up.
@@ -232,8 +233,7 @@ class Feed:
         """The next batch and the seconds spent waiting for it.
 
         Raises:
-            RunError: no data within the deadline, a batch that no producer can make, or a stop was
-                asked for.
+            RunError: no data within the deadline, a batch that no producer can make, or a stop.
             BytesDiffer: a batch was made twice with different bytes, and the run is deterministic.
         """
         start = time.perf_counter()
@@ -253,6 +253,7 @@ class Feed:
             if self._upload.waits_for_steps and self._queue.empty():
                 self._ahead.wait(_GATE_S)
             got = time.perf_counter()
+            _trace("loop", "next batch", start, got, item.planned)
             if self._watch is not None and item.planned.plan == "train":
                 p = item.planned
                 self._watch.fed(
@@ -271,17 +272,17 @@ class Feed:
             return item, got - start
 
     def release(self) -> None:
-        """The oldest batch that `next` gave is used: the channel may lease another one. Of a batch
-        that is computed elsewhere, the trainer that does so says it.
+        """Release the oldest batch that `next` gave: the channel may lease another one. A batch
+        that another trainer computes is released by that trainer.
         """
         self._server.release()
 
     def ready_count(self) -> int:
-        """Batches that wait in the channel."""
+        """Batches waiting in the channel."""
         return self._server.ready_count()
 
     def target(self) -> int:
-        """Batches that the channel asks for at a time."""
+        """Batches that the channel requests at a time."""
         return self._server.target()
 
     def close(self) -> None:
@@ -306,7 +307,7 @@ class Feed:
                 if fed is not None:
                     self._ahead.set(
                         True
-                    )  # before the loop can take it: the next batch may be at hand
+                    )  # before the loop can take it: the next batch may be there
                     self._put(fed)
         except (NoData, BatchFailed) as e:
             self._put(no_batch(e))
@@ -325,7 +326,7 @@ class Feed:
                 continue
 
     def _accept(self, delivery) -> FedBatch | None:
-        """Check and transfer one delivery; None if it has to be made again."""
+        """Check and transfer one delivery; None if it must be made again."""
         began = time.perf_counter()
         planned, spec = self._planned(delivery.plan, delivery.g)
         try:
@@ -341,8 +342,8 @@ class Feed:
         )
         if foreign:
             reason = (
-                f"{delivery.producer} says of utterance {min(foreign)} that it is bad, which is not"
-                " in the batch"
+                f"{delivery.producer} reports utterance {min(foreign)} as bad, which is not in the"
+                " batch"
             )
             self._server.reject(delivery, reason, strike=True)
             return None
@@ -355,7 +356,7 @@ class Feed:
         stale = self._stale(delivery, planned)
         if stale is not None:
             self._server.reject(
-                delivery, f"utterance {stale} was set aside meanwhile", strike=False
+                delivery, f"utterance {stale} was set aside in the meantime", strike=False
             )
             return None
         if self._inspect is not None:
@@ -379,11 +380,11 @@ class Feed:
         )
 
     def _stale(self, delivery, planned: PlannedBatch) -> int | None:
-        """An utterance that is set aside and that this batch does not do without: made again, so
+        """An utterance that is set aside but still in this batch; the batch must be made again, so
         that a replay makes the same bytes.
 
-        A row whose own clip failed is one of weight 0 at once. Where the clip lent by another
-        utterance failed, the row is to take its own.
+        A row whose own clip failed gets weight 0 at once. If the clip lent by another utterance
+        failed, the row must use its own.
         """
         out, weights = set(self._quarantine.of(planned)), delivery.arrays["weights"]
         done_without = set(delivery.set_aside)
@@ -398,8 +399,9 @@ class Feed:
         return None
 
     def _transfer(self, delivery, planned: PlannedBatch, spent_s: float) -> FedBatch:
-        """Copy to the device. `spent_s`: what the batch has cost so far."""
-        # Clocks of two hosts differ: such a transit is not believed.
+        """Copy to the device. `spent_s`: the seconds that the batch has cost so far."""
+        began = time.perf_counter() - spent_s
+        # Two hosts' clocks differ: do not believe such a transit time.
         transit_s = time.time() - spent_s - delivery.notes.sent
         believed = delivery.wait_s > _AT_ONCE_S and 0 <= transit_s < self._timeout
         num_bytes, watch = sum(a.nbytes for a in delivery.arrays.values()), Stopwatch()
@@ -407,7 +409,8 @@ class Feed:
             on_host = self._upload.to_host(delivery.arrays, planned.seed)
         start = time.perf_counter()
         arrays, seed = self._upload.to_device(on_host, lambda: self._ahead.set(False))
-        # Most of this may be the wait for a step; the fastest copy so far tells what a copy alone
+        _trace("feed", "upload", began, time.perf_counter(), planned)
+        # Most of this may be the wait for a step; the fastest copy so far shows what a copy alone
         # takes.
         self._best_copy_s_per_byte = min(
             self._best_copy_s_per_byte, (time.perf_counter() - start) / num_bytes

@@ -1,4 +1,4 @@
-"""What a finished run leaves to look at and listen to: samples, curves, a summary."""
+"""Writes what a finished run leaves to look at and listen to: samples, curves, a summary."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _LEFT = ("samples/", "summary.json", "curves.png")
 
 
 class TargetCounter:
-    """Counts the audio targets of an evaluation set as its batches come by, each batch once; their
-    entropy is what a model that knows nothing but how often each code occurs would score.
+    """Counts the audio targets of an evaluation set as its batches arrive, each batch once. Their
+    entropy is the score of a model that knows only how often each code occurs.
     """
 
     def __init__(self, num_batches: int, num_audio_tokens: int):
@@ -46,15 +46,15 @@ class TargetCounter:
 
     @property
     def entropy_nats(self) -> float | None:
-        """None until every batch was seen."""
+        """The entropy; None until every batch was seen."""
         if self._left or not self._counts.any():
             return None
         return summary.unigram_entropy(self._counts)
 
 
 def remember_entropy(run: RunFolder, counter: TargetCounter | None) -> None:
-    """Keep the evaluation set's entropy in the run, so that a run resumed at its very end has it,
-    too.
+    """Store the evaluation set's entropy in the run, for a run that is resumed at its very
+    end.
     """
     if counter is not None and counter.entropy_nats is not None:
         write_atomically(
@@ -66,8 +66,8 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
     """Speak the samples of the best checkpoint and of the last one, then write curves.png and
     summary.json.
 
-    A stop ends the speaking: all is trained and saved. A run that was finished before is left as it
-    is.
+    A stop ends the speaking, since all is trained and saved. Leaves a run that was finished before
+    as it is.
     """
     last = _newest(run)
     ended = FINISHED if last >= stage.schedule.total_steps else PATIENCE
@@ -76,13 +76,14 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
         log.info("summary.json, curves.png and samples/ stay as they are")
         return
     made = _last_samples(run, stage, status, stop, last) if wanted is not None else None
-    status.update(phase=SUMMING_UP)  # from here on, no judgement changes which is the best
-    if stage.spec.speaks:  # the sampler may have decided without the last line
+    status.update(phase=SUMMING_UP)  # from here on, no judgement changes which checkpoint is best
+    if stage.spec.speaks:  # the sampler may have decided before the last line
         judgements.decide(run.path, run.config.train.best_by)
-    # Without `settings` where they are not what an end leaves: the same command speaks anew.
+    # Without `settings` if they are not what a run's end leaves: the same command speaks again.
     samples = None if made is None else {"step": made[0], **(wanted if made[1] else {})}
-    figures = summary.write(run, summary.unigram_of(run), ended, samples)
-    summary.draw(run, figures)
+    read = summary.histories(run)
+    figures = summary.write(run, read, summary.unigram_of(run), ended, samples)
+    summary.draw(run, read, figures)
     for line in summary.lines(figures):
         log.info("%s", line)
 
@@ -90,7 +91,7 @@ def finish(run: RunFolder, stage: Stage, status: StatusFile, stop: Stop) -> None
 def _last_samples(
     run: RunFolder, stage: Stage, status: StatusFile, stop: Stop, last: int
 ) -> tuple[int, bool] | None:
-    """(the step that RUN/samples is of, whether that is what a run's end leaves)."""
+    """(the step of RUN/samples, whether that is what a run's end leaves)."""
     status.update(phase=SPEAKING_LAST, step=last)
     try:
         # A text's loop over codes cannot be interrupted; a stop leaves it behind.
@@ -103,7 +104,7 @@ def _last_samples(
             return None if (step := work.result()) is None else (step, True)
         log.warning("no samples: stopped; `launch.py synthesize --run %s` speaks later", run.path)
         return None if (step := last_samples.leave_spoken(run)) is None else (step, False)
-    # What lacks a package, or memory, must not begin a finished run's trainer anew.
+    # A missing package, or too little memory, must not restart a finished run's trainer.
     except Exception as e:  # the edge of a finished run
         refusal = disk_refuses(e)
         log.error(
@@ -116,8 +117,8 @@ def _last_samples(
 
 
 def leave_summary(run: RunFolder, status: StatusFile, stop: Stop) -> None:
-    """What a run that was asked to stop leaves: the best samples that were spoken already, summary
-    and curves, in this order, as long as the stop waits. What it has no time for is said.
+    """Write what a stopped run leaves: the best samples already spoken, the summary and the curves,
+    in this order, while the stop waits. Reports what it has no time for.
     """
     status.update(phase=SAVING, message="the summary")  # the supervisor waits for this phase
     with stop.saving():
@@ -139,16 +140,23 @@ def _leave(run: RunFolder, done: list[str]) -> None:
     try:
         step = last_samples.leave_spoken(run)
         samples = None if step is None else {"step": step}
-        figures = summary.write(run, summary.unigram_of(run), STOPPED, samples)
+        read = summary.histories(run)
+        figures = summary.write(run, read, summary.unigram_of(run), STOPPED, samples)
         done += ["samples/", "summary.json"]
-        summary.draw(run, figures)
+        summary.draw(run, read, figures)
         done.append("curves.png")
-    except (OSError, ValueError, RunError) as e:  # the checkpoint is on disk: the stop goes on
-        log.warning("what a stop leaves is not whole: %s: %s", type(e).__name__, e)
+    except Exception as e:  # the thread's edge: the checkpoint is on disk, and the stop goes on
+        known = isinstance(e, (OSError, ValueError, RunError))
+        log.warning(
+            "the results of a stopped run are incomplete: %s: %s",
+            type(e).__name__,
+            e,
+            exc_info=None if known else e,
+        )
 
 
 def _was_finished(run: RunFolder, ended: str, last: int, wanted: dict | None) -> bool:
-    """Whether what lies there is of this very end, with the samples that are asked for."""
+    """Whether the existing results are from exactly this end, with the samples asked for."""
     try:
         found = read_json(run.path / "summary.json")
         samples = found["samples"] and {k: v for k, v in found["samples"].items() if k != "step"}

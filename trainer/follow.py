@@ -1,8 +1,8 @@
-"""The second of several trainers, the third and so on: takes its part of each step's batches from
-the first, and makes every update that the first makes.
+"""The second of several trainers, and the third and so on: takes its part of each step's batches
+from the first, and makes every update that the first makes.
 
-It writes nothing but its log and its status. Where it is lost, or the first is, all start again
-from the newest checkpoint.
+It writes only its log and its status. If it or the first trainer is lost, all start again from the
+newest checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
 
-# At a stop the first trainer may ask for the weights' digests before it says that all leave.
+# At a stop the first trainer may ask for the weights' digests before it tells all to leave.
 _LEAVES_S = 2.0
 _DIGESTS_S = 60.0
 _POLL_S = 0.02
@@ -56,7 +56,7 @@ def main(folder: Path, rank: int, stop: Stop) -> int | None:
 
 
 class Following:
-    """A follower at work. A step's `Ranks`; what shows its progress, for `trainer.ahead`."""
+    """A follower at work. Serves as a step's `Ranks`, and as `trainer.ahead`'s observer."""
 
     def __init__(self, folder: Path, follower: Follower, status: StatusFile, stop: Stop):
         self.rank, self.count = follower.rank, follower.count
@@ -65,7 +65,7 @@ class Following:
         self._trained = self._batches = 0
 
     def run(self) -> None:
-        """Until the first trainer ends it. Ended, RankLost, Stopped."""
+        """Work until the first trainer ends it. Raises Ended, RankLost, Stopped."""
         self._status.update(phase="waiting for the first trainer")
         word = self._follower.wait("set_up", self._leaving)
         run = RunFolder(self._folder)  # the first trainer may have mended it
@@ -144,7 +144,7 @@ class Following:
             )
 
     def _next(self, feed: Feed, g: int) -> FedBatch:
-        """The next batch of ours. RankLost: it is another one."""
+        """The next of our batches. RankLost: another batch arrived."""
         try:
             fed, _ = feed.next()
         except Stopped:
@@ -182,7 +182,7 @@ class Following:
 
     def _digests(self, stage: Stage, step: int) -> dict[str, str]:
         deadline = time.monotonic() + _DIGESTS_S
-        while self._trained < step:  # its update may still be on its way
+        while self._trained < step:  # its update may still be running
             if time.monotonic() > deadline:
                 raise RankLost(f"step {step} was not made here; the newest is {self._trained}")
             time.sleep(_POLL_S)
@@ -195,7 +195,7 @@ class Following:
         self._status.update(phase="compiling" if what.startswith(COMPILING) else what)
 
     def _leaving(self) -> bool:
-        """Whether to leave without being told: the first trainer hears of a stop, too."""
+        """Whether to leave without being told: the first trainer gets a stop too."""
         left_s = self._stop.remaining_s()
         return self._stop.orphaned or (left_s is not None and left_s < _LEAVES_S)
 

@@ -1,13 +1,13 @@
-"""For tests: a run that goes as far as the test lets it, so that an event falls into the same work
-on every machine.
+"""For tests: holds a run where the test wants it, so that an event hits the same work on every
+machine.
 
 XTTS_TEST_GATE=FOLDER. What a test may put into FOLDER, and take away again:
     limit        "STAGE STEP": no step after this one begins
     evaluating   the next evaluation does not go on; the same with `saving` and the next
                  checkpoint's snapshot
 
-FOLDER/evaluating.held and FOLDER/saving.held tell the test that the run stands there. A stop is not
-kept waiting.
+FOLDER/evaluating.held and FOLDER/saving.held tell the test that the run waits there. A stop is not
+delayed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _MAX_S = 500.0
 
 
 def held(step, stage: int, position: int, stopping: Callable[[], bool]):
-    """`step` with its gate, where the test has one; `position` is the last step of stage `stage`
-    that was trained.
+    """`step` with its gate, if the test has one; `position` is the last trained step of stage
+    `stage`.
     """
     folder = os.environ.get(GATE)
     return GatedStep(step, Path(folder), stage, position, stopping) if folder else step
 
 
 class GatedStep:
-    """A `trainer.step.gpt.Step` that waits as the folder says; everything else is the
-    step's own.
+    """A `trainer.step.gpt.Step` that waits as the folder says; everything else is the step's
+    own.
     """
 
     def __init__(self, step, folder: Path, stage: int, position: int, stopping: Callable[[], bool]):

@@ -1,11 +1,11 @@
-"""The samples that a run leaves: RUN/samples is of the best checkpoint, RUN/samples/step-… of the
+"""The samples that a run leaves: RUN/samples from the best checkpoint, RUN/samples/step-… from the
 last.
 
-In TensorBoard each of the two is a run of its own beside the sampler's: of a run whose steps go
-back, TensorBoard drops all that is of later steps.
+In TensorBoard each of the two is a run of its own beside the sampler's: if the steps of a run go
+back, TensorBoard drops all that belongs to later steps.
 
-Which is the best may hang on what the sampler (trainer/previews/sampler.py) is measuring while the
-trainer ends, so the trainer waits for that; not for ever.
+Which one is best may depend on what the sampler (trainer/previews/sampler.py) is measuring while
+the trainer ends, so the trainer waits for it, for a limited time.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from trainer.stages import Stage
 
 log = logging.getLogger(__name__)
 
-JUDGED_S = 120.0  # the summary waits so long for the sampler
+JUDGED_S = 120.0  # how long the summary waits for the sampler
 _POLL_S = 0.2
 
 
 def wanted(run: RunFolder) -> dict | None:
-    """What the samples of the run's end follow from, beside the weights; None: none are made."""
+    """What decides the samples at the run's end, besides the weights; None: none are made."""
     samples = run.config.samples
     if not samples.count + len(samples.texts):
         return None
@@ -47,7 +47,7 @@ def wanted(run: RunFolder) -> dict | None:
 
 
 def best_of(run: RunFolder) -> int | None:
-    """The step that a run speaks with where none is named; None: there is no checkpoint."""
+    """The step that a run speaks with if none is named; None: there is no checkpoint."""
     try:
         return step_of(checkpoint_of(run.path, None, verify=False).parent)
     except BadInput:
@@ -55,7 +55,7 @@ def best_of(run: RunFolder) -> int | None:
 
 
 def spoken(run: RunFolder) -> dict[int, Path]:
-    """Folders with whole samples, by step."""
+    """Folders with complete samples, by step."""
     found = {step_of(p): p for p in (run.path / "samples").glob("step-*")}
     return {
         step: p for step, p in found.items() if step is not None and (p / "samples.json").is_file()
@@ -63,21 +63,21 @@ def spoken(run: RunFolder) -> dict[int, Path]:
 
 
 def leave_spoken(run: RunFolder) -> int | None:
-    """Make RUN/samples of what was spoken by now: the best checkpoint's, else the newest of all.
+    """Make RUN/samples from what was spoken so far: the best checkpoint's, else the newest.
 
-    Returns its step; None: nothing was spoken. Nothing is computed.
+    Returns its step; None: nothing was spoken. Computes nothing.
     """
     found, best = spoken(run), best_of(run)
     there = _step_of_samples(run.path / "samples" / "samples.json")
     if there is not None and there == best:
-        return there  # of an end before, or as far as this one came
+        return there  # from an earlier end, or as far as this one came
     if not found:
         log.info("no samples were spoken yet; `launch.py synthesize --run %s` speaks", run.path)
         return None
     step = best if best in found else max(found)
     for file in found[step].iterdir():
         write_atomically(run.path / "samples" / file.name, file.read_bytes())
-    later = "" if step == best else f"; those of the best, step {best}, were not spoken yet"
+    later = "" if step == best else f"; the best, step {best}, has not been spoken yet"
     log.info("samples/ is of step %d%s", step, later)
     return step
 
@@ -86,9 +86,9 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
     """Speak and judge the last checkpoint, whose weights the stage holds, then the best one.
 
     Args:
-        asked: whether a stop was asked for; nothing is waited for then.
+        asked: whether to stop; then it waits for nothing.
 
-    Returns the step that RUN/samples is of; None: nothing could be spoken.
+    Returns the step of RUN/samples; None: nothing could be spoken.
     """
     from common.xtts import weights
     from common.xtts.dvae import Dvae
@@ -112,7 +112,7 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
         log.info("%d samples of step %d, %.1f s", num, step, time.perf_counter() - began)
         return num > 0
 
-    # By its own samples, the last may turn out to be the best.
+    # The last checkpoint's own samples may prove it the best.
     made = make(last, beside, "last")
     wait_for_sampler(run, last, asked)
     best = best_of(run)
@@ -131,8 +131,8 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
 
 
 def wait_for_sampler(run: RunFolder, last: int, asked: Callable[[], bool]) -> None:
-    """Until it has judged the checkpoints before `last` that it takes, at most `JUDGED_S`; what the
-    summary does without is said.
+    """Wait until the sampler has judged its checkpoints before `last`, at most `JUDGED_S`; report
+    what the summary lacks.
     """
     deadline, said = time.monotonic() + JUDGED_S, False
     while (step := _pending(run, last)) is not None and not asked():
@@ -151,7 +151,7 @@ def wait_for_sampler(run: RunFolder, last: int, asked: Callable[[], bool]) -> No
 
 
 def _pending(run: RunFolder, last: int) -> int | None:
-    """The checkpoint that the sampler is at, or takes next; None: it has done them all, or there is
+    """The checkpoint that the sampler is judging, or takes next; None: it has finished, or there is
     no sampler.
     """
     s = status.read(run.path, "sampler")

@@ -1,7 +1,7 @@
-"""The first of several trainers, as it leads the others through stage 2: gathers them, hands their
-batches on, meets them before each update.
+"""The first of several trainers leads the others through stage 2: gathers them, passes on their
+batches, meets them before each update.
 
-Everything else of a run (plan, leases, ledger, checkpoints, evaluation, console) is its own, as
+It does everything else in a run itself (plan, leases, ledger, checkpoints, evaluation, console), as
 with one trainer.
 """
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def socket_address(run: RunFolder) -> str:
-    """Where the trainers of a run on this host meet. ChannelError as of `ipc_address`."""
+    """Where the trainers of a run on this host meet. ChannelError: as for `ipc_address`."""
     return ipc_address(run.path.resolve() / "trainers")
 
 
@@ -62,9 +62,9 @@ class Lead:
 
     @classmethod
     def of(cls, run: RunFolder, stage: str, status: StatusFile, stop: Stop) -> Lead | None:
-        """The others, gathered; None where one trainer makes the stage's steps.
+        """Gather the others; None if one trainer makes the stage's steps.
 
-        Stage 1, whose steps have one batch, is trained by the first trainer alone. RankLost: one
+        The first trainer alone trains stage 1, whose steps have one batch. RankLost: one trainer
         did not come.
         """
         if run.config.trainers.count == 1 or run.spec(stage).publishes:
@@ -72,7 +72,7 @@ class Lead:
         return cls(run, stage, status, stop)
 
     def connect(self) -> None:
-        """The collectives, before TensorFlow's first operation."""
+        """Connect the collectives, before TensorFlow's first operation."""
 
         def check() -> None:
             self._stop.check()
@@ -81,7 +81,7 @@ class Lead:
         self._connected.connect(check, self._stop)
 
     def begin(self, stage: Stage, step: int, used: Callable[[], None]) -> None:
-        """All load the checkpoint of `step`. `used`: told of each batch that another has used."""
+        """Make all load `step`'s checkpoint. `used`: called for each batch another has used."""
         self._stage, self._share = stage, Share(stage.schedule, self.count)
         self._leader.on_used = used
         self._leader.begin(step)
@@ -93,7 +93,7 @@ class Lead:
         )
 
     def wait_ready(self) -> None:
-        """All have compiled and loaded what they need."""
+        """Wait until all have compiled and loaded what they need."""
 
         def tell(who: str) -> None:
             self._status.update(phase="waiting for the other trainers", message=who)
@@ -101,7 +101,7 @@ class Lead:
         self._leader.wait_ready(self._stop.is_set, tell)
 
     def check(self) -> None:
-        """RankLost: one is lost."""
+        """Raise RankLost if one is lost."""
         self._leader.check()
 
     def hand_on(self, planned: PlannedBatch, arrays: dict[str, np.ndarray]) -> bool:
@@ -126,24 +126,24 @@ class Lead:
             self._connected.add_up(gradients, losses)
 
     def _tell_time(self) -> None:
-        """What of a step's time went into waiting for the others and into the sum, which waits for
-        the device.
+        """Log how much of a step's time went into waiting for the others, and into the sum, which
+        waits for the device.
         """
         meet, total = (
             1e3 * self._spent.spent_s.get(part, 0.0) / self._steps for part in ("meet", "sum")
         )
         log.info(
-            "adding up took %.1f ms a step, and the wait for the other trainers %.1f ms",
+            "the sum took %.1f ms per step, and the wait for the other trainers %.1f ms",
             total,
             meet,
         )
 
     def agree(self, step: int) -> None:
-        """RanksDiffer: the weights after `step` are not those of all."""
+        """Raise RanksDiffer if the trainers' weights after `step` differ."""
         self._leader.agree(step, self._stage.step.digests())
 
     def end(self, why: str, done: bool) -> None:
-        """The others leave; this object is of no more use."""
+        """Tell the others to leave; this object is of no more use."""
         if self._steps:
             self._tell_time()
         self._leader.end(why, done)

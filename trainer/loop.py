@@ -1,9 +1,9 @@
 """One stage's training loop: batches in order → micro-steps → update → ledger, evaluation,
 checkpoint. Knows no socket and no TensorFlow.
 
-What the loop promises: weights are the product of exactly the steps that the folded ledger lists;
-the position in a checkpoint is that of its weights; an evaluation changes no weight; a step that is
-not finite changes nothing but the ledger.
+The loop promises: the weights result from exactly the steps that the folded ledger lists; the
+position in a checkpoint belongs to its weights; an evaluation changes no weight; a step that is not
+finite changes only the ledger.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ _IN_WORDS = {
 
 
 class Loop:
-    """Trains one stage from where it stands to its end.
+    """Trains one stage from its current position to its end.
 
     Args:
         score: which evaluated loss names the best checkpoint ("audio" or "recon").
         stop: None, or why to leave now: "stop" (save and leave), "replace" (another trainer takes
-        over: save and leave),
-            "orphan" (the supervisor is gone: leave without saving).
+        over: save and leave), "orphan" (the supervisor is gone: leave without saving).
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Loop:
     def run(self, position: Position) -> Position:
         """Train from `position` to the end; returns the final one.
 
-        A stop, a failure or a replacement raises, after saving what is whole.
+        A stop, a failure or a replacement raises after saving what is complete.
         """
         self.position = position
         try:
@@ -75,13 +74,13 @@ class Loop:
             self._leave()
         except (BytesDiffer, RanksDiffer):  # weights that may be wrong are not saved
             raise
-        # no data, a batch nobody can make, a full disk, steps that are not finite: what was trained
-        # so far is whole
+        # no data, a batch nobody can make, a full disk, steps that are not finite: all that was
+        # trained so far is complete
         except RunError:
             self._save_before_failing()
             raise
         finally:
-            if self.stop() != "orphan":  # who has no time for the save in flight
+            if self.stop() != "orphan":  # in a stop without time for the save in flight
                 self.saves.finish()
             self.readback.close()
         return self.position
@@ -104,7 +103,7 @@ class Loop:
         self.saves.check_last(self.position.step)
 
     def _worn_out(self) -> bool:
-        """Whether `train.patience` is at its end."""
+        """Whether `train.patience` is exhausted."""
         if self.schedule.patience is None:
             return False
         judged = self.saves.judged_since_best if self.schedule.judged else None
@@ -154,12 +153,12 @@ class Loop:
         )
         self.readback.add(TrainedStep(line, metrics, batches, rows))
         for b in batches:
-            b.arrays = None  # the device's memory is the next batch's
+            b.arrays = None  # the next batch needs the device's memory
         self.readback.write(LAG)
         self.saves.look()
 
     def _add(self, fed: FedBatch, scale: float) -> Scalars:
-        """A batch into the step's group; where it is the group's only one, the whole update."""
+        """Add a batch to the step's group; if it is the only one, make the whole update."""
         if self.schedule.accumulate == 1:
             self._announce("update", fed)
             return self.step.update(fed.planned.bucket, fed.arrays, fed.planned.seed)
@@ -179,15 +178,15 @@ class Loop:
         return fed, wait_s
 
     def _announce(self, what: str, fed: FedBatch) -> None:
-        """The first use of a bucket compiles it unless that was done ahead, and can take a minute:
-        say so.
+        """Report the first use of a bucket: unless compiled ahead, it compiles now, which can take
+        a minute.
         """
         bucket = fed.planned.bucket
         key = f"{what}/{bucket}"
         if key in self._announced or self.step.trace_counts.get(key):
             return
         self._announced.add(key)
-        self.readback.write()  # what is told next concerns this step and none before it
+        self.readback.write()  # what is reported next concerns this step, none before it
         self.observer.compiling(
             _IN_WORDS[what],
             bucket,
@@ -198,7 +197,7 @@ class Loop:
     # -- evaluation and checkpoints ----------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """Run the evaluation plan; True if a checkpoint of now would be the best one."""
+        """Run the evaluation plan; True if a checkpoint now would be the best one."""
         self.readback.write()  # the steps before it are timed as steps
         began, results, s = time.perf_counter(), [], self.position.step
         self.observer.evaluating(s, self.schedule.num_eval_batches)
@@ -219,7 +218,7 @@ class Loop:
         self.saves.begin(self.position)
 
     def _save_if_new(self) -> None:
-        """Bring the newest state to disk, and wait for it."""
+        """Save the newest state and wait until it is on disk."""
         self.readback.write()
         self.saves.settle()
         if not self.saves.has(self.position):
@@ -227,8 +226,8 @@ class Loop:
             self.saves.settle()
 
     def _save_before_failing(self) -> None:
-        """As `_save_if_new`, where an error is on its way already: what goes wrong here is told,
-        and does not take its place.
+        """As `_save_if_new`, while an error is already on its way: log what fails here, without
+        replacing that error.
         """
         try:
             self._save_if_new()
@@ -244,8 +243,8 @@ class Loop:
         self.observer.saving()
         with self.saves.leaving():
             self.saves.settle()
-            # What waits for this process has a limit: after a long save that was in flight, no
-            # other is begun.
+            # Whoever waits for this process has a limit: after a long save in flight, do not begin
+            # another.
             if not was_busy or self.saves.left_for_another:
                 self._save_if_new()
         at = f"step {self.position.step}, saved up to step {self.saves.step}"

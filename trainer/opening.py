@@ -1,4 +1,4 @@
-"""Opening the device of a trainer: threads, memory and determinism, and the collectives that join
+"""Opens a trainer's device: threads, memory and determinism, and the collectives that connect
 several trainers.
 """
 
@@ -27,10 +27,10 @@ CONNECT_S = 300.0  # for the collectives of all trainers to find each other
 def set_up_device(
     run: RunFolder, status: StatusFile, join: Callable[[], None] = lambda: None
 ) -> None:
-    """Threads, memory and determinism before TensorFlow does any work; prove the device with real
-    operations.
+    """Set threads, memory and determinism before TensorFlow does any work; prove the device with
+    real operations.
 
-    `join`: as of `common.gpu.device.prove_device`.
+    `join`: as for `common.gpu.device.prove_device`.
     """
     if not run.trains_networks:
         return
@@ -38,8 +38,8 @@ def set_up_device(
 
     t = run.config.threads
     status.update(phase="opening the device")
-    # XLA's programs are compiled in TensorFlow's threads between operations: with as few as the
-    # CPU's bits ask for, one after the other, and training behind them.
+    # TensorFlow's inter-op threads compile XLA's programs: with as few threads as equal bits on
+    # the CPU need, they would be compiled one after the other, and training would wait.
     inter = max(t.trainer_inter, ahead.MOST_AT_ONCE + 4) if run.config.jit else t.trainer_inter
     info = prove_device(
         intra_threads=t.trainer_intra, inter_threads=inter, whole_card=True, join=join
@@ -74,7 +74,8 @@ class Connected:
         self._collectives = None
 
     def connect(self, check: Callable[[], None], stop: Stop) -> None:
-        """Wait for all trainers. `check` is asked meanwhile, and raises where it should end.
+        """Wait for all trainers. `check` is called meanwhile, and raises to end the wait.
+
         RankLost: they are not connected within CONNECT_S.
         """
         import tensorflow as tf
@@ -119,13 +120,13 @@ class Connected:
         self._collectives.add_up(gradients, losses)
 
     def abort(self) -> None:
-        """End a sum that waits for a trainer which is gone."""
+        """End a sum that waits for a dead trainer."""
         if self._collectives is not None:
             self._collectives.abort()
 
 
 class Check:
-    """What `ahead` asks of a stop, answered by a function that raises."""
+    """A stop as `ahead` uses one, backed by a function that raises."""
 
     def __init__(self, check: Callable[[], None], stop: Stop):
         self.check, self.at_exit = check, stop.at_exit

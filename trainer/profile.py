@@ -1,11 +1,10 @@
-"""Inside the trainer of a profile run (`launch.py profile`): the real loop, first as it always
-runs, then with every call waited for.
+"""Inside the trainer of a profile run (`launch.py profile`): the real loop, first as always, then
+waiting for every call.
 
-XTTS_PROFILE=N in the environment: N steps run freely; they give the waits, the rates and what each
+XTTS_PROFILE=N in the environment: N steps run freely; they give the waits, the rates, and what each
 batch cost the producers. The steps after them wait for the device in every call; they give
-forward/backward and optimizer. Then the same calls are repeated on batches that are on the device
-already: that is the ceiling, the rate if data were always there. All of it goes into
-RUN/profile.json.
+forward/backward and optimizer. Then the same calls are repeated on batches already on the device:
+that gives the ceiling, the rate if data were always there. All results go into RUN/profile.json.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BATCH_PARTS = (
 
 
 def waited_steps(free: int) -> int:
-    """Steps that are run with every call waited for, after `free` free ones."""
+    """Steps that wait for every call, after `free` free ones."""
     return min(30, max(10, free // 4))
 
 
@@ -56,19 +55,19 @@ def all_steps(free: int) -> int:
 
 
 def free_steps() -> int | None:
-    """How many free steps this process was asked to profile; None: it is no profile."""
+    """How many free steps this process must profile; None: it is not a profile run."""
     text = os.environ.get(ASKED)
     return int(text) if text else None
 
 
 def untrained_dvae(run: RunFolder) -> None:
-    """In place of stage 1: its first weights, whose codes take as long as trained ones'."""
+    """Replace stage 1 by its initial weights, whose codes take as long as trained ones."""
     run.dvae_weights.parent.mkdir(exist_ok=True)
     publish(run, stages.build(run, "dvae").step.state_dict()["model"])
 
 
 def summary(samples: Sequence[float]) -> dict[str, float]:
-    """{"mean", "std", "p95", "n"} of seconds; mean 0 of nothing."""
+    """{"mean", "std", "p95", "n"} of seconds; mean 0 if there are none."""
     if not len(samples):
         return {"mean": 0.0, "std": 0.0, "p95": 0.0, "n": 0}
     values = np.asarray(samples, np.float64)
@@ -84,7 +83,7 @@ class Profiler:
     """Records the calls of a stage's steps, and measures when they are over.
 
     Args:
-        watch: the stage's; all of its steps are kept.
+        watch: the stage's watch; it keeps all steps.
         free: how many steps run freely.
     """
 
@@ -98,12 +97,12 @@ class Profiler:
         self._step: ClockedStep | None = None
 
     def wrap(self, step: ClockedStep) -> RecordedStep:
-        """`step`, its calls recorded."""
+        """`step`, recording its calls."""
         self._step = step
         return RecordedStep(step, self)
 
     def note(self, call: tuple, batch: Mapping[str, Any] | None = None, seed: Any = None) -> None:
-        """A call was made."""
+        """Note a call."""
         self._calls.append(call)
         if batch is not None:
             self._batches[call[1]] = (batch, seed)
@@ -114,7 +113,7 @@ class Profiler:
         speed = self._watch.speed(steps)
         if speed is None:
             log.warning(
-                "too few steps to profile: %d of %d say something; ask for more with --steps",
+                "too few steps to profile: only %d of %d are usable; ask for more with --steps",
                 len(steps),
                 self._free,
             )
@@ -179,7 +178,7 @@ class Profiler:
         }
 
     def _optimizer_s(self) -> list[float]:
-        """What an update of nothing takes. Its first call compiles."""
+        """Seconds for an update of nothing. Its first call compiles."""
         seconds = []
         for _ in range(1 + REPEATS):
             start = time.perf_counter()
@@ -216,7 +215,7 @@ class Profiler:
         float(result["loss"])
 
     def _transfers_s(self, upload) -> list[float]:
-        """A batch of each shape, to an idle device."""
+        """Transfer a batch of each shape to an idle device."""
         seconds = []
         for batch, _ in self._batches.values():
             arrays = {k: np.asarray(v) for k, v in batch.items()}
@@ -254,7 +253,7 @@ class RecordedStep:
 
 
 def _batch_rows(batches: list[FedRecord]) -> dict[str, dict[str, float]]:
-    """Part → summary of its seconds per batch, of the parts that occurred; decode and resample are
+    """Part → summary of its seconds per batch, for the parts that occurred; decode and resample are
     summed over threads.
     """
     rows = {}

@@ -1,10 +1,10 @@
-"""What trained steps came to: their metrics, read late; their ledger lines, in order; the end of a
-run whose steps are not finite.
+"""The results of trained steps: reads their metrics late, writes their ledger lines in order, and
+ends a run whose steps are not finite.
 
-Metrics are read some steps late, so that the device always has a step before it. A copy from the
-device waits for all that was begun before the asking: each step's is asked for by a thread of its
-own, and the next step is not begun before. Else the copies of several steps would end together,
-with the last of these steps, and the device stand still until the next several are begun.
+Metrics are read some steps late, so that the device always has a step waiting. A copy from the
+device waits for all work issued before it: so each step's copy is requested by a thread of its own,
+before the next step is issued. Otherwise the copies of several steps would end together, with the
+last of these steps, and the device would stand still until the next ones are issued.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Readback:
 
     Args:
         read: waits for a step's scalars (`Step.read`); called in threads.
-        max_bad_steps: so many steps in a row that are not finite end the run.
+        max_bad_steps: how many steps in a row that are not finite end the run.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Readback:
         self._threads = ThreadPoolExecutor(LAG + 1, "metrics")
 
     def ask(self, result: Scalars) -> Future[dict[str, float]]:
-        """Have a step's metrics read; on return, the copy has been asked for."""
+        """Have a step's metrics read; on return, the copy has been requested."""
         asking = threading.Event()
 
         def read() -> dict[str, float]:
@@ -114,8 +114,8 @@ class Readback:
             self._report_bad(trained, values)
 
     def _values(self, trained: TrainedStep) -> dict[str, float]:
-        """A step's metrics, once the device has ended it. RuntimeError: it does not; its state
-        cannot be saved, a restart may help.
+        """A step's metrics, once the device has finished it. RuntimeError: it does not finish; its
+        state cannot be saved, and a restart may help.
         """
         waited_s, step = 0.0, trained.line["step"]
         while not wait([trained.metrics], _STEP_SAY_S).done:
@@ -144,7 +144,7 @@ class Readback:
             count, self._bad_in_a_row = (
                 self._bad_in_a_row,
                 0,
-            )  # the steps begun meanwhile are told, and end nothing
+            )  # the steps issued since are reported, and end nothing
             raise Hopeless(
                 f"{count} steps in a row were not finite, the last one step {step} (utterances"
                 f" {ids}); they changed no weight, and the weights before them are saved. Lower the"

@@ -1,4 +1,4 @@
-"""A stage's checkpoints while it trains: when a save may begin, what its failure means, and which
+"""A stage's checkpoints while it trains: when a save may start, what its failure means, and which
 checkpoint is the best.
 """
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_FAILED = 3
-_SAY_S = 10.0  # a save that is waited for is mentioned this often
+_SAY_S = 10.0  # how often a save that is waited for is mentioned
 _MAX_S = 600.0
 _LAST_S = 25.0
-# training waits so long for the save in flight, to keep a checkpoint that is the best so far
+# how long training waits for the save in flight, to keep the best checkpoint so far
 _BEST_WAIT_S = 1.0
 
 
 class Saves:
-    """Begins saves and acts on how they end. One is in flight at most, written while training goes
+    """Starts saves and acts on their outcome. At most one is in flight, written while training goes
     on.
 
     Args:
-        position: where the stage stands, by its newest checkpoint; step 0: there is none.
-        snapshot: the step's state of this moment (`Step.snapshot`).
+        position: the stage's position in its newest checkpoint; step 0: there is none.
+        snapshot: gives the step's current state (`Step.snapshot`).
         patience: how long a stop waits for a save.
-        agree: raises where the weights after a step are not those of all trainers.
+        agree: raises if the trainers' weights after a step differ.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Saves:
 
     @property
     def busy(self) -> bool:
-        """A save was begun and its outcome has not been taken."""
+        """Whether a save was started and its outcome has not been taken."""
         return self._saver.busy
 
     @property
@@ -89,12 +89,12 @@ class Saves:
         return self._patience.left_for_another
 
     def leaving(self) -> AbstractContextManager:
-        """While inside, a stop's deadline is that of saves, also between two."""
+        """While inside, a stop's deadline is a save's, also between two saves."""
         return self._patience.saving()
 
     def begin(self, position: Position) -> None:
-        """Begin a checkpoint of this moment; the one before it must have ended. Up to here, the
-        ledger has all steps' lines. RanksDiffer: the trainers' weights are not equal.
+        """Start a checkpoint of the current state; the previous one must have ended. The ledger has
+        the lines of all steps so far. RanksDiffer: the trainers' weights are not equal.
         """
         self._observer.saving()
         self.settle()
@@ -117,16 +117,16 @@ class Saves:
         self._saver.begin(position.step, self._snapshot, facts)
 
     def look(self, patience_s: float = 0.0) -> None:
-        """Act on how the save in flight ended, if it has, or does within `patience_s`.
+        """Act on the outcome of the save in flight, if it has ended or ends within `patience_s`.
 
-        Hopeless: it is the last of too many in a row that failed.
+        Hopeless: too many saves in a row have failed.
         """
         outcome = self._saver.take(patience_s)
         if outcome is not None:
             self._end(outcome)
 
     def settle(self) -> None:
-        """`look`, however long it takes. RunError: longer than any disk should."""
+        """`look`, however long it takes. RunError: it takes longer than any disk should."""
         outcome, waited_s = self._saver.take(_SAY_S), _SAY_S
         while outcome is None and self._saver.busy:
             if waited_s >= _MAX_S:
@@ -144,8 +144,8 @@ class Saves:
             self._end(outcome)
 
     def has(self, position: Position) -> bool:
-        """Whether the newest checkpoint says all that one of `position` would, or there is nothing
-        to save yet.
+        """Whether the newest checkpoint contains all that one at `position` would, or there is
+        nothing to save yet.
         """
         return position.step == 0 or self._with_best(position).stands_as(self._saved)
 
@@ -155,16 +155,16 @@ class Saves:
 
     @property
     def judged_since_best(self) -> int | None:
-        """Judgements of samples since the best one (trainer/history/judgements.py); None: there is
+        """Judgements of samples since the best one (trainer/history/judgements.py); None: there are
         none.
         """
         return judgements.since_best(self._history.files.checkpoints.parent)
 
     def keep_as_best(self, step: int, score: float, save_due: bool) -> bool:
-        """The checkpoint of `step`, which is to be begun now, is the best so far.
+        """Note that the checkpoint of `step`, about to start, is the best so far.
 
-        False: it will not be one, as the disk is busy and none is due. With epochs of seconds and
-        saves of ten, training would do little but wait for the disk.
+        False: it will not be kept, because the disk is busy and no checkpoint is due. With epochs
+        of seconds and saves of ten, training would mostly wait for the disk.
         """
         if not save_due:
             self.look(_BEST_WAIT_S)
@@ -178,7 +178,7 @@ class Saves:
         return True
 
     def check_last(self, step: int) -> None:
-        """Hopeless: the run's last checkpoint is not on disk."""
+        """Raise Hopeless if the run's last checkpoint is not on disk."""
         if self.step != step:
             last = (
                 f"the last checkpoint, step {step}, could not be written; on disk is step"
@@ -187,7 +187,7 @@ class Saves:
             raise Hopeless(f"{last}; make room, then the same command goes on from there")
 
     def finish(self) -> None:
-        """At the process's end: a checkpoint that is being written may be ended."""
+        """At the process's end: let a checkpoint that is being written finish."""
         left_s = self._patience.remaining_s
         if self.busy and self._saver.take(_LAST_S if left_s is None else left_s - 1.0) is None:
             self._say_lost()
@@ -222,9 +222,7 @@ class Saves:
                     self._history.files.quarantine, "".join(json.dumps(e) + "\n" for e in kept)
                 )
                 self._known_bad = len(kept)
-        except (
-            OSError
-        ) as e:  # the checkpoint itself is there: the next one's lines bring these along
+        except OSError as e:  # the checkpoint itself is there: these lines come with the next one's
             log.error(
                 "checkpoint %d is on disk, but its ledger lines are not yet: %s",
                 outcome.step,
@@ -233,7 +231,7 @@ class Saves:
         self._observer.saved(outcome.step, outcome.seconds, outcome.pause_s)
 
     def _fail(self, why: str, cause: BaseException | None) -> None:
-        """Training goes on without it, three times in a row at most; "the best" stays what is on
+        """Go on training without it, at most three times in a row; the best one stays the one on
         disk.
         """
         self._failed += 1

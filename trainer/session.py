@@ -1,11 +1,12 @@
-"""One stage over an open channel: history restored, a generation opened, batches fed to the loop,
-everything closed again.
+"""One stage over an open channel: restores its history, opens a generation, feeds batches to the
+loop, closes everything again.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +44,8 @@ from trainer.step.contract import Step
 
 log = logging.getLogger(__name__)
 
+_WARM_S = 1.0  # batches of producers that are up take less
+
 
 def train_stage(
     run: RunFolder,
@@ -52,8 +55,8 @@ def train_stage(
     stop: Stop,
     lead: Lead | None = None,
 ) -> Stage:
-    """Train one stage from its newest checkpoint to its end; returns it with its networks as they
-    are then. `lead`: the other trainers, where several make its steps.
+    """Train one stage from its newest checkpoint to its end; return it with its final networks.
+    `lead`: the other trainers, if several make its steps.
 
     RunError: stopped, replaced, no data, a history that cannot be used (`Loop.run`, `restore`).
     """
@@ -112,8 +115,8 @@ def _made_ready(
     stop: Stop,
     lead: Lead | None,
 ) -> Step:
-    """The step, compiled while the producers make the first batches; as it is where none is left
-    to make.
+    """The step, compiled while the producers make the first batches; uncompiled if no step is
+    left.
     """
     if lead is not None:
         lead.begin(stage, position.step, server.release)
@@ -122,12 +125,12 @@ def _made_ready(
     compiled = ahead.prepare(stage, position, observer, stop)
     if lead is not None:
         lead.wait_ready()
-    wait_ready(server, run, observer, stop)
+    wait_ready(server, run, observer, stop, compiled.go_on)
     return compiled.watch(stage.step)
 
 
 def _why(stop: Stop) -> Callable[[], str | None]:
-    """Why the loop is to end now; None: it is not."""
+    """Why the loop must end now; None: it need not."""
     return lambda: (stop.cause or "stop") if stop.is_set() else None
 
 
@@ -145,21 +148,21 @@ def _profiler(run: RunFolder, stage: Stage, watch: Watch) -> Profiler | None:
 
 
 def _restored(run: RunFolder, stage: Stage):
-    """The stage's history, and where it goes on."""
+    """The stage's history, and the position from which it goes on."""
     facts = {"identity": run.identity, "dims": run.dims.to_dict()}
     settings = flat(run.config.model_dump(exclude={"run"}))
     history, position = restore(
         stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
     )
     _say_if_done(stage, position)
-    if stage.spec.speaks:  # settings may have changed, and checkpoints have gone
+    if stage.spec.speaks:  # settings may have changed, and checkpoints may be gone
         judgements.decide(run.path, run.config.train.best_by)
     return history, position
 
 
 def _left_to_train(run: RunFolder, stage: Stage, position: Position) -> tuple[Stage, Position]:
-    """The same, with its first weights; or, where `train.patience` ended it before, as of a stage
-    that ends here: nothing is leased, compiled or waited for.
+    """The stage with its initial weights; or, if `train.patience` has ended it, one that ends here:
+    nothing is leased, compiled or waited for.
     """
     schedule, since = stage.schedule, judgements.since_best(run.path)
     if position.step == 0:
@@ -200,8 +203,8 @@ def _differing(run: RunFolder, stage: Stage, book: Ledger) -> Differing:
 
 
 def _close(book: Ledger) -> None:
-    """What ends the stage is told, not a disk that is full by now; lines that are missing are of
-    steps after the last checkpoint.
+    """Close the ledger. Report what ends the stage, not a disk that is full by now; missing lines
+    belong to steps after the last checkpoint.
     """
     try:
         book.close()
@@ -293,7 +296,7 @@ def _observer(
 def _open_generation(
     run: RunFolder, stage: Stage, server: LeaseServer, position: Position, quarantine: Quarantine
 ) -> None:
-    """Tell the producers which stage is made from now on, and lease from the position."""
+    """Tell the producers the stage, and lease batches from the position on."""
     planned = stages.planned_batches(run, stage)
 
     def set_aside(plan: str, g: int) -> list[int]:
@@ -319,7 +322,7 @@ def _open_generation(
 
 
 class Acceptance:
-    """Which producers may make batches: those with the run's features and, where bits must be
+    """Decides which producers may make batches: those with the run's features and, if bits must be
     equal, the same device arithmetic.
     """
 
@@ -329,7 +332,7 @@ class Acceptance:
         self._warned = False
 
     def __call__(self, ready: Ready) -> str | None:
-        """None, or why the producer is refused."""
+        """Why the producer is refused; None: it is not."""
         if ready.feature_hash != self.feature_hash:
             return (
                 "its features are not this run's (config, vocabulary, statistics, DVAE or code"
@@ -354,19 +357,32 @@ class Acceptance:
         return None
 
 
-def wait_ready(server: LeaseServer, run: RunFolder, observer: Observer, stop: Stop) -> None:
-    """Step 1 begins when `min_ready` batches wait.
+def wait_ready(
+    server: LeaseServer,
+    run: RunFolder,
+    observer: Observer,
+    stop: Stop,
+    meanwhile: Callable[[], None],
+) -> None:
+    """Wait until `min_ready` batches are waiting for step 1. `meanwhile` is called, now and then,
+    where that takes longer than warm producers need.
 
     RunError: none came within `data_timeout_s`, or none can be made.
     """
-    transport = run.config.transport
+    transport, began = run.config.transport, time.monotonic()
     wanted = min(transport.min_ready, transport.high_water_mark)
+
+    def tell(ready: int, peers: int) -> None:
+        observer.waiting(ready, wanted, peers)
+        if time.monotonic() - began > _WARM_S:
+            meanwhile()
+
     try:
         server.wait_ready(
             wanted,
             transport.data_timeout_s,
             stop.is_set,
-            lambda ready, peers: observer.waiting(ready, wanted, peers),
+            tell,
         )
         observer.ready()
     except StopAsked:

@@ -1,5 +1,5 @@
-"""Building a stage of the trainer from its run folder: which step, which schedule, how batches
-reach the device.
+"""Builds a stage of the trainer from its run folder: its step, its schedule, and how batches reach
+the device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """As in the table of stages."""
+        """Its entry in the table of stages."""
         return self.spec.name
 
 
@@ -60,15 +60,15 @@ def files_of(run: RunFolder, stage: str) -> StageFiles:
 
 
 def build(run: RunFolder, stage: str) -> Stage:
-    """Step, schedule and files of a stage. Imports TensorFlow where it trains networks."""
+    """Step, schedule and files of a stage. Imports TensorFlow if it trains networks."""
     spec, schedule = run.spec(stage), schedule_of(run, stage)
     step, upload = load(spec.step)(run, schedule)
     return Stage(run.stages.index(stage) + 1, spec, step, schedule, files_of(run, stage), upload)
 
 
 def check_room(checkpoints: Path, num_bytes: int) -> None:
-    """Warn where a checkpoint of this size does not fit on the disk: room may still be made before
-    the first one.
+    """Warn if a checkpoint of this size does not fit on the disk: the user can still make room
+    before the first one.
     """
     folder = next(f for f in (checkpoints, *checkpoints.parents) if f.is_dir())
     free = shutil.disk_usage(folder).free
@@ -82,12 +82,11 @@ def check_room(checkpoints: Path, num_bytes: int) -> None:
 
 
 def first_weights(run: RunFolder, stage: Stage) -> None:
-    """What a stage begins with where it does not begin from nothing: stage 1 with the DVAE that it
-    tunes, stage 2 with the GPT of
-    `model.weights`, with new rows for a bigger vocabulary.
+    """Load what a stage starts from, if not from nothing: stage 1 from the DVAE that it tunes,
+    stage 2 from the GPT of `model.weights`, with new rows for a larger vocabulary.
 
     Raises:
-        BadInput: the weights are not there any more, or not those that the run was created with.
+        BadInput: the weights are gone, or are not the ones that the run was created with.
     """
     if stage.spec.publishes:
         if run.first_dvae.is_file():
@@ -100,7 +99,7 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
     if folder is None:
         if run.identity.get("weights") is not None:
             raise BadInput(
-                f"{run.path} began with other weights, and its copy of them is not whole any more"
+                f"{run.path} started from other weights, and its copy of them is damaged"
                 f" ({run.path / FOLDER}): restore that folder from a copy, or start a new run"
             )
         return
@@ -110,7 +109,7 @@ def first_weights(run: RunFolder, stage: Stage) -> None:
         path = pretrained.verified(folder, "model")
         if pretrained.file_digests(folder)["model"] != run.identity["weights"]:
             raise BadInput(
-                f"{folder} holds other weights than the run was created with; restore them, or"
+                f"{folder} contains other weights than the run was created with; restore them, or"
                 " start a new run"
             )
         state = load_file(path)
@@ -139,15 +138,15 @@ def _load(stage: Stage, state: dict[str, np.ndarray], of: Path) -> None:
 def options_of(
     run: RunFolder, stage: str, optim: Optim, schedule: Schedule, *sections: Section
 ) -> StepOptions:
-    """What a step is told: of `optim` and other sections of the settings, all that has a name
-    there.
+    """A step's options: from `optim` and other sections of the settings, every field that it
+    has.
     """
     config = run.config
     from trainer.step.contract import StepOptions
 
     total, warmup = optim.decay_steps or schedule.total_steps, optim.warmup_steps
     if optim.schedule == "cosine" and warmup >= total:
-        # A trial of a few steps with a config made for many: it warms up for half of them.
+        # A trial of a few steps with a config for many: warm up for half of them.
         log.warning(
             "a warm-up of %d steps is as long as the run (%d steps): using %d",
             warmup,
@@ -160,7 +159,7 @@ def options_of(
         name: value for section in (optim, *sections) for name, value in section if name in names
     }
     own |= {"betas": (optim.beta1, optim.beta2), "warmup_steps": warmup, "total_steps": total}
-    # Weights that will be loaded need not be drawn first.
+    # Weights that are loaded later need not be drawn first.
     given = run.first_dvae.is_file() if run.spec(stage).publishes else run.pretrained is not None
     loaded = given or any(files_of(run, stage).checkpoints.glob("step-*"))
     seed = None if loaded else config.seed
@@ -205,15 +204,15 @@ def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
 
 
 def _set_up(config: Config) -> None:
-    """From now on, products are computed as the settings say."""
+    """Set the precision of products from the settings."""
     import tensorflow as tf
 
     from trainer.step.precision import allow_tf32
 
     allow_tf32(config)
     if config.jit:
-        # It would look at hundreds of variables for seconds per bucket, around programs that XLA
-        # optimises by itself.
+        # It would examine hundreds of variables for seconds per bucket, around programs that XLA
+        # optimises itself.
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
@@ -251,9 +250,7 @@ def planned_batches(
 
 
 def largest_array(run: RunFolder) -> int:
-    """Bytes of the largest array in any batch of the run: no frame that a producer
-    sends is larger.
-    """
+    """Bytes of the largest array in any batch of the run: no producer's frame is larger."""
     sizes = []
     for stage in run.stages:
         for bucket in run.plan(stage, "train").buckets:

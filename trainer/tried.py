@@ -27,7 +27,8 @@ from common.system.files import bytes_digest, digest
 from common.system.lifecycle import Stop
 
 if TYPE_CHECKING:
-    from trainer.stages import Stage
+    from trainer.history.schedule import Schedule
+    from trainer.step.contract import Step
 
 FILE = "tried.jsonl"
 _MOST_BYTES = 1 << 20
@@ -76,6 +77,7 @@ class Tried:
             return None
         try:
             with open(self._file, "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
                 lines = file.read(_MOST_BYTES).splitlines()
         except OSError:
             return None
@@ -94,22 +96,25 @@ class Tried:
     def forget(self) -> None:
         """Whatever was noted."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            try:
+                self._file.unlink(missing_ok=True)
+            except OSError as e:  # at a process's end: it keeps its exit code
+                log.warning("%s cannot be removed: %s", self._file, e.strerror)
 
 
-def key_of(stage: Stage, largest: int) -> str | None:
+def key_of(step: Step, schedule: Schedule, largest: int) -> str | None:
     """What the memory of a stage's largest step depends on; None where there is no GPU."""
-    options = dataclasses.asdict(stage.step.options)
-    bucket = stage.schedule.train.buckets[largest]
+    options = dataclasses.asdict(step.options)
+    bucket = schedule.train.buckets[largest]
     return _key(
         "step",
         {
-            "operations": type(stage.step.options.operations).__name__,  # it has no other fields
-            "dims": stage.step.dims.to_dict(),
+            "operations": type(step.options.operations).__name__,  # it has no other fields
+            "dims": step.dims.to_dict(),
             "options": {name: str(x) for name, x in options.items() if name not in _NO_MEMORY},
             "bucket": dataclasses.asdict(bucket),
-            "buckets": len(stage.schedule.train.buckets),
-            "grouped": stage.schedule.accumulate > 1,
+            "buckets": len(schedule.train.buckets),
+            "grouped": schedule.accumulate > 1,
         },
     )
 

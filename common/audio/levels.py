@@ -194,7 +194,7 @@ def shape(samples: np.ndarray, rate: int, channel: int | None = None) -> Shape:
     level = decibels(math.sqrt(float(power[sounding].mean())))
     pause = int(np.diff(sounding).max(initial=1)) - 1
     lead, tail = int(sounding[0]), len(power) - 1 - int(sounding[-1])
-    spectrum, hz = _spectrum(wave, rate)
+    spectrum, hz = _spectrum(wave, rate, sounding, frame)
     seconds = (round(n * frame / rate, 2) for n in (lead, tail, pause))
     offset = float(np.abs(offsets).max())
     return Shape(
@@ -212,13 +212,18 @@ def _window(n: int) -> np.ndarray:
     return np.hanning(n).astype(np.float32)
 
 
-def _spectrum(wave: np.ndarray, rate: int) -> tuple[np.ndarray, float]:
-    """Power of each bin of the middle of a recording, a full-scale sine being 1; and a bin's width
-    in Hz.
+def _spectrum(
+    wave: np.ndarray, rate: int, sounding: np.ndarray, frame: int
+) -> tuple[np.ndarray, float]:
+    """Power of each bin of the part of a recording that sounds most, the middle if all does, a
+    full-scale sine being 1; and a bin's width in Hz. `sounding`: frames of `frame` samples.
     """
     most = 1 << rate.bit_length()  # 1 to 2 s: bins of 0.5 to 1 Hz
     n = min(most, 1 << (len(wave).bit_length() - 1))
-    first = (len(wave) - n) // 2
+    starts = np.arange(0, len(wave) - n + 1, frame)
+    begin, end = (np.searchsorted(sounding, x) for x in (starts // frame, (starts + n) // frame))
+    fullest = starts[end - begin == (end - begin).max()]
+    first = fullest[np.abs(fullest - (len(wave) - n) // 2).argmin()]
     window = _window(n)
     spectrum = np.abs(np.fft.rfft(wave[first : first + n] * window)) * (2 / (window.sum() or 1.0))
     return np.square(spectrum), rate / n
@@ -231,7 +236,7 @@ def _band(spectrum: np.ndarray, hz: float) -> int:
     total = np.cumsum(spectrum)
     vowels, voiced = (_between(total, hz, low, high) for low, high in ((100, 1000), (1000, 3000)))
     if (
-        voiced < VOICED * vowels
+        voiced <= VOICED * vowels
         or len(spectrum) * hz <= BAND_HZ
         or _between(total, hz, BAND_HZ, len(spectrum) * hz) > NOTHING * vowels
     ):

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import soundfile
@@ -48,12 +51,56 @@ def why_unreadable(path: str | os.PathLike, error: str = "") -> DecodeError:
     return DecodeError(path, f"not audio ({reason})", "not audio")
 
 
+class Opening:
+    """Who is opening a file: any number of threads at once, or one `alone`.
+
+    libsndfile keeps the reason of a failure in one place for the whole process, where another
+    thread's opening wipes it out.
+    """
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._inside, self._alone = 0, 0  # threads; the one that is to be alone
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._alone in (0, threading.get_ident()))
+            self._inside += 1
+
+    def __exit__(self, *error) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._alone:
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else opens anything meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = threading.get_ident()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._inside)
+            yield
+        finally:
+            with self._changed:
+                self._alone = 0
+                self._changed.notify_all()
+
+
+OPENING = Opening()
+
+
 class _ReadOnce(soundfile.SoundFile):
     """A file that is read in one go.
 
     soundfile seeks to the end of each read in files that call themselves seekable, and in FLAC
     seeking means decoding. This one does not call itself seekable, but `seek` still works.
     """
+
+    # soundfile's own lock lets one thread open at a time: threads that decode wait for each other
+    _sf_error_lock = OPENING
 
     def seekable(self) -> bool:
         """False, so that soundfile does not seek by itself."""
@@ -62,6 +109,22 @@ class _ReadOnce(soundfile.SoundFile):
 
 class _Converted(_ReadOnce):
     """A file converted by ffmpeg."""
+
+
+def _sound(file: str | bytes, kind: type[_ReadOnce] = _ReadOnce) -> _ReadOnce:
+    """A file, or the bytes of one, as libsndfile opens it.
+
+    soundfile.SoundFileError with the reason, OSError.
+    """
+
+    def attempt() -> _ReadOnce:
+        return kind(io.BytesIO(file) if isinstance(file, bytes) else file)
+
+    try:
+        return attempt()
+    except soundfile.SoundFileError:
+        with OPENING.alone():
+            return attempt()
 
 
 def is_converted(f: soundfile.SoundFile) -> bool:
@@ -97,7 +160,7 @@ def _open(path: str) -> soundfile.SoundFile:
     if irregular:
         raise DecodeError(path, irregular, "not a file")
     try:
-        f = _ReadOnce(path)
+        f = _sound(path)
     except (soundfile.SoundFileError, OSError) as e:
         return _open_otherwise(path, str(e))
     if f.format == "MP3" or f.frames >= _UNKNOWN:
@@ -122,7 +185,7 @@ def _with_length(path: str, f: soundfile.SoundFile) -> soundfile.SoundFile:
             raise DecodeError(
                 path, f"{CUT}: neither its header nor its last frame says how long it is", CUT
             )
-        return _ReadOnce(io.BytesIO(data))
+        return _sound(data)
     except OSError as e:
         f.close()
         raise DecodeError(path, f"{CLOSED} ({e.strerror})", CLOSED) from e
@@ -144,7 +207,7 @@ def _open_otherwise(path: str, error: str) -> soundfile.SoundFile:
     if name is None:
         raise why_unreadable(path, error)
     try:
-        return _Converted(io.BytesIO(ffmpeg.convert(path, name)))
+        return _sound(ffmpeg.convert(path, name), _Converted)
     except soundfile.SoundFileError as e:
         raise DecodeError(
             path, f"damaged {name}: ffmpeg gave no sound", "damaged audio data"

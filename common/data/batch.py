@@ -1,6 +1,6 @@
-"""What crosses the wire: the fields of a batch, their dtypes, shapes and pad values.
+"""The fields of a batch as they cross the wire: dtypes, shapes and pad values.
 
-Producers write it, the trainer holds them to it.
+Producers write batches by it; the trainer checks what arrives against it.
 
 Shape letters: B rows, T positions after the conditioning latents (text and audio parts, then
 padding), L text-head positions, F mel frames of the conditioning clip, M mel channels. In stage 1,
@@ -16,7 +16,7 @@ import numpy as np
 from common.data.buckets import Bucket
 from common.xtts.dims import ModelDims
 
-MEL = "mel"  # stands for the dtype that `transport.mel_dtype` names
+MEL = "mel"  # stands for the dtype named by `transport.mel_dtype`
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ DVAE_FIELDS = (
     Field("weights", "float32", "B"),
     Field("mel", MEL, "BTM"),
 )
-FIELDS = {"gpt": GPT_FIELDS, "dvae": DVAE_FIELDS}  # by kind of batch
+FIELDS = {"gpt": GPT_FIELDS, "dvae": DVAE_FIELDS}  # by the kind of batch
 
 
 def batch_spec(

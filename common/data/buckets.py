@@ -1,4 +1,4 @@
-"""Cutting a corpus into buckets: edges on the row's length that leave the fewest padded positions.
+"""Cuts a corpus into buckets: edges on the row's length that leave the fewest padded positions.
 
 A row has `(l + 1) + (n + 4)` positions after the conditioning latents, for l text tokens and n
 codes (see `RowLayout`). Buckets are one-dimensional on that length; two-dimensional ones need about
@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Bucket:
-    """A static shape: every batch of the bucket has it.
+    """A static shape, shared by every batch of the bucket.
 
     `row_len` counts positions after the conditioning latents; `text_len` is the longest text part
     (tokens and START); `num_codes` the longest code part. The DVAE stage has one bucket whose
@@ -29,11 +29,11 @@ class Bucket:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the longest wav, in whole codes of 1024."""
+        """Samples of the longest wav, rounded up to whole codes of 1024 samples."""
         return self.num_codes * 1024
 
     def to_dict(self) -> dict:
-        """Plain values."""
+        """The fields as plain values."""
         return dataclasses.asdict(self)
 
 
@@ -109,7 +109,7 @@ def cut(lengths: np.ndarray, num_buckets: int) -> list[int]:
 
 
 def padded_share(lengths: np.ndarray, edges: list[int]) -> float:
-    """Padded positions as a share of all, for whole batches."""
+    """Padded positions as a share of all positions, for whole batches."""
     edges = np.asarray(edges)
     padded = edges[np.searchsorted(edges, lengths)]
     return float(1.0 - lengths.sum() / padded.sum())

@@ -1,4 +1,4 @@
-"""What settings may say of corpora: the names of formats, of columns and of findings."""
+"""The terms that settings may use for corpora: names of formats, columns and findings."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The scanned corpus on disk: utterances that are trained on, and every rejected row with its file,
+"""The scanned corpus on disk: the utterances to train on, and every rejected row with its file,
 line, id and reason.
 
-One SQLite file, written once, aside, and renamed; read by every process through read-only
-connections, one per thread. Paths are relative to their source's root, so that another machine may
-keep the same clips elsewhere (`data_roots`). The digest covers what training sees (relative paths,
-sizes, texts, tokens, lengths, languages, speakers as groups, split), not where or when it was
-scanned.
+One SQLite file, written once under a temporary name and renamed; every process reads it through
+read-only connections, one per thread. Paths are relative to their source's root, so that another
+machine may keep the same clips elsewhere (`data_roots`). The digest covers what training sees
+(relative paths, sizes, texts, tokens, lengths, languages, speakers as groups, split), not where or
+when the corpus was scanned.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ FIELDS = (
     " source_frames, size, split"
 )
 PORTION = ", portions.first, portions.frames, portions.gain"
-_REST = 5  # fields behind the speaker
+_REST = 5  # number of fields after the speaker
 
 
 @dataclass(frozen=True)
 class Utterance:
     """One recording with its text.
 
-    `num_samples` of what is used counts at 22 050 Hz, `source_frames` of the whole recording at
-    `source_rate`.
+    `num_samples` counts the samples in use at 22 050 Hz; `source_frames` counts the whole
+    recording's at `source_rate`.
     """
 
     id: int
@@ -57,12 +57,12 @@ class Utterance:
     source_frames: int
     size: int  # of the file, bytes
     split: int  # TRAIN or EVAL
-    portion: Portion | None = None  # what of the recording is used; None: all, as it is
+    portion: Portion | None = None  # the part of the recording in use; None: all of it, unchanged
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A row that is not trained on. `kind` is the short form of `reason` that is counted."""
+    """A row that is left out. `kind` is the short form of `reason`, for counting."""
 
     file: str
     line: int
@@ -72,13 +72,12 @@ class Reject:
 
 
 def encode_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian uint16, or as uint32 behind a zero byte where an id needs it (an
-    odd length marks that).
+    """Token ids as little-endian uint16; if an id needs it, as uint32 after a zero byte (marked by
+    the odd length).
     """
-    ids = np.asarray(tokens, np.int64)
-    if len(ids) and ids.max() > 0xFFFF:
-        return b"\0" + ids.astype("<u4").tobytes()
-    return ids.astype("<u2").tobytes()
+    if len(tokens) and max(tokens) > 0xFFFF:
+        return b"\0" + np.asarray(tokens, "<u4").tobytes()
+    return np.asarray(tokens, "<u2").tobytes()
 
 
 def decode_tokens(blob: bytes) -> np.ndarray:
@@ -97,7 +96,7 @@ class Manifest:
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
-        # Of a corpus whose recordings are taken as they are there is no such table.
+        # A corpus whose recordings are used unchanged has no such table.
         treated = meta.get("treatment") is not None
         self._select = f"SELECT {FIELDS}{PORTION if treated else ''} FROM utterances"
         self._select += " JOIN portions USING (id)" if treated else ""
@@ -116,11 +115,11 @@ class Manifest:
 
         Args:
             path: the SQLite file.
-            data_roots: where the sources lie on this machine, one folder for each folder that was
-                scanned, in their order. One for several holds each of them under its old name.
-                None: where they were scanned.
-            check: run SQLite's integrity check (0.1 s for 25 000 utterances) besides the format and
-                count checks.
+            data_roots: where the sources are on this machine, one folder for each folder that was
+            scanned, in their order. A single one for several contains each under its old name.
+            None: where they were scanned.
+            check: also run SQLite's integrity check (0.1 s for 25 000 utterances), not only the
+            format and count checks.
 
         Raises:
             BadInput: no such file, not a manifest, another version, damaged, or `data_roots` does
@@ -188,7 +187,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """32 hex digits over what training sees; equal for the same corpus in another folder."""
+        """32 hex digits over what training sees; the same for the same corpus in another folder."""
         return self.meta["digest"]
 
     @property
@@ -199,7 +198,7 @@ class Manifest:
     def _utterance(self, row: tuple) -> Utterance:
         number, source, path, name, text, clean, tokens, language, speaker, *rest = row
         rest, portion = rest[:_REST], rest[_REST:]
-        where = self._roots[source] / path  # an absolute path stays itself
+        where = self._roots[source] / path  # an absolute path stays as it is
         return Utterance(
             number,
             where,
@@ -231,7 +230,7 @@ class Manifest:
             yield self._utterance(row)
 
     def files(self, every: int = 1) -> Iterator[tuple[Path, int]]:
-        """Where a recording lies on this machine, and its size in bytes when it was scanned; of
+        """Path of a recording on this machine, and its size in bytes when it was scanned, for
         every `every`th utterance.
         """
         for source, path, size in self._db.execute(
@@ -261,12 +260,12 @@ class Manifest:
         return [Reject(*row) for row in rows]
 
     def facts(self) -> Iterator[dict]:
-        """What the scan found in each file that it opened, rejected ones included."""
+        """What the scan found in each file that it opened, including rejected ones."""
         for (facts,) in self._db.execute("SELECT facts FROM files ORDER BY path"):
             yield json.loads(facts)
 
     def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
-        """What the scan found in this very file, or None if it was not there or has
+        """What the scan found in this very file; None if it was not there or has
         changed since.
         """
         row = self._db.execute(
@@ -284,6 +283,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def file_uri(path: Path) -> str:
-    """SQLite's name of a file, to which its options can be added."""
+    """SQLite's URI of a file, to which options can be added."""
     quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     return f"file:{quoted}"

@@ -1,4 +1,4 @@
-"""A manifest being written: aside, digested, renamed into place."""
+"""Writes a manifest: under a temporary name, with its digest, then renamed into place."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NewUtterance:
     source_frames: int
     size: int
     split: int = TRAIN
-    portion: Portion | None = None  # given where the writer has a treatment
+    portion: Portion | None = None  # given if the writer has a treatment
 
 
 class ManifestWriter:
@@ -79,7 +79,7 @@ class ManifestWriter:
 
     As a context manager it closes on success and abandons on an exception.
 
-    `treatment`: what is done to recordings; each utterance comes with its portion then.
+    `treatment`: what is done to recordings; each utterance then comes with its portion.
     """
 
     def __init__(self, path: str | os.PathLike, treatment: Treatment | None = None):
@@ -87,7 +87,7 @@ class ManifestWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         self._aside.unlink(missing_ok=True)
-        # nolock: nobody else knows the file, and some network disks have no locks.
+        # nolock: no other process knows the file, and some network disks have no locks.
         uri = f"{file_uri(self._aside)}?nolock=1"
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
         self._treated = treatment is not None and treatment.changes
@@ -113,7 +113,7 @@ class ManifestWriter:
             self.abandon()
 
     def add_source(self, root: str | os.PathLike) -> int:
-        """Register a folder that utterances lie below; the source's number."""
+        """Register a folder that contains utterances; return the source's number."""
         self._roots.append(Path(os.path.abspath(root)))
         number = len(self._roots) - 1
         self._db.execute("INSERT INTO sources VALUES (?, ?)", (number, str(self._roots[-1])))
@@ -124,19 +124,18 @@ class ManifestWriter:
         return table.setdefault(name, len(table))
 
     def add_utterance(self, new: NewUtterance) -> int:
-        """Append one; its id, which counts from 0.
+        """Append one; return its id, which counts from 0.
 
         A path below the source's root is stored relative to it.
         """
         absolute = os.path.abspath(new.path)
-        root = str(self._roots[new.source])
-        below = absolute.startswith(root.rstrip(os.sep) + os.sep)
+        root = str(self._roots[new.source]).rstrip(os.sep) + os.sep
         number = self.num_utterances
         speaker = self._intern(self._speakers, new.speaker)
         row = (
             number,
             new.source,
-            os.path.relpath(absolute, root) if below else absolute,
+            absolute.removeprefix(root),
             new.name,
             new.text,
             new.clean,
@@ -175,7 +174,7 @@ class ManifestWriter:
         self.num_rejects += 1
 
     def add_file(self, path: str, size: int, mtime_ns: int, facts: dict) -> None:
-        """Remember what a file's header said, for the next scan."""
+        """Remember a file's header for the next scan."""
         self._db.execute(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)",
             (path, size, mtime_ns, json.dumps(facts)),
@@ -218,8 +217,8 @@ def _digest(db: sqlite3.Connection, languages: dict[str, int], treated: bool) ->
         else f"SELECT {FIELDS} FROM utterances"
     )
     for row in db.execute(f"{what} ORDER BY id"):
-        # A clip outside its source's root is known by its file name: where it lies is this
-        # machine's affair.
+        # A clip outside its source's root counts by its file name: its place is this machine's
+        # affair.
         path = os.path.basename(row[2]) if os.path.isabs(row[2]) else row[2]
         h.update(
             repr((*row[:2], path, *row[4:])).encode()

@@ -1,8 +1,8 @@
 """The plan: batch number → bucket, utterances, crop and dropout seeds.
 
-A pure function, the same in every process.
+It is a pure function, the same in every process.
 
-`plan.batch(g)` needs no history: each row costs O(log) of the sizes, and no memory is needed beyond
+`plan.batch(g)` needs no history: each row costs O(log) of the sizes, and no memory beyond
 memory-mapped arrays of ids.
 
 Sampling `epoch`: every utterance exactly once per epoch, reshuffled each epoch; a bucket's last,
@@ -10,11 +10,11 @@ short batch is padded with rows of weight 0, so shapes stay static and the loss 
 with replacement, every language equally often (XTTS's own recipe): the bucket is drawn with weight
 p_b / B_b, p_b = Σ_lang s_lang n(lang, b) / n_lang with s_lang = 1 / L, then each row's language
 within it, then the utterance: the marginal distribution of "language uniformly, then utterance
-uniformly". Groups with shares s of their own may stand for the languages. `fixed`: evaluation, in
+uniformly". Groups with their own shares s may replace the languages. `fixed`: evaluation, in
 order, no crops.
 
-A row's conditioning clip is cut from its own utterance, or, where the plan has `Prompts`, from
-another one of its speaker.
+A row's conditioning clip is cut from its own utterance or, if the plan has `Prompts`, from another
+one of the same speaker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROMPT_FILES = ("prompt_speakers", "prompt_pool", "prompt_offsets")  # of `Prom
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """What batch `g` of a plan consists of; B = the bucket's batch size."""
+    """The contents of batch `g` of a plan; B = the bucket's batch size."""
 
     plan: str  # "train" or "eval"
     g: int
@@ -56,7 +56,7 @@ class PlannedBatch:
 
     @property
     def num_rows(self) -> int:
-        """Rows that hold an utterance."""
+        """Number of rows with an utterance."""
         return int((self.utterances >= 0).sum())
 
 
@@ -72,31 +72,33 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Which utterances may lend another one their sound as its conditioning clip: those of its
+    """Which utterances a conditioning clip may be cut from for another one: those of the same
     speaker. S speakers.
     """
 
-    speakers: np.ndarray  # int32[N], of the utterances in the plan's order
+    speakers: np.ndarray  # int32[N], speakers of the utterances in the plan's order
     pool: np.ndarray  # int32[P], utterance ids by speaker, then id
     offsets: np.ndarray  # int64[S + 1], where each speaker begins in `pool`
 
     def draw(self, positions: np.ndarray, utterances: np.ndarray, bits: np.ndarray) -> np.ndarray:
         """int64[n]: for each utterance (its position in the order, its id, uint64 random bits)
-        another one of its speaker in the
-        pool, uniformly; itself where there is none.
+        another one of its speaker from the pool, drawn uniformly; itself if there is none.
         """
-        out = np.empty(len(utterances), np.int64)
-        for i, (speaker, own, u) in enumerate(
-            zip(self.speakers[positions], utterances, stateless_random.uniform(bits), strict=True)
-        ):
-            others = self.pool[self.offsets[speaker] : self.offsets[speaker + 1]]
-            at = int(
-                others.searchsorted(others.dtype.type(own))
-            )  # of another type, and all of `others` would be converted
-            inside = at < len(others) and others[at] == own
-            k = int(u * (len(others) - inside))
-            out[i] = others[k + (inside and k >= at)] if len(others) > inside else own
-        return out
+        if not len(self.pool):
+            return utterances.copy()
+        speakers, last = self.speakers[positions], len(self.pool) - 1
+        first, end = self.offsets[speakers], self.offsets[speakers + 1]
+        at, beyond = first.copy(), end.copy()
+        while (search := at < beyond).any():  # for the own id, by halves, in each speaker's part
+            middle = (at + beyond) >> 1
+            later = self.pool[np.minimum(middle, last)] < utterances
+            at = np.where(search & later, middle + 1, at)
+            beyond = np.where(search & ~later, middle, beyond)
+        inside = (at < end) & (self.pool[np.minimum(at, last)] == utterances)
+        others = end - first - inside
+        k = (stateless_random.uniform(bits) * others).astype(np.int64)
+        drawn = first + k + (inside & (k >= at - first))
+        return np.where(others > 0, self.pool[np.minimum(drawn, last)], utterances)
 
 
 class Plan:
@@ -110,7 +112,7 @@ class Plan:
         order: int32[N], utterance ids sorted by bucket, then language, then id.
         offsets: int64[buckets, languages + 1], where each (bucket, language) begins in `order`.
         prompts: where conditioning clips come from; None: every utterance from itself.
-        shares: float[G], of the groups that stand for the languages; None: all alike.
+        shares: float[G], of the groups that replace the languages; None: all alike.
     """
 
     def __init__(
@@ -175,8 +177,8 @@ class Plan:
         offsets = np.load(folder / f"{name}.offsets.npy")
         prompts = None
         if meta["prompts"] and meta["num_utterances"]:
-            # As plain arrays over the mapped files: slices of np.memmap cost 10 µs each, and there
-            # are two in every row.
+            # As plain arrays over the mapped files: slices of np.memmap cost 10 µs each, and a row
+            # takes two.
             prompts = Prompts(
                 *(
                     np.asarray(np.load(folder / f"{name}.{part}.npy", mmap_mode="r"))
@@ -215,7 +217,7 @@ class Plan:
         return epoch, bucket, i - int(self._starts[bucket])
 
     def num_rows(self, g: int) -> int:
-        """Rows of batch g that hold an utterance, without building it."""
+        """Number of rows of batch g with an utterance, without building the batch."""
         _, bucket, k = self._locate(g)
         rows = self.buckets[bucket].batch_size
         return (
@@ -291,7 +293,7 @@ class Plan:
         return -(-self.batches_per_epoch // accumulate)
 
     def step(self, s: int, accumulate: int) -> PlannedStep:
-        """Step s (1-based): which batches it consumes. A step never crosses an epoch's end."""
+        """Step s (1-based): the batches it consumes. A step never crosses an epoch's end."""
         epoch, i = divmod(s - 1, self.steps_per_epoch(accumulate))
         first = epoch * self.batches_per_epoch + i * accumulate
         return PlannedStep(
@@ -303,8 +305,8 @@ class Plan:
 class PlanRows:
     """The utterances of a plan, int[N]; the fields after `ids` belong to them, elementwise.
 
-    `pool`: (ids, speakers), int[P] each: the utterances that conditioning clips of others may be
-    cut from. None: every utterance's clip is cut from itself.
+    `pool`: (ids, speakers), int[P] each: the utterances from which conditioning clips of others may
+    be cut. None: every utterance's clip is cut from itself.
     `shares`: (int[N], float[G]), groups in place of the languages, and how much of balanced
     training each is. None: languages, all alike.
     """
@@ -320,7 +322,7 @@ class PlanRows:
 def write_plan(
     folder: Path, name: str, rows: PlanRows, *, seed: int, sampling: str, buckets: list[Bucket]
 ) -> str:
-    """Write a plan's arrays; returns the digest of its content."""
+    """Write a plan's arrays; return the digest of its content."""
     ids, bucket_of, language = rows.ids, rows.bucket_of, rows.language
     folder.mkdir(parents=True, exist_ok=True)
     if rows.shares is not None:

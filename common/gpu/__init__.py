@@ -1,1 +1,1 @@
-"""GPUs: chosen and pinned by the parent through NVML, proved by the child with a real operation."""
+"""GPUs: the parent chooses and pins them through NVML, the child proves its own by computing."""

@@ -27,7 +27,7 @@ CPU_ADVICE = "ask for the CPU with --data-gpu cpu --model-gpu cpu"
 
 
 class Wanted(Protocol):
-    """What choosing reads of a run's settings (`common.run.settings.Config`)."""
+    """The settings that choosing reads (`common.run.settings.Config`)."""
 
     devices: str
     data_gpu: str | None
@@ -38,16 +38,17 @@ class Wanted(Protocol):
     samples: Any  # .device
 
     def model_copy(self, *, update: dict[str, Any]) -> Wanted:
-        """The same settings but for these."""
+        """The settings with `update`."""
 
 
 # -- the parent ------------------------------------------------------------------------------------
 
 
 def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
-    """What index 0, 1, … mean to the user: the parent's CUDA_VISIBLE_DEVICES, else the listing.
+    """The devices that the user's indices 0, 1, … mean: the parent's CUDA_VISIBLE_DEVICES, else the
+    listing.
 
-    As CUDA does, the entries end at the first that names nothing.
+    As with CUDA, the entries end at the first that names nothing.
     """
     masked = env.get("CUDA_VISIBLE_DEVICES")
     if masked is None:
@@ -63,8 +64,8 @@ def visible_devices(listing: Listing, env: Mapping[str, str]) -> list[Device]:
 
 
 def mask_notes(listing: Listing, env: Mapping[str, str]) -> list[str]:
-    """What of CUDA_VISIBLE_DEVICES will surprise: an entry that names nothing, which hides those
-    behind it; and an order in which numbers are not those of the list.
+    """What may surprise in CUDA_VISIBLE_DEVICES: an entry that names nothing, which hides those
+    after it; and an order of numbers other than the list's.
     """
     masked = env.get("CUDA_VISIBLE_DEVICES")
     notes = []
@@ -81,14 +82,14 @@ def mask_notes(listing: Listing, env: Mapping[str, str]) -> list[str]:
     if order != "PCI_BUS_ID" and any(e.strip().isdigit() for e in (masked or "").split(",")):
         notes.append(
             f"CUDA_DEVICE_ORDER={order}: CUDA numbers the GPUs in another order than nvidia-smi, so"
-            " that nobody can tell which card an index means, or whether two share one; set"
+            " an index may mean another card, and two may share one; set"
             " PCI_BUS_ID, or name GPUs by UUID"
         )
     return notes
 
 
 def _find(entry: str, listing: Listing) -> Gpu | None:
-    """The GPU of an index or of a UUID's beginning; None: none, or several."""
+    """The GPU of an index or of a UUID's beginning; None: no GPU, or several."""
     if entry.isdigit():
         return listing.gpus[int(entry)] if int(entry) < len(listing.gpus) else None
     found = [
@@ -101,8 +102,7 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
     """Devices for the producers and the trainer, from `data_gpu`, `model_gpu` and `devices`.
 
     Raises:
-        BadInput: a device was asked for that is not there; the message has the valid range and the
-            list.
+        BadInput: a device does not exist; the message gives the valid range and the list.
     """
     visible = visible_devices(listing, env)
     notes = mask_notes(listing, env)
@@ -152,8 +152,8 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
     limited = any(d.memory_mb for d in (*devices.producers, *devices.trainers))
     if limited and (growth := env.get("TF_FORCE_GPU_ALLOW_GROWTH")) is not None:
         said = (
-            f"TF_FORCE_GPU_ALLOW_GROWTH={growth} does not hold where memory is limited: TensorFlow"
-            " knows one or the other"
+            f"TF_FORCE_GPU_ALLOW_GROWTH={growth} is ignored where memory is limited: TensorFlow"
+            " supports only one of the two"
         )
         devices = replace(devices, notes=(*devices.notes, said))
     return replace(devices, sampler=_for_samples(config, devices, visible, listing, env))
@@ -182,8 +182,8 @@ def _for_samples(
     listing: Listing,
     env: Mapping[str, str],
 ) -> Device:
-    """Where the samples are made: as `samples.device` says, else on a producer's GPU, never beside
-    the trainer, whose memory is its own.
+    """The device for samples: `samples.device`, else a producer's GPU; never the trainer's, which
+    keeps its memory to itself.
     """
     asked = _asked("samples.device", config.samples.device, visible, listing, env)
     if asked is None:
@@ -245,7 +245,7 @@ def _default(
     listing: Listing,
     env: Mapping[str, str],
 ) -> Device:
-    """The first GPU that the other role does not use, else a shared one."""
+    """The first GPU that the other role does not use; else one is shared."""
     if not visible:
         raise BadInput(f"{key}: {_what_there_is(visible, listing, env)}")
     used = {d.card for d in taken}
@@ -273,11 +273,11 @@ def _what_there_is(visible: list[Device], listing: Listing, env: Mapping[str, st
 def choose_one(
     config: Wanted, asked: str | None, number: int, listing: Listing, env: Mapping[str, str]
 ) -> Device:
-    """The device of one more producer, the `number`th beyond the run's own, while the run may be
+    """The device of an added producer, the `number`th beyond the run's own, while the run may be
     using its GPUs.
 
     Raises:
-        BadInput: no such device, or it is the trainer's card and too little of it is free.
+        BadInput: no such device, or it is the trainer's card and too little memory is free.
     """
     if asked is not None and "," in asked:
         raise BadInput(f"--gpu {asked}: one producer uses one device")
@@ -305,7 +305,7 @@ def choose_one(
 
 
 def without_use(listing: Listing) -> Listing:
-    """The listing as if nothing ran: what is in use now may be this run's own."""
+    """The listing as if nothing ran: the memory in use now may be this run's own."""
     return Listing(
         tuple(replace(g, free_mb=0) for g in listing.gpus), listing.reason, listing.driver
     )
@@ -314,9 +314,9 @@ def without_use(listing: Listing) -> Listing:
 def child_env(device: Device, env: Mapping[str, str]) -> dict[str, str | None]:
     """The environment that pins one child; None removes a variable.
 
-    Libraries that start a thread per core get one: processes would take the cores from each other,
-    and the number must not follow the machine, because a BLAS's thread count changes bits.
-    TensorFlow's own threads come from the run's settings.
+    Libraries that would start a thread per core get one thread: processes would take the cores from
+    each other, and the number must not depend on the machine, because a BLAS's thread count changes
+    bits. TensorFlow's own threads come from the run's settings.
     """
     set_: dict[str, str | None] = {
         "CUDA_VISIBLE_DEVICES": device.visible,
@@ -327,8 +327,8 @@ def child_env(device: Device, env: Mapping[str, str]) -> dict[str, str | None]:
         "PYTHONUNBUFFERED": "1",
     }
     if device.memory_mb:
-        # A limit reserves its share at once; growth together with it makes TensorFlow raise. The
-        # limit wins.
+        # A limit reserves its share at once; TensorFlow raises if growth is set as well. The limit
+        # wins.
         set_["TF_FORCE_GPU_ALLOW_GROWTH"] = None
     elif device.kind == "gpu":
         set_["TF_FORCE_GPU_ALLOW_GROWTH"] = env.get("TF_FORCE_GPU_ALLOW_GROWTH", "true")

@@ -1,7 +1,7 @@
-"""The child's side of a GPU: take the one device that the environment gives, limit its memory, and
-prove it with real operations.
+"""The child's side of a GPU: takes the one device that the environment gives, limits its memory,
+and proves it with real operations.
 
-This module imports TensorFlow when `prove_device` is called; the launcher never calls it.
+`prove_device` imports TensorFlow; the launcher never calls it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common.system.errors import BadInput, is_out_of_memory
 
 log = logging.getLogger("device")
 
-# Loaded by TensorFlow's GPU build, by the CUDA 12 names.
+# The libraries that TensorFlow's GPU build loads, by their CUDA 12 names.
 _LIBRARIES = {
     "libcuda.so.1": "the NVIDIA driver",
     "libcudart.so.12": "nvidia-cuda-runtime-cu12",
@@ -38,8 +38,8 @@ _LIBRARIES = {
     "libcudnn.so.9": "nvidia-cudnn-cu12",
 }
 
-# Keras and TensorFlow Lite import these where they are installed, for wrappers, plots and
-# conversions that nothing here uses: a third of the time that TensorFlow takes to be imported.
+# Keras and TensorFlow Lite import these if they are installed, for wrappers, plots and conversions
+# that nothing here uses: a third of TensorFlow's import time.
 _NOT_NEEDED = ("sklearn", "pandas", "matplotlib", "jax")
 
 
@@ -63,7 +63,7 @@ class DeviceInfo:
 
 
 def import_tensorflow():
-    """TensorFlow, without what Keras would load besides; for a process's first import of it.
+    """Import TensorFlow without Keras's extras; call it for a process's first import of TensorFlow.
 
     ImportError as from `import tensorflow`.
     """
@@ -74,7 +74,7 @@ def import_tensorflow():
 
 @contextmanager
 def absent(names: tuple[str, ...]) -> Iterator[None]:
-    """Top-level packages that are as if not installed meanwhile; those already loaded stay."""
+    """Hide top-level packages while inside, as if not installed; loaded ones stay."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))
     try:
@@ -98,10 +98,10 @@ def prove_device(
 
     Args:
         expected: "gpu" or "cpu"; None: as the launcher's environment says, "cpu" without one.
-        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Less
-            where the driver takes more than the launcher left for it (`common.gpu.memory`).
-        whole_card: nothing else of this run is on the card, so that a small one may be taken at
-            once.
+        memory_limit_mb: hard limit; None: the environment's, else memory grows as needed. Reduced
+        if the driver takes more than the launcher left for it (`common.gpu.memory`).
+        whole_card: nothing else of this run uses the card, so a small one may be taken whole at
+        once.
         intra_threads, inter_threads: TensorFlow's CPU threads; 0 leaves its default.
         join: called once TensorFlow is configured, before its first operation.
 
@@ -197,7 +197,7 @@ def _refusal(visible: str | None, error: Exception, diagnosis: Callable[[], str]
 
 
 def _compute(tf, device: str) -> None:
-    """A 64 x 64 product of ones and a 3 x 3 box filter: answers known beforehand."""
+    """Compute a 64 x 64 product of ones and a 3 x 3 box filter, whose answers are known."""
     with tf.device(device):
         product = tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
         image = tf.nn.conv2d(tf.ones([1, 8, 8, 4]), tf.ones([3, 3, 4, 2]), 1, "VALID")
@@ -212,7 +212,7 @@ def _compute(tf, device: str) -> None:
 
 
 def _identify(visible: str | None) -> tuple[str, str]:
-    """(UUID, bus id) of the GPU in use: the driver's word, completed by NVML."""
+    """(UUID, bus id) of the GPU in use, from the driver, completed by NVML."""
     bare = cuda_identity()
     for gpu in list_gpus().gpus:
         if (bare and gpu.uuid.endswith(bare)) or (visible and gpu.uuid == visible):
@@ -221,7 +221,7 @@ def _identify(visible: str | None) -> tuple[str, str]:
 
 
 def versions(tf) -> dict[str, str]:
-    """Versions of TensorFlow and of the CUDA libraries, built for and found."""
+    """Versions of TensorFlow and of the CUDA libraries, both those built for and those found."""
     build = tf.sysconfig.get_build_info()
     found = {
         "tensorflow": tf.__version__,
@@ -242,7 +242,7 @@ def _runtime_version() -> str:
 
 
 def cudnn_version() -> str:
-    """Version of the cuDNN that this process loads, "" where there is none."""
+    """Version of the cuDNN that this process loads; "" if there is none."""
     lib = _load("libcudnn.so.9")
     if lib is None:
         return ""
@@ -252,8 +252,8 @@ def cudnn_version() -> str:
 
 
 def diagnose(tf) -> str:
-    """Why no GPU can be used: the CPU build, the libraries that do not load, or versions that do
-    not fit.
+    """Why no GPU can be used: the CPU build, libraries that do not load, or versions that do not
+    match.
     """
     build = tf.sysconfig.get_build_info()
     if not build.get("is_cuda_build"):
@@ -276,8 +276,8 @@ def diagnose(tf) -> str:
 
 
 def _load(name: str) -> ctypes.CDLL | None:
-    """A library by its name, as the process finds it, else from the nvidia wheels, where TensorFlow
-    looks by itself.
+    """A library by name, as the process finds it, else from the nvidia wheels, where TensorFlow
+    looks too.
     """
     places = [name]
     for root in (

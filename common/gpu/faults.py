@@ -1,5 +1,5 @@
-"""What an error of TensorFlow, XLA or CUDA says of the device that it came from: its memory ran
-out, it is lost, or it has given up the work of this process; in one line, with what to do.
+"""What an error of TensorFlow, XLA or CUDA means for its device: it ran out of memory, is lost, or
+has aborted this process's work; in one line, with what to do.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from common.system.errors import Hopeless, RunError, is_out_of_memory
 
-# The card, or the way to it: a process that begins anew does not get it back.
+# The card, or the way to it, is gone: a new process does not get it back.
 LOST = (
     *("CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC", "CUDA_ERROR_NVLINK_UNCORRECTABLE"),
     *("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR"),
     *("GPU is lost", "fallen off the bus", "CUDA_ERROR_SYSTEM_NOT_READY"),
 )
-# The process's context on it: nothing can be computed there any more, in a new process it can.
+# The process's context on the card is broken: only a new process can compute there.
 SPOILT = (
     *("CUDA_ERROR_ASSERT", "device-side assert", "CUDA_ERROR_ILLEGAL_", "illegal memory access"),
     *("CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure", "CUDA_ERROR_LAUNCH_TIMEOUT"),
@@ -28,12 +28,12 @@ _LINE = 200
 
 
 def told(error: BaseException, device: str, at: str, saved: str = "") -> RunError | None:
-    """What to say of an error, and whether a restart helps; None: it tells nothing of the device.
+    """Message for an error, and whether a restart helps; None: the error is not about the device.
 
     Args:
         device: in words, with its UUID.
-        at: what it was doing, "at step 7 of gpt".
-        saved: what stays, a sentence.
+        at: what the process was doing, "at step 7 of gpt".
+        saved: what remains, as a sentence.
     """
     if (line := _line_with(error, LOST)) is not None:
         return Hopeless(
@@ -49,7 +49,7 @@ def told(error: BaseException, device: str, at: str, saved: str = "") -> RunErro
         line = str(error).strip().splitlines()[0][:_LINE] if str(error).strip() else ""
         return Hopeless(
             f"out of memory on {device}, {at}{': ' if line else ''}{line}. The largest step fitted"
-            " before step 1, so somebody else has taken memory since (`nvidia-smi` lists who; on"
+            " before step 1, so another process has taken memory since (`nvidia-smi` lists it; on"
             " the host, `free -h`): end that, or set train.recompute=true; a smaller batch_size"
             f" needs a run of its own{saved}"
         )
@@ -63,7 +63,7 @@ def is_of_device(error: BaseException) -> bool:
 
 @contextmanager
 def in_words(device: Callable[[], str], at: Callable[[], str], saved=lambda: "") -> Iterator[None]:
-    """Errors of the device leave as `told` says them, without a traceback; others as they are."""
+    """Turn errors of the device into `told`'s message, without a traceback; pass others on."""
     try:
         yield
     except RunError:

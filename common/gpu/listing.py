@@ -1,4 +1,4 @@
-"""The GPUs of this machine as NVML lists them: no CUDA, no TensorFlow."""
+"""The GPUs of this machine as NVML lists them; loads neither CUDA nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listing:
 
 
 def list_gpus(nvml=None) -> Listing:
-    """Every GPU NVML knows, MIG slices in place of their card.
+    """Every GPU that NVML knows, with MIG slices in place of their card.
 
     No driver: an empty listing with the reason.
     """
@@ -69,7 +69,7 @@ def list_gpus(nvml=None) -> Listing:
 
 
 def _slices(nvml, card) -> list:
-    """The MIG devices of a card; [] where MIG is off or unknown."""
+    """The MIG devices of a card; [] if MIG is off or unknown."""
     try:
         if nvml.nvmlDeviceGetMigMode(card)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []

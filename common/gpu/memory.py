@@ -1,5 +1,5 @@
-"""How much of a card TensorFlow may take: what the driver takes beside it is measured on the card
-at hand and left free.
+"""How much of a card TensorFlow may take: the driver's own share is measured on this card and left
+free.
 
 The driver's part of a process is its context, made before TensorFlow starts and so measured
 exactly, and what comes later: libraries' kernels and workspaces, compiled programs, CUDA graphs
@@ -17,11 +17,10 @@ from common.gpu.listing import Gpu, list_gpus
 
 log = logging.getLogger(__name__)
 
-MEMORY = "GPU memory: "  # how the account begins in the log
+MEMORY = "GPU memory: "  # the account's first words in the log
 LATER_MB = 700
-# A card with less than this free is given to a trainer that is alone on it at once, but for the
-# driver's part. On a larger one its memory grows as needed: what it does not need stays free for
-# others.
+# A trainer alone on a card with less than this free takes all of it at once, except for the
+# driver's part. On a larger card its memory grows as needed: the rest stays free for others.
 TIGHT_MB = 32_000
 LEAST_FREE_MB = 150
 _LEAST_MB = 1024
@@ -29,15 +28,15 @@ _LEAST_MB = 1024
 
 @dataclass(frozen=True)
 class Context:
-    """This process's CUDA context on its one device: what it took, and what is free now, in MB."""
+    """This process's CUDA context on its one device: memory taken, and memory free, in MB."""
 
     took_mb: int
     free_mb: int
 
 
 def open_context() -> Context | None:
-    """Make the context that TensorFlow will use; None where the driver or NVML does not say what it
-    took.
+    """Create the context that TensorFlow will use; None if the driver or NVML does not report its
+    memory.
     """
     before = this_card()
     if before is None or not before.free_mb:
@@ -58,8 +57,8 @@ def limit_mb(given_mb: int | None, context: Context | None, whole_card: bool) ->
     """TensorFlow's hard limit; None: it grows as needed.
 
     Args:
-        given_mb: by the launcher, which left DRIVER_MB for this process's driver part.
-        whole_card: nothing else of this run is on the card.
+        given_mb: the launcher's limit, which leaves DRIVER_MB for this process's driver part.
+        whole_card: nothing else of this run uses the card.
     """
     if context is None:
         return given_mb
@@ -77,8 +76,8 @@ def this_card() -> Gpu | None:
 
 
 def cuda_identity() -> str:
-    """UUID of CUDA device 0 of this process, from the driver itself; "" where it cannot
-    be asked.
+    """UUID of this process's CUDA device 0, from the driver itself; "" if it cannot be
+    asked.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -102,19 +101,19 @@ class Account:
     card_mb: int
     free_mb: int
     limit_mb: int | None
-    step_mb: int  # what the largest step needs of TensorFlow's part
-    state_mb: int  # of that, what is there between steps
+    step_mb: int  # TensorFlow memory that the largest step needs
+    state_mb: int  # the part of it in use between steps
 
     def available_mb(self) -> int:
-        """What a step may need: TensorFlow's part, or what it holds between steps and the card has
-        free, but for the driver's.
+        """What a step may use: TensorFlow's part, or what it holds between steps plus what the card
+        has free, minus the driver's part.
         """
         if self.limit_mb is not None:
             return self.limit_mb
         return self.free_mb + max(self.step_mb, self.state_mb) - LATER_MB
 
     def rows(self, rows: int) -> int:
-        """How many rows of that step's length would fit."""
+        """How many rows of the largest step's length would fit."""
         available = self.available_mb()
         per_row = max(1.0, (self.step_mb - self.state_mb) / rows)
         return max(0, int((available - self.state_mb) * 0.97 / per_row))

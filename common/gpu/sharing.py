@@ -1,4 +1,4 @@
-"""What processes compute on, and how those that share a card divide its memory."""
+"""The devices that processes compute on, and how processes divide the memory of a shared card."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from common.gpu.listing import Gpu
 from common.system.errors import BadInput
 
-# Per process beside TensorFlow's limit: the context, libraries, programs. The child measures its
-# card and takes less where that is more.
+# Per process, in addition to TensorFlow's limit: the context, libraries, programs. The child
+# measures its card and lowers its limit if that needs more.
 DRIVER_MB = 1200
 
 
@@ -28,7 +28,7 @@ class Device:
 
     @property
     def card(self) -> str:
-        """What two devices are compared by: one card may have several entries in
+        """Identifies the card when comparing devices: one card may have several entries in
         CUDA_VISIBLE_DEVICES.
         """
         return self.gpu.uuid if self.gpu else self.visible
@@ -49,9 +49,9 @@ CPU = Device("cpu")
 
 @dataclass(frozen=True)
 class Devices:
-    """Where a run's processes go; `producers` are taken in turn. `notes` are lines for the user.
+    """The devices of a run's processes; `producers` are used in turn. `notes`: lines for the user.
 
-    `followers`: of the second trainer, the third and so on.
+    `followers`: those of the second trainer, the third and so on.
     """
 
     producers: tuple[Device, ...]
@@ -62,7 +62,7 @@ class Devices:
 
     @property
     def trainers(self) -> tuple[Device, ...]:
-        """Of all trainers."""
+        """The devices of all trainers."""
         return self.trainer, *self.followers
 
     @property
@@ -72,18 +72,18 @@ class Devices:
 
 
 class Sharing(Protocol):
-    """What dividing reads of a run's settings."""
+    """The settings that dividing reads."""
 
     gpu_memory_mb: int
     producers: Any  # .count
 
 
 def split_memory(devices: Devices, config: Sharing) -> Devices:
-    """Hard limits where producers share the trainer's card, so that neither can take the other's
-    memory later.
+    """Set hard limits where producers share the trainer's card, so that neither can take the
+    other's memory later.
 
     Producers together get a sixth of what is free (or `gpu_memory_mb` each), each process DRIVER_MB
-    beside that, the trainer the rest.
+    on top, the trainer the rest.
     """
     count = max(1, config.producers.count)
     shared = [
@@ -116,8 +116,8 @@ def split_memory(devices: Devices, config: Sharing) -> Devices:
     where, who = f"GPU {devices.trainer.index}", f"{len(shared)} producer(s)"
     if rest < 1024:
         raise BadInput(
-            f"{where} has {card.free_mb} of {card.memory_mb} MB free: after {who} of {cap} MB and"
-            f" the CUDA contexts the trainer is left {rest} MB. Free the card (nvidia-smi shows who"
+            f"{where} has {card.free_mb} of {card.memory_mb} MB free: {who} of {cap} MB and the"
+            f" CUDA contexts leave {rest} MB for the trainer. Free the card (nvidia-smi shows who"
             " uses it), lower gpu_memory_mb, or use --data-gpu cpu"
         )
     note = (

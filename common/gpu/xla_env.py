@@ -1,14 +1,13 @@
-"""XLA's settings for a process on a GPU, as environment variables: they are read once, when
-TensorFlow is loaded, and an unknown flag
-ends the process. CPU processes get none.
+"""XLA's settings for a process on a GPU, as environment variables: XLA reads them once, when
+TensorFlow loads, and an unknown flag ends the process. CPU processes get none.
 
-What the user has set stays; a flag that is there is not set again.
+The user's own flags stay and are not set again.
 
-What the autotuner finds is kept in a folder per process and version of TensorFlow: XLA checks
-neither the version of what it reads, nor does its way of writing stand several processes in one
-folder (openxla/xla docs/persisted_autotuning.md, marin-community/marin#8896).
+The autotuner's findings are kept in a folder per process and version of TensorFlow: XLA does not
+check the version of what it reads, and several processes must not write into one folder
+(openxla/xla docs/persisted_autotuning.md, marin-community/marin#8896).
 
-Left as they are: the autotuner's level (its default compares every candidate's output with the
+At their defaults: the autotuner's level (the default compares every candidate's output with the
 others', which costs time and finds kernels that compute something wrong; at level 0 stage 1's
 convolutions take 50 times as long, docs/measured.md), and its choice between code generators for
 fusions. `deterministic` runs need no flag: TensorFlow's op determinism tells
@@ -24,23 +23,23 @@ from pathlib import Path
 
 from common.gpu.choose import Device
 
-# the folder of XLA's cache, which has to exist before XLA looks for it: the child makes it
+# the folder of XLA's cache, which must exist before XLA looks for it: the child creates it
 CACHE = "XTTS_XLA_CACHE"
 
-# The autotuner tries Triton for every matrix product and takes cuBLAS in the end: 20 s of a
-# compilation for the same step time.
+# The autotuner tries Triton for every matrix product and chooses cuBLAS in the end: that costs a
+# compilation 20 s for the same step time.
 _FLAGS = {"--xla_gpu_enable_triton_gemm": "false"}
 _CACHE_FLAG = "--xla_gpu_per_fusion_autotune_cache_dir"
 
 
 def xla_env(env: Mapping[str, str], device: Device, cache: Path | None = None) -> dict[str, str]:
-    """XLA's part of a child's environment; empty for a child on the CPU, and where the user's
+    """XLA's part of a child's environment; empty for a child on the CPU, and if the user's
     XLA_FLAGS name a file of flags.
 
     Args:
         env: the parent's environment.
-        cache: where the autotuner's findings are kept: the next process compiles faster. None:
-            nowhere.
+        cache: where to keep the autotuner's findings, so that the next process compiles faster.
+        None: nowhere.
     """
     given = env.get("XLA_FLAGS", "").strip()
     if device.kind == "cpu" or (given and not given.startswith("-")):
@@ -55,7 +54,7 @@ def xla_env(env: Mapping[str, str], device: Device, cache: Path | None = None) -
 
 
 def cache_folder(run_dir: Path, process: str) -> Path:
-    """Where a run's process keeps what XLA's autotuner finds."""
+    """The folder where a run's process keeps XLA's autotuning results."""
     return run_dir / "cache" / "xla" / f"tensorflow-{_version()}" / process
 
 

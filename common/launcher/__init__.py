@@ -1,3 +1,3 @@
-"""The parent's side: what the command line says, who owns the run, and the processes that are
-started, watched and stopped.
+"""The parent's side: reads the command line, decides who owns the run, and starts, watches and
+stops the processes.
 """

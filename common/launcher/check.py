@@ -1,9 +1,9 @@
 """`launch.py check`: does this machine do what a run needs?
 
-One line per finding, with what to do where it fails.
+One line per finding, with advice where it fails.
 
-What needs TensorFlow runs in children, each pinned to its device as a run's processes are; the last
-findings come from a run of three steps, by the very code that trains.
+What needs TensorFlow runs in child processes, each pinned to its device as in a run. The last
+findings come from a run of three steps through the same code that trains.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def run(
     Returns:
         0 if everything is in order, else 2.
     """
-    # `devices: auto` would be content with the CPU; a check answers for GPUs unless the CPU is
-    # named.
+    # `devices: auto` would accept the CPU; a check is about GPUs unless the CPU is named.
     config = config.model_copy(update={"devices": "gpu"})
     failed = False
     for finding in _findings(config, train, tell, list_gpus() if listing is None else listing):
@@ -144,8 +143,8 @@ def _driver(config: Config, listing: Listing) -> Finding:
 
 
 def device_findings(role: str, device: Device, env: Mapping[str, str]) -> list[Finding]:
-    """Versions, the one visible device, a matrix product and a convolution there, as a child that
-    is pinned to it reports them.
+    """Versions, the one visible device, and a matrix product and a convolution on it, as reported
+    by a child process that is pinned to it.
     """
     what = f"{role} device"
     root = str(Path(__file__).resolve().parents[2])
@@ -194,8 +193,8 @@ def device_findings(role: str, device: Device, env: Mapping[str, str]) -> list[F
 
 
 def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> Iterator[Finding]:
-    """A run of three steps per stage, of the config's model and batch size, on its
-    longest clips.
+    """Train three steps per stage with the config's model and batch size, on clips of the
+    greatest length.
     """
     parent = config.run_dir.absolute().parent
     try:
@@ -227,7 +226,7 @@ def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> 
 
 
 def small_run(config: Config, folder: Path) -> Config:
-    """The config cut down to three steps on synthetic clips of the greatest length, in `folder`."""
+    """The config reduced to three steps on synthetic clips of the greatest length, in `folder`."""
     size, most = config.batching.batch_size, config.data.max_audio_s
     corpus = _clips(folder / "corpus", max(2 * size, config.dvae.batch_size), most)
     tree = config.model_dump()
@@ -238,12 +237,12 @@ def small_run(config: Config, folder: Path) -> Config:
     tree["batching"] |= {"buckets": 1, "positions_per_batch": None}
     tree["transport"] |= {"bind": "ipc"}
     tree["samples"], tree["trainers"] = {"count": 0}, {"count": 1}
-    tree["text"]["extend"] = None  # the check's own clips speak no new language
+    tree["text"]["extend"] = None  # the check's own clips contain no new language
     return Config.model_validate(tree)
 
 
 def _clips(folder: Path, count: int, seconds: float) -> Path:
-    """Tones with noise, the longest of `seconds`, with words to match."""
+    """Write `count` clips of tones and noise, the longest of `seconds`, with matching texts."""
     rng = np.random.default_rng(0)
     (folder / "wavs").mkdir(parents=True)
     rows = []
@@ -263,7 +262,7 @@ def _clips(folder: Path, count: int, seconds: float) -> Path:
 
 
 def _evidence(config: Config, devices: Devices, code: int, output: str) -> Iterator[Finding]:
-    """What the run's ledgers and channel log prove."""
+    """Findings from the run's ledgers and channel log."""
     run_dir = config.run_dir
     said = [line for line in output.splitlines() if "ERROR" in line or "killed" in line]
     why = _without_time(said[0]) if said else f"launch exit {code}"
@@ -282,8 +281,8 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
         yield Finding(
             False,
             "wire",
-            f"{wire}: {len(good)} batches arrived, {len(bad)} with another digest than they were"
-            f" sent with; {why}",
+            f"{wire}: {len(good)} batches arrived intact, {len(bad)} with another digest than they"
+            f" were sent with; {why}",
             _advice(why),
         )
     steps = [line for line in _jsonl(run_dir / "ledger.jsonl") if "step" in line]
@@ -310,8 +309,8 @@ def _evidence(config: Config, devices: Devices, code: int, output: str) -> Itera
 
 
 def _memory(log: Path) -> str:
-    """What the trainer said of the largest step's memory and of how many rows would fit; "" on a
-    CPU.
+    """What the trainer reported about the largest step's memory and how many rows would fit; "" on
+    a CPU.
     """
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     said = [

@@ -13,7 +13,7 @@ from common.system.errors import BAD_INPUT, OK, BadInput
 
 
 def say(ok: bool, what: str, detail: str, advice: str = "") -> None:
-    """One finding (`common.launcher.check.Finding`)."""
+    """Print one finding (`common.launcher.check.Finding`)."""
     sys.stdout.write(
         json.dumps({"ok": ok, "what": what, "detail": detail, "advice": advice}) + "\n"
     )
@@ -21,7 +21,7 @@ def say(ok: bool, what: str, detail: str, advice: str = "") -> None:
 
 
 def main(role: str) -> int:
-    """Versions, then the device; returns the exit code."""
+    """Report versions, then the device; return the exit code."""
     expected = os.environ.get(DEVICE, "cpu")
     try:
         from common.gpu.device import import_tensorflow, prove_device, versions

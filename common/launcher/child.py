@@ -1,5 +1,5 @@
-"""Processes as the supervisor holds them: how one is described, started, watched and killed; and
-one adopted from elsewhere.
+"""Child processes of the supervisor: how one is described, started, watched and killed, and how
+one started elsewhere is adopted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.system.lifecycle import PARENT_FD, SUPERVISOR
 from common.system.lock import Holder, identity, is_alive
 
 LEAVE_S = 10.0
-LOG_BYTES = 64 << 20  # a log that is longer begins anew; what it held stays as LOG.1
+LOG_BYTES = 64 << 20  # a longer log starts over; its old content stays in LOG.1
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,18 @@ class ProcessSpec:
     log: Path
     env: Mapping[str, str | None] = field(default_factory=dict)
     device: str = ""  # in words, for the start-up lines
-    main: bool = False  # its end with 0 is the program's
+    main: bool = False  # when it exits with 0, the program is done
     restarts: int = 3
-    # restarts are forgotten at a higher step in its status, else at a batch or after ten minutes
+    # whether progress, which clears its failures, is a higher step in its status; else it is a
+    # batch or ten minutes of work
     by_steps: bool = False
     grace_s: float = 5.0  # between SIGTERM and SIGKILL
-    # instead of grace_s while its status says "saving", or as long as that says a save may take
+    # instead of grace_s while its status says "saving"; longer if the status asks for longer
     save_s: float = 0.0
-    leave_s: float = LEAVE_S  # once the main process is done
-    optional: bool = False  # without it the program goes on: its failures are told, nothing more
-    lock: Path | None = None  # held by this process; another holder is adopted instead of raced
-    # Name of the process with which this one starts and ends: neither goes on without the other.
+    leave_s: float = LEAVE_S  # to leave once the main process is done
+    optional: bool = False  # the program goes on without it, and only reports its failures
+    lock: Path | None = None  # held by this process; another holder is adopted
+    # The process that this one starts and ends with: neither goes on without the other.
     leader: str = ""
 
 
@@ -102,20 +103,20 @@ class Running:
         return self._popen.poll()
 
     def ask_to_leave(self) -> None:
-        """SIGTERM; SIGCONT, because a stopped process takes no other signal than SIGKILL."""
+        """Send SIGTERM, and SIGCONT because a stopped process takes no other signal but SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self._popen.send_signal(signal.SIGTERM)
             self._popen.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL to the process and whatever it started."""
+        """Send SIGKILL to the process and everything it started."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
 class Adopted:
-    """A process started by somebody else, watched by pid and creation time; its exit code comes
+    """A process that something else started, watched by pid and creation time; its exit code comes
     from its status file.
     """
 
@@ -154,14 +155,14 @@ class Adopted:
 
 
 def rotate(log: Path) -> None:
-    """A log that is too long moves to LOG.1 and begins anew, under the processes that append to it.
+    """Move a log that is too long to LOG.1 and start it over while processes append to it.
 
-    What they write between the last look and the cut, some microseconds, is lost.
+    What they write between the last read and the cut, some microseconds, is lost.
     """
     aside = log.with_name(f"{log.name}.1")
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{aside}.new")  # of a launcher that was killed over its copy
+            os.unlink(f"{aside}.new")  # of a launcher that was killed while copying
         if log.stat().st_size <= LOG_BYTES:
             return
         with open(log, "rb") as old, open(f"{aside}.new", "wb") as new:
@@ -175,9 +176,9 @@ def rotate(log: Path) -> None:
 
 
 def reap_strays(own: set[int]) -> None:
-    """Take the exit codes of processes that the kernel gave to the launcher: what its children
-    started and left behind, where the launcher is a container's first process. Others than those in
-    `own`, which their owners wait for.
+    """Reap processes that the kernel gave to the launcher: what its children started and left
+    behind, where the launcher is a container's first process. Leaves those in `own` to their
+    owners, who wait for them.
     """
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,4 +1,4 @@
-"""The command config: what the settings mean."""
+"""The command config: explain the settings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from common.system.errors import OK, BadInput
 
 WORDS = ("KEY", "a setting or a section: train, train.keep")
 FLAGS = {
-    "--schema": {"action": "store_true", "help": "print the JSON schema of files of settings"},
+    "--schema": {"action": "store_true", "help": "print the JSON schema of settings files"},
     "--page": {"action": "store_true", "help": "print docs/settings.md"},
 }
 
 
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """Print what is asked for."""
+    """Print what the flags ask for."""
     if args.schema + args.page + bool(args.settings) > 1:
         raise BadInput("keys, --schema and --page exclude each other; give one")
     if args.schema or args.page:

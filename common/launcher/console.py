@@ -24,9 +24,9 @@ from common.system import logs, status
 from common.system.status import Status, duration
 
 PLAIN_EVERY_S = 5.0
-PLAIN_AGAIN_S = 10.0  # where nothing has changed but the time
+PLAIN_AGAIN_S = 10.0  # when nothing has changed but the time
 PLAIN_ALONE_AGAIN_S = 60.0  # of an added producer, which may be idle for hours
-QUIET_S = 10.0  # without a step, the last rate and the time left say nothing any more
+QUIET_S = 10.0  # without a step for so long, the last rate and the time left mean nothing
 DRAW_EVERY_S = 0.5
 BAR_WIDTH, LEAST_BAR = 24, 6
 READ_EVERY_S = 0.3
@@ -64,7 +64,7 @@ class LogTail:
 class Console:
     """Implements `common.launcher.supervise.View`.
 
-    Use as a context manager: the terminal is given back at its end.
+    Use as a context manager: it restores the terminal at the end.
 
     Args:
         out: where to print; a terminal gets the bar.
@@ -105,11 +105,11 @@ class Console:
             self._guard(self._live.stop)
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Print a line of the launcher's own."""
         self._print(f"{time.strftime('%H:%M:%S')} {text}")
 
     def tick(self) -> None:
-        """Read the logs and draw, when it is time."""
+        """Read the logs and redraw, when it is time."""
         now = self._clock()
         if now - self._read_at >= READ_EVERY_S:
             self._read_at = now
@@ -131,7 +131,7 @@ class Console:
             self.say(progress_line(statuses, now - self._began))
 
     def stopping(self) -> None:
-        """From here on at most a screenful: the rest is in the logs."""
+        """Print at most one screen from here on: the rest is in the logs."""
         self._show_alarms(self._clock())
         self._budget = LINES_AT_STOP
         if self._live is not None:
@@ -139,7 +139,7 @@ class Console:
             self._live = None
 
     def failure(self, spec: ProcessSpec, offset: int) -> None:
-        """A process ended badly. If it said no error of its own, show the end of its log."""
+        """Report a process that failed. If it printed no error itself, show the end of its log."""
         self._show_alarms(self._clock())
         if spec.name in self._alarmed:
             self._alarmed.discard(spec.name)
@@ -227,8 +227,8 @@ class Console:
 
 
 def progress_line(statuses: list[Status], elapsed_s: float) -> str:
-    """Where a run stands, in one line: the trainer's numbers, or who is doing what before there are
-    any.
+    """Where a run stands, in one line: the trainer's numbers, or before there are any, what each
+    process is doing.
     """
     trainer = next((s for s in statuses if s.role == "trainer"), None)
     if trainer is None or trainer.step == 0 and trainer.phase != "training":
@@ -239,7 +239,7 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
         + (f"/{trainer.max_steps}" if trainer.max_steps else "")
     ]
     still_s = trainer.age_s if trainer.time else 0.0
-    if trainer.phase == "training" and still_s > QUIET_S:  # its rates are of before
+    if trainer.phase == "training" and still_s > QUIET_S:  # its rates are from before
         return "  ".join([*parts, f"no step for {still_s:.0f} s", *_stopped(statuses)])
     if trainer.phase != "training":
         parts.append(_doing(trainer))
@@ -257,19 +257,19 @@ def progress_line(statuses: list[Status], elapsed_s: float) -> str:
 
 
 def _stopped(statuses: list[Status]) -> list[str]:
-    """Who does not work because a signal stopped it."""
+    """One line for each process that a signal has stopped."""
     found = []
     for s in statuses:
         try:
             if psutil.Process(s.pid).status() == psutil.STATUS_STOPPED:
                 found.append(f"{s.name} is stopped (kill -CONT {s.pid} lets it go on)")
-        except psutil.Error:  # gone meanwhile
+        except psutil.Error:  # it has ended since
             continue
     return found
 
 
 def _doing(s: Status) -> str:
-    """The phase, with what is known of it."""
+    """The phase, with its details."""
     if s.role == "producer" and s.phase == "idle":
         return "waits for a trainer"
     if not s.message or s.message.startswith(s.phase):

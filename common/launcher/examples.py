@@ -1,4 +1,4 @@
-"""Two examples of every command, shown by its --help; a test tries that they are accepted."""
+"""Two examples for every command, shown by its --help; a test checks that they are accepted."""
 
 EXAMPLES = {
     "train": (

@@ -1,8 +1,8 @@
-"""`launch.py finetune FOLDER`: from a folder of recordings to a voice, by the commands that anybody
-could call: transcribe, split, scan, train, report, export-coqui.
+"""`launch.py finetune FOLDER`: from a folder of recordings to a voice, through commands that you
+can also run yourself: transcribe, split, scan, train, report, export-coqui.
 
-Each is printed before it is called. Each resumes, so that the same command goes on where it was
-stopped; a run that is there already goes on with the settings that were chosen when it began.
+Each is printed before it runs. Each resumes, so the same command goes on where it was stopped; an
+existing run goes on with the settings that were chosen when it began.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from common.run.settings import Config
 from common.run.settings_text import as_yaml, read_yaml
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput
 
-WORDS = ("FOLDER", "the recordings, then settings that shall be as you say: train.epochs=5")
+WORDS = ("FOLDER", "the recordings, then settings of your own choice: train.epochs=5")
 TABLE = ("--run", "--data-gpu", "--model-gpu")  # of the table of flags
 FLAGS: dict[str, dict] = {
     "--weights": {
         "metavar": "FOLDER",
-        "help": "what to begin with: pretrained/, Coqui's folder, or a run (default: nothing)",
+        "help": "what to start from: pretrained/, Coqui's folder, or a run (default: nothing)",
     },
-    "--language": {"metavar": "L", "required": True, "help": "what is spoken: fa, en, de"},
+    "--language": {"metavar": "L", "required": True, "help": "the language spoken: fa, en, de"},
     "--out": {
         "metavar": "FOLDER",
         "required": True,
-        "help": "the folder to make, for any Coqui tool",
+        "help": "the folder to write, for any Coqui tool",
     },
     "--recogniser": {
         "metavar": "DIR",
-        "help": "writes down recordings without a text: a Whisper model for CTranslate2",
+        "help": "transcribes recordings without a text: a Whisper model for CTranslate2",
     },
 }
-SHOWN_S = 12  # lines of what a scan warns about
+SHOWN_S = 12  # lines shown of a scan's warnings
 _REJECTS = 5
-# What the choice of settings rests on, and a run is compared by when it goes on.
+# What the choice of settings depends on; an existing run must agree in it to go on.
 _BY_FLAG = {
     "model.weights": "--weights",
     "data.language": "--language",
@@ -61,7 +61,7 @@ _BY_FLAG = {
 
 
 class Recordings(Protocol):
-    """What lies in the folder (producer.corpus.recordings.sort.Sorted)."""
+    """What the folder contains (producer.corpus.recordings.sort.Sorted)."""
 
     layout: str
     clips: Sequence[Path]
@@ -71,7 +71,7 @@ class Recordings(Protocol):
 
 @dataclass(frozen=True)
 class Tools:
-    """What launch.py lends: its command line, and what the producer's side knows of files."""
+    """What launch.py passes in: its command line, and the producer's knowledge of files."""
 
     call: Callable[[list[str]], int]
     sort: Callable[[Path], Recordings]
@@ -81,7 +81,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for, checked."""
+    """What the command line asks for, checked."""
 
     folder: Path
     weights: str | None
@@ -89,11 +89,11 @@ class Job:
     out: Path
     run: Path
     recogniser: str | None
-    own: tuple[str, ...]  # settings of the user's, which win
+    own: tuple[str, ...]  # the user's own settings, which win
 
     @classmethod
     def of(cls, args: argparse.Namespace, tools: Tools) -> Job:
-        """BadInput: not one folder, an unknown language or setting, weights that are none."""
+        """BadInput: not one folder, an unknown language or setting, no weights at --weights."""
         folders = [w for w in args.settings if "=" not in w or Path(w).expanduser().is_dir()]
         if len(folders) != 1:
             raise BadInput(f"finetune takes one folder of recordings, not {len(folders)}")
@@ -122,7 +122,7 @@ class Job:
 
 
 def run(args: argparse.Namespace, tell: Callable[[str], None], tools: Tools) -> int:
-    """Every stage in turn; returns the exit code of the one that did not end well, or 0."""
+    """Run every stage in turn; return the exit code of the first that failed, or 0."""
     job = Job.of(args, tools)
     stages = _Stages(job, tell, tools)
     for stage in (stages.prepare, stages.train, stages.report, stages.export):
@@ -137,14 +137,14 @@ def run(args: argparse.Namespace, tell: Callable[[str], None], tools: Tools) -> 
 class _Stages:
     def __init__(self, job: Job, tell: Callable[[str], None], tools: Tools):
         self._job, self._tell, self._tools = job, tell, tools
-        self._train: list[str] = []  # the command line of the training
+        self._train: list[str] = []  # the command line that trains
 
     def prepare(self) -> int:
-        """Cut and write down what needs it, scan, choose."""
+        """Cut and transcribe what needs it, scan, choose settings."""
         job, found = self._job, self._tools.sort(self._job.folder)
         existing = job.run / "identity.json"
         if found.bare and job.recogniser:
-            self._head(f"write down {len(found.bare)} recordings without a text")
+            self._head(f"transcribe {len(found.bare)} recordings without a text")
             where = [str(job.folder), "--model", job.recogniser, "--language", job.language]
             code = self._call(["transcribe", *where])
             if code != OK:
@@ -153,12 +153,12 @@ class _Stages:
         if not (found.layout or found.clips or found.segmented):
             raise BadInput(
                 f"{job.folder}: none of {len(found.bare)} recordings has a text (x.txt) or"
-                " subtitles (x.srt) beside it; --recogniser DIR, a Whisper model, writes them down"
+                " subtitles (x.srt) beside it; --recogniser DIR, a Whisper model, transcribes them"
             )
         if found.bare:
             self._tell(
                 f"left out: {len(found.bare)} recordings without a text (first {found.bare[0]});"
-                " --recogniser DIR writes them down"
+                " --recogniser DIR transcribes them"
             )
         clips = Path(f"{job.run}-clips")
         if found.segmented:
@@ -186,7 +186,7 @@ class _Stages:
         if new:
             data.append(f"text.extend={{languages: [{job.language}], tokens: 1000}}")
         base = "finetune_xtts" if job.weights is not None else "ljspeech"
-        self._head("look at every recording: what can be trained on")
+        self._head("check every recording: which can be trained on")
         page = Path(f"{job.run}-scan.html")
         page.parent.mkdir(parents=True, exist_ok=True)
         argv = ["scan", "--config", str(_config(base)), *_without(data, job.own), *job.own]
@@ -219,7 +219,7 @@ class _Stages:
         return OK
 
     def _go_on(self, sources: str) -> list[str]:
-        """The command line for the run that is there. BadInput: it is of something else."""
+        """The command line for an existing run. BadInput: the run is of something else."""
         job = self._job
         there = recorded_settings.load(job.run / "config.yaml")
         now = config_module.parse({"data": {"train": read_yaml(sources, "data.train")}})
@@ -242,12 +242,12 @@ class _Stages:
         return self._call(self._train)
 
     def report(self) -> int:
-        """The page of the run."""
+        """Write the run's page."""
         self._head("report")
         return self._call(["report", "--run", str(self._job.run)])
 
     def export(self) -> int:
-        """The folder, where there is a vocoder to go with it."""
+        """Write Coqui's folder, if there is a vocoder to go with it."""
         job = self._job
         if beginning.pieces_of(job.run) is None:
             self._tell(f"no vocoder, so no folder for Coqui in {job.out}: the voice is {job.run}")
@@ -260,7 +260,7 @@ class _Stages:
         self._tell(f"\n== {text}")
 
     def _call(self, argv: list[str], printed: io.StringIO | None = None) -> int:
-        """Say it, call it; its output goes to `printed` where that is given."""
+        """Print the command and run it; its output goes to `printed` if given."""
         self._tell(f"$ python launch.py {shlex.join(argv)}")
         with contextlib.redirect_stdout(printed) if printed else contextlib.nullcontext():
             code = self._tools.call(argv)
@@ -282,7 +282,7 @@ def _config(name: str) -> Path:
 
 
 def _without(settings: Sequence[str], own: Sequence[str]) -> list[str]:
-    """The settings that the user does not set."""
+    """The settings that the user has not set."""
     keys = {o.partition("=")[0] for o in own}
     return [s for s in settings if s.partition("=")[0] not in keys]
 
@@ -318,7 +318,7 @@ def _scan_lines(scan: dict, page: Path) -> list[str]:
 
 
 def speaking(job: Job) -> list[str]:
-    """How one speaks with the voice: lines to copy."""
+    """How to speak with the voice: lines to copy."""
     with Manifest.open(job.run / "manifest.sqlite", check=False) as manifest:
         held = [i for i, split in enumerate(manifest.columns()["split"]) if split == EVAL] or [0]
         utterance = next(iter(manifest.utterances(held[:1])))

@@ -1,5 +1,5 @@
-"""Settings for `launch.py finetune`, with the reason for each: from what a scan found, the card,
-and what the run begins with.
+"""Settings for `launch.py finetune`, with the reason for each: derived from the scan, the card, and
+what the run starts from.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from dataclasses import dataclass
 from common.gpu.choose import Device
 from common.system.errors import BadInput
 
-RECIPE = 252  # utterances a step, in XTTS's own recipe; its learning rate goes with it
+RECIPE = 252  # utterances per step, in XTTS's own recipe; its learning rate belongs to it
 BUCKETS = 8
-BATCHES_A_BUCKET = 4  # fewer, and short batches cost more than padding does
-FEW_HOURS = 10.0  # below, a model from nothing knows the recordings by heart before it can read
-SHORT_S = 6.0  # a clip's own conditioning cut of 3 to 6 s would leave little of it to learn
-LOOKS = 20  # evaluations, and checkpoints, of a run
-# Memory of the step at XTTS's size: GB without rows, and GB a row, by lines through what was
-# measured (docs/memory.md).
+BATCHES_A_BUCKET = 4  # with fewer, short batches cost more than padding
+FEW_HOURS = 10.0  # below this, a model from nothing memorises the recordings before it can read
+SHORT_S = 6.0  # a conditioning cut of 3 to 6 s of the clip itself would leave little to learn
+LOOKS = 20  # evaluations and checkpoints in a run
+PATIENCE = 5  # of them in a row
+# Memory of the step at XTTS's size: GB without rows, and GB per row, fitted to measurements
+# (docs/memory.md).
 PLAIN, RECOMPUTED = (7.4, 0.43), (6.4, 0.119)
 DRIVER_GB = 1.5
-FEWEST_PLAIN = 28  # rows; where fewer fit, computing blocks again is the faster way
-# Below so many hours: epochs over them.
+FEWEST_PLAIN = 28  # rows; where fewer fit, recomputing blocks is faster
+# Epochs by hours: (below so many hours, epochs).
 EPOCHS = ((0.5, 60), (2.0, 40), (10.0, 20), (float("inf"), 10))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Settings that were chosen together, and why."""
+    """Settings chosen together, and why."""
 
     settings: tuple[str, ...]
     why: str
@@ -35,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """What decides: clips that are trained on, hours, a typical clip's seconds, characters."""
+    """What decides: the clips to train on, hours, a typical clip's seconds, characters."""
 
     clips: int
     hours: float
@@ -44,7 +45,7 @@ class Found:
 
     @classmethod
     def of(cls, scan: dict) -> Found:
-        """From what `scan --json` prints."""
+        """Built from the output of `scan --json`."""
         characters = {c for of in scan["alphabet"].values() for c in of}
         median = scan["histograms"].get("seconds", {}).get("median", 0.0)
         return cls(scan["train"], scan["hours"], median, len(characters))
@@ -53,12 +54,12 @@ class Found:
 def choose(
     found: Found, trainer: Device, shared: bool, begins: bool, new_language: bool
 ) -> tuple[str, list[Choice]]:
-    """(name of the file in configs/, what is set besides).
+    """(name of the file in configs/, further settings).
 
     Args:
-        shared: the producers use the trainer's card, too.
-        begins: with weights; else from nothing.
-        new_language: the weights' vocabulary has not met it.
+        shared: the producers use the trainer's card too.
+        begins: whether the run starts from weights; else from nothing.
+        new_language: whether the weights' vocabulary lacks the language.
     """
     base, chosen = (
         ("finetune_xtts", _tuning(found, trainer, shared, new_language))
@@ -78,8 +79,8 @@ def _for_any(found: Found) -> list[Choice]:
     ]
     if found.median_s < SHORT_S:
         why = (
-            f"half of the clips are shorter than {found.median_s:.1f} s: a conditioning clip of"
-            " their own would hide most of them from the loss"
+            f"half of the clips are shorter than {found.median_s:.1f} s: a conditioning clip cut"
+            " from them would hide most of them from the loss"
         )
         chosen.append(Choice(("batching.prompt=speaker",), why))
     return chosen
@@ -111,19 +112,24 @@ def _tuning(found: Found, trainer: Device, shared: bool, new_language: bool) -> 
         *chosen,
         Choice(
             (f"train.epochs={epochs}",),
-            f"a rule of thumb for {hours(found.hours)}{doubled}: {per_epoch * epochs} steps;"
-            " the best checkpoint by the held-out clips is what counts",
+            f"a rule of thumb for {hours(found.hours)}{doubled}: {per_epoch * epochs} steps at"
+            " most; the best checkpoint by the held-out clips is what counts",
         ),
         _looks(every),
+        Choice(
+            (f"train.patience={PATIENCE}",),
+            f"{PATIENCE} of them in a row without a better one end it: from there on the clips are"
+            " learnt by heart",
+        ),
     ]
 
 
 def _rows_that_fit(trainer: Device, shared: bool) -> tuple[int, bool, str]:
-    """(rows at once, whether blocks are computed again, why)."""
+    """(rows at once, whether blocks are recomputed, why)."""
     if trainer.gpu is None:
         if trainer.kind == "cpu":
             return 4, False, "no GPU: few rows at once keep a CPU's caches busy enough"
-        return 12, False, "nobody can tell the card's memory: as in configs/finetune_xtts.yaml"
+        return 12, False, "the card's memory is unknown: as in configs/finetune_xtts.yaml"
     total = trainer.gpu.memory_mb / 1024
     usable = (total - DRIVER_GB) * (5 / 6 if shared else 1)
     fit = [int(0.95 * (usable - fixed) / row) for fixed, row in (PLAIN, RECOMPUTED)]
@@ -135,7 +141,7 @@ def _rows_that_fit(trainer: Device, shared: bool) -> tuple[int, bool, str]:
     recompute = fit[0] < FEWEST_PLAIN
     rows = max([n for n in range(1, 127) if RECIPE % n == 0 and n <= fit[recompute]], default=1)
     beside = ", shared with the producer" if shared else ""
-    again = ", with blocks computed again in the backward pass" if recompute else ""
+    again = ", with blocks recomputed in the backward pass" if recompute else ""
     return rows, recompute, f"{trainer.gpu.name}, {total:.0f} GB{beside}: what fits{again}"
 
 
@@ -144,7 +150,7 @@ def _rows_that_fit(trainer: Device, shared: bool) -> tuple[int, bool, str]:
 
 def _from_nothing(found: Found, trainer: Device) -> tuple[str, list[Choice]]:
     if trainer.kind == "cpu":
-        why = "a CPU trains this size alone: enough to hear that all works, no more"
+        why = "the only size for a CPU: enough to hear that everything works, no more"
         batch = max(1, min(8, found.clips // BATCHES_A_BUCKET))
         return "demo", [
             Choice(("model.size=tiny", f"batching.batch_size={batch}"), why),
@@ -159,9 +165,7 @@ def _from_nothing(found: Found, trainer: Device) -> tuple[str, list[Choice]]:
         return "ljspeech", [sizes, _buckets(found.clips, batch)]
     return "speech", [
         sizes,
-        Choice(
-            ("data.max_audio_s=11.6",), "XTTS's own limit, instead of that of the measured corpus"
-        ),
+        Choice(("data.max_audio_s=11.6",), "XTTS's own limit, instead of the measured corpus's"),
         Choice(
             (f"text.vocab_size={max(96, found.characters + 64)}", "samples.count=4"),
             f"little more than the {found.characters} characters: every token is met often",
@@ -185,32 +189,32 @@ def _looks(every: int) -> Choice:
             f"train.save_every={every}",
             f"samples.every={every}",
         ),
-        f"{LOOKS} times in all it is judged, saved and spoken",
+        f"it is evaluated, saved and sampled {LOOKS} times in all",
     )
 
 
 def promise(found: Found, trainer: Device, begins: bool, new_language: bool) -> list[str]:
-    """What so many hours can give, in honest lines."""
+    """What to expect from so many hours, in honest lines."""
     have = f"{found.clips} clips, {hours(found.hours)}"
     if begins:
         lines = [f"{have}: the weights bring the speech, your recordings the voice."]
         if new_language:
             lines.append(
-                "The language is new to these weights: it has to be learnt from your recordings"
-                " alone. How many hours that takes was not measured here; minutes are too few."
+                "The language is new to these weights: they have to learn it from your recordings"
+                " alone. How many hours that takes was not measured; minutes are too few."
             )
         if trainer.kind == "cpu":
             lines.append("There is no GPU: at XTTS's size a CPU is too slow to get anywhere.")
         return lines
-    lines = [f"{have}, from nothing: all of speech has to be learnt from them."]
+    lines = [f"{have}, from nothing: the model has to learn all of speech from them."]
     if trainer.kind == "cpu":
         lines.append("On a CPU the tiny size is trained: it babbles, and shows that all works.")
     elif found.hours < 1:
-        lines.append("Expect babble in the voice's tone. Begin with weights (docs/fine-tuning.md).")
+        lines.append("Expect babble in the voice's tone. Start from weights (docs/fine-tuning.md).")
     elif found.hours < FEW_HOURS:
         lines.append(
-            "2.3 h of one synthetic voice came to 25 to 27 % of the words misunderstood, where the"
-            " recordings themselves had 22 % (docs/measured.md); a real voice is harder."
+            "After 2.3 h of one synthetic voice, 25 to 27 % of the words were misunderstood; of the"
+            " recordings themselves, 22 % (docs/measured.md). A real voice is harder."
         )
     else:
         lines.append(
@@ -218,14 +222,14 @@ def promise(found: Found, trainer: Device, begins: bool, new_language: bool) -> 
             " 1.19 times (docs/measured.md); a real voice is harder."
         )
     lines.append(
-        "There is no vocoder without weights: it sounds metallic (Griffin-Lim), and no folder for"
-        " Coqui can be written."
+        "Without weights there is no vocoder: the voice sounds metallic (Griffin-Lim), and no"
+        " folder for Coqui can be written."
     )
     return lines
 
 
 def hours(value: float) -> str:
-    """Hours, or minutes where they are few."""
+    """Hours in words; minutes or seconds where they are few."""
     return (
         f"{value:.1f} h"
         if value >= 1

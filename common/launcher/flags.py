@@ -1,5 +1,5 @@
 """The command line's flags: one table from flag to config key, the parser built from it, and the
-`key=value` settings they amount to.
+`key=value` settings that they stand for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Flag:
     text: bool = False  # the value is text even where it looks like a number
     several: bool = False  # may be repeated: a list
     clears: str = ""
-    value: str = "N"  # what --help shows in its place
+    value: str = "N"  # what --help shows for the value
 
 
 FLAGS = (
@@ -106,7 +106,7 @@ ANSWERED = {
     "--resume": (False, "always on: an existing run of the same identity resumes"),
 }
 
-# launch.py's table, for the nearest name to a misspelt one.
+# launch.py's table of commands, to find the nearest name to a misspelt one.
 COMMANDS = (
     "train", "finetune", "trainer", "producer", "bundle", "scan", "split", "transcribe", "check",
     "profile", "status", "stop", "serve", "report", "config", "synthesize", "import-coqui",
@@ -115,14 +115,14 @@ COMMANDS = (
 
 
 class Override(str):
-    """A `key=value` text that knows the flag it came from; "" for a setting."""
+    """A `key=value` text, with the flag it came from; "" for a setting."""
 
     flag: str = ""
 
 
 class _Once(argparse.Action):
-    """Stores a value, as argparse's own `store`, but does not drop that of an earlier flag of the
-    same name.
+    """Stores a value as argparse's own `store` does, but refuses to replace the value of an earlier
+    flag of the same name.
     """
 
     def __call__(self, parser, namespace, values, option_string=None):
@@ -174,8 +174,8 @@ def build(
 
     Args:
         examples: shown below the flags.
-        words: what arguments without a flag are called, and what they mean; None: there are none,
-        and no `--config`, either.
+        words: name and meaning of the arguments without a flag; None: there are none, and no
+        `--config` either.
     """
     parser = Parser(
         prog=prog,
@@ -201,7 +201,7 @@ def build(
                 help=f"{flag.help}  [{flag.key}]",
             )
     if names is None:
-        for name, (takes_value, _) in ANSWERED.items():  # answered, but nothing to look for
+        for name, (takes_value, _) in ANSWERED.items():  # accepted, but not listed by --help
             kind = {} if takes_value else {"action": "store_true"}
             group.add_argument(name, dest=_dest(name), help=argparse.SUPPRESS, **kind)
     return parser
@@ -210,7 +210,7 @@ def build(
 def _add_settings(parser: Parser, words: tuple[str, str]) -> None:
     if words == KEY_VALUE:
         which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
-        parser.add_argument("--config", metavar="FILE", help=f"file of settings (default: {which})")
+        parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {which})")
     parser.add_argument("settings", nargs="*", metavar=words[0], help=words[1])
 
 
@@ -219,15 +219,15 @@ def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
 
     BadInput: anything the parser does not know, a flag given twice.
     """
-    # A misspelt command is told before its flags are, which the parser that runs in its place does
-    # not know.
+    # Report a misspelt command before its flags: the parser that runs in its place does not know
+    # them.
     if parser.prog == "launch.py" and argv and not argv[0].startswith("-") and "=" not in argv[0]:
         raise _no_setting(argv[0])
     return parser.parse_intermixed_args(argv)
 
 
 def overrides(args: argparse.Namespace) -> list[Override]:
-    """The `key=value` overrides that flags and settings amount to.
+    """The `key=value` overrides that flags and settings stand for.
 
     Raises:
         BadInput: a key is set twice, or a section as a whole after a key of it.
@@ -249,7 +249,7 @@ def overrides(args: argparse.Namespace) -> list[Override]:
         if not eq:
             raise _no_setting(setting)
         _once(by, key, setting)
-        # `run=007` and `data_gpu=0` are texts, as with the flags.
+        # `run=007` and `data_gpu=0` are texts, as the flags' values are.
         result[key] = (
             as_yaml(value)
             if _is_text(key) and value not in ("", "null", "~") and value[0] not in "\"'[{"
@@ -316,12 +316,12 @@ class Command:
 
 
 def switch(text: str) -> dict:
-    """The options of a flag without a value."""
+    """argparse's options for a flag without a value."""
     return {"action": "store_true", "help": text}
 
 
 def version(root: Path) -> str:
-    """This project's version, by pyproject.toml in `root`, and TensorFlow's without loading it."""
+    """This project's version from pyproject.toml in `root`, and TensorFlow's without loading it."""
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
     ours = re.search(r'^version = "([^"]+)"', text, re.M)[1]
     found = {n: v for n in ("tensorflow", "tensorflow-cpu") if (v := _installed(n))}

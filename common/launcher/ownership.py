@@ -1,5 +1,5 @@
-"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), a name
-for each added producer.
+"""Who may do what with a run folder: one launcher (RUN/launch.lock), one trainer (RUN/lock), and a
+name for each added producer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STOP_WAIT_S = 45.0
 
 @contextlib.contextmanager
 def own_run(run_dir: Path) -> Iterator[lock.Holder | None]:
-    """Be the run's launcher while inside; gives the trainer that is at work there already, of a
-    launcher of its own.
+    """Be the run's launcher while inside. Yields the trainer that is already at work there under
+    another launcher, or None.
 
     A folder made for a run that could not be created is removed again.
 
     Raises:
-        BadInput: another launcher works there; the message names it. Or the folder was made from a
-        bundle.
+        BadInput: another launcher works there (the message names it), or the folder was made from
+        a bundle.
     """
     refuse_unpacked(run_dir)
     stop_it = (
@@ -52,13 +52,13 @@ def own_run(run_dir: Path) -> Iterator[lock.Holder | None]:
 
 @contextlib.contextmanager
 def preparing(run_dir: Path) -> Iterator[None]:
-    """Create the run, or change its settings, while inside: one process at a time.
+    """Hold the right to create the run or change its settings: one process at a time.
 
     Raises:
-        BadInput: another command does so now; the message names it.
+        BadInput: another command holds it; the message names that command.
     """
     _make_folder(run_dir)
-    advice = "it creates or resumes this run just now; wait for it, or give this run another folder"
+    advice = "it is creating or resuming this run; wait for it, or give this run another folder"
     held = lock.lock(run_dir / "prepare.lock", "launch.py", advice)
     try:
         yield
@@ -76,14 +76,14 @@ def _make_folder(run_dir: Path) -> None:
 
 
 def make_room(run_dir: Path, replace: bool, tell: Callable[[str], None]) -> None:
-    """Before a trainer is started by itself: nobody holds RUN/lock when this returns.
+    """Free RUN/lock before a trainer starts on its own: nobody holds it when this returns.
 
     Args:
         replace: ask a running trainer to save and leave.
 
     Raises:
         BadInput: a trainer runs and `replace` is False.
-        RunError: it did not leave within 60 s and the time of its save.
+        RunError: it did not leave within 60 s plus the time of its save.
     """
     by = _not_leaving(run_dir)
     if by is None:
@@ -111,7 +111,7 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
 
     Raises:
         BadInput: nothing runs there on this machine.
-        RunError: it did not leave within 45 s and the time of its save.
+        RunError: it did not leave within 45 s plus the time of its save.
     """
     by = lock.holder(run_dir / "launch.lock") or lock.holder(run_dir / "lock")
     if by is None or not by.pid or not lock.is_alive(by.pid, by.create_time):
@@ -128,7 +128,7 @@ def stop_run(run_dir: Path, tell: Callable[[str], None]) -> None:
 
 
 def _with_its_save(run_dir: Path, least_s: float) -> float:
-    """Seconds to wait for a run that was asked to leave: it saves first, as long as it says."""
+    """Seconds to wait for a run that was asked to leave; includes the save that it announces."""
     s = status.read(run_dir, "trainer")
     return max(least_s, s.save_grace_s + 15.0) if s is not None and s.save_grace_s else least_s
 
@@ -144,8 +144,7 @@ def _not_leaving(run_dir: Path) -> lock.Holder | None:
 
 
 def check_bind(address: str) -> None:
-    """Whether the trainer will be able to listen at `transport.bind`, found before it loads
-    TensorFlow.
+    """Check that the trainer can listen at `transport.bind`, before it loads TensorFlow.
 
     Raises:
         BadInput: not an address, an address of another host, or a port in use (the message names

@@ -1,5 +1,6 @@
-"""RUN/report.html kept current beside a run: written anew by a process of its own at low priority,
-whenever the trainer has saved or samples have come, and once when the run has ended.
+"""Keeps RUN/report.html current beside a run: a process of its own writes it anew at low priority,
+whenever the trainer has saved or samples have come, for a twentieth of the time at most, and once
+when the run has ended.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from common.system import status
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0  # between two looks at what there is to show
-LEAST_S = 15.0  # from one page to the next: on a small machine, writing it takes 3 s of one core
+LEAST_S = 15.0  # from the run's start to the first page, and from each page to the next
+SHARE = 0.05  # of the time may go into pages: of a long run with samples, one takes seconds
 MOST_S = 120.0  # one page may take so long; then it is given up
 
 
 class PageKeeper:
-    """As a context manager around a run: keeps the page while it lasts, and writes the last one
-    when it ends, however it ends. What fails is a warning: no run ends or waits for its page.
+    """Use as a context manager around a run: keeps the page current, and writes the last one when
+    the run ends, however it ends. A failure is a warning: no run ends or waits for its page.
 
     Args:
-        argv, env: the process that writes it; as with `ProcessSpec`, None in `env` removes.
-        look_s, least_s: as above.
+        argv, env: the process that writes it; None in `env` removes a variable, as in
+            `ProcessSpec`.
+        look_s, least_s, share: as above.
     """
 
     def __init__(
@@ -37,10 +40,11 @@ class PageKeeper:
         env: Mapping[str, str | None],
         look_s: float = LOOK_S,
         least_s: float = LEAST_S,
+        share: float = SHARE,
     ):
         self._run_dir, self._argv = run_dir, list(argv)
         self._env = {k: v for k, v in {**os.environ, **env}.items() if v is not None}
-        self._look_s, self._least_s = look_s, least_s
+        self._look_s, self._least_s, self._share = look_s, least_s, share
         self._end = threading.Event()
         self._warned = False
         self._thread = threading.Thread(target=self._keep, name="page", daemon=True)
@@ -55,14 +59,14 @@ class PageKeeper:
         self._write()
 
     def _keep(self) -> None:
-        shown = self._mark()
-        written = time.monotonic() - self._least_s
+        shown, written, wait_s = self._mark(), time.monotonic(), self._least_s
         while not self._end.wait(self._look_s):
-            mark = self._mark()
-            if mark != shown and time.monotonic() - written >= self._least_s:
+            mark, began = self._mark(), time.monotonic()
+            if mark != shown and began - written >= wait_s:
                 shown = mark
                 self._write()
                 written = time.monotonic()
+                wait_s = max(self._least_s, (written - began) / self._share)
 
     def _mark(self) -> tuple:
         """Changes when there is something new to show."""
@@ -73,7 +77,7 @@ class PageKeeper:
 
     def _write(self) -> None:
         try:
-            # A session of its own: Ctrl-C in the terminal means the run.
+            # A session of its own: Ctrl-C in the terminal is meant for the run.
             done = subprocess.run(
                 self._argv,
                 env=self._env,
@@ -89,7 +93,7 @@ class PageKeeper:
             said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
             fault = said if done.returncode else ""
         except subprocess.TimeoutExpired:
-            fault = f"not done within {MOST_S:.0f} s"
+            fault = f"not finished within {MOST_S:.0f} s"
         except OSError as e:
             fault = str(e)
         if fault and not self._warned:

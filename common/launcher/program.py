@@ -1,4 +1,4 @@
-"""Every process of a run: what it is started as, on which device, in which environment."""
+"""Every process of a run: its command, device and environment."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
 
 
 def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) -> ProcessSpec:
-    """One more trainer: takes its part of each step's batches from the first, over a local
-    socket, and adds up gradients with all others.
+    """One more trainer: takes its part of each step's batches from the first over a local
+    socket, and sums gradients with all others.
     """
     run_dir = trainer.log.parent.parent
     return ProcessSpec(
@@ -70,7 +70,7 @@ def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) ->
 
 
 def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
-    """A producer: leases batch numbers from the address in RUN/endpoint.json, sends
+    """A producer: leases batch numbers at the address in RUN/endpoint.json, and sends
     batches there.
     """
     return ProcessSpec(
@@ -84,7 +84,7 @@ def producer_spec(name: str, run_dir: Path, device: Device) -> ProcessSpec:
 
 
 def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[ProcessSpec, ...]:
-    """The process that makes samples while the run trains; none where the settings ask for no
+    """The process that makes samples while the run trains; none if the settings ask for no
     samples before the run's end.
     """
     if not config.sample_every:
@@ -98,13 +98,13 @@ def sampler_specs(config: Config, run_dir: Path, device: Device) -> tuple[Proces
             device=str(device),
             log=run_dir / "logs" / "sampler.log",
             optional=True,
-            leave_s=60.0,  # at the run's end, to finish what it is at
+            leave_s=60.0,  # at the run's end, to finish its current work
         ),
     )
 
 
 def logger_specs(config: Config, run_dir: Path) -> Iterator[ProcessSpec]:
-    """A process for each service that curves are sent to. BadInput: its package is not there."""
+    """A process for each service that curves go to. BadInput: its package is not installed."""
     for name in config.loggers:
         if importlib.util.find_spec(name) is None:
             raise BadInput(f"loggers: {name} is not installed; pip install 'xtts-trainer[{name}]'")
@@ -116,7 +116,7 @@ def logger_specs(config: Config, run_dir: Path) -> Iterator[ProcessSpec]:
 
 
 def page_of(program: Program) -> PageKeeper:
-    """What keeps the run's page current; its process needs no device."""
+    """The keeper of the run's page; its process needs no device."""
     argv = (sys.executable, "-m", "trainer.page", "--run", str(program.run_dir))
     deadline = ("--deadline", f"{MOST_S:.0f}")
     return PageKeeper(program.run_dir, (*argv, *deadline), environment(Device("cpu")))
@@ -124,7 +124,7 @@ def page_of(program: Program) -> PageKeeper:
 
 def environment(device: Device, xla_cache: Path | None = None) -> dict[str, str | None]:
     """A child's environment: its one device, XLA's settings for it, and this project importable
-    whatever the working directory holds.
+    whatever the working directory contains.
     """
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     return {

@@ -1,5 +1,5 @@
 """Producers on another host: the command bundle, and what `launch.py producer --bundle` does before
-its process starts. No TensorFlow.
+its process starts. Loads no TensorFlow.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ PRODUCER_FLAGS: dict[str, dict] = {
 _ONLY_WITH_BUNDLE = ("connect", "data_root", "work", "wait")
 _WAIT_S = 60.0
 _CHECKED_CLIPS = 50_000  # each costs a look at the disk, which may be a network's
-_HANDSHAKES = 3  # that fail before it is said: one may fail because a trainer leaves
+_HANDSHAKES = 3  # failures before a warning: one may just mean that a trainer leaves
 
 
 def write_bundle(run_dir: Path, out: str | None, tell: Callable[[str], None]) -> int:
-    """The command bundle; says what it made and how to use it. BadInput as `bundle.write`."""
+    """The command bundle: write one and say how to use it. BadInput: as `bundle.write`."""
     bundle.refuse_unpacked(run_dir)
     run = RunFolder(run_dir)
     path = Path(out) if out else run_dir.with_name(f"{run_dir.resolve().name}.bundle")
@@ -81,10 +81,7 @@ def write_bundle(run_dir: Path, out: str | None, tell: Callable[[str], None]) ->
         " run's trainer: keep it like a key"
     )
     roots = list(dict.fromkeys(about.roots))
-    tell(
-        "it expects the same audio files under D on the other host as here under"
-        f" {', '.join(roots)}"
-    )
+    tell(f"the other host needs under D the same audio files as here under {', '.join(roots)}")
     if len(roots) > 1:
         tell(
             "give --data-root once for each of these folders, in this order, or one D that holds"
@@ -96,7 +93,7 @@ def write_bundle(run_dir: Path, out: str | None, tell: Callable[[str], None]) ->
     )
     if host in ("localhost", "[::1]") or host.startswith("127."):
         tell(
-            f"transport.bind={run.config.transport.bind} is an address of this host alone: others"
+            f"transport.bind={run.config.transport.bind} is an address of this host only: others"
             f" need a tunnel, or tcp://0.0.0.0:{port}"
         )
     if not about.has_dvae and any(run.spec(stage).needs_dvae for stage in run.stages):
@@ -113,15 +110,15 @@ class Remote:
 
     config: Config  # the run's, with this host's folder and devices
     prefix: str  # of the producer's name
-    argv: tuple[str, ...]  # of `python -m producer`, besides the run folder and the name
+    argv: tuple[str, ...]  # arguments of `python -m producer`, besides the run folder and the name
     endpoint: Endpoint
     keys: KeyPair
     wait_s: float
 
     def wait_for_trainer(self, tell: Callable[[str], None]) -> None:
-        """Returns when the trainer lets this host in.
+        """Return when the trainer lets this host in.
 
-        BadInput after `wait_s`, or at once where waiting cannot help: the cause.
+        BadInput, with the cause: after `wait_s`, or at once where waiting cannot help.
         """
         where, link = self.endpoint.address, DealerLink(keys=self.keys)
         again = "make the bundle again with `launch.py bundle` on the trainer's host"
@@ -164,12 +161,12 @@ def _why_silent(address: str) -> str:
 
 
 def open_bundle(args: argparse.Namespace) -> Remote | None:
-    """What `launch.py producer` is asked for with --bundle, found in order before anything is
-    connected to; None without.
+    """What `launch.py producer --bundle` needs, checked before it connects to anything; None
+    without --bundle.
 
     Raises:
-        BadInput: flags that do not go together, a bundle that cannot be used, or another corpus
-            than the run's.
+        BadInput: flags that exclude each other, a bundle that cannot be used, or another corpus
+        than the run's.
     """
     _check_flags(args)
     if args.bundle is None:
@@ -199,7 +196,7 @@ def open_bundle(args: argparse.Namespace) -> Remote | None:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """BadInput: flags that do not go together, or an address that is none."""
+    """BadInput: flags that exclude each other, or a malformed address."""
     given = [
         f"--{name.replace('_', '-')}"
         for name in _ONLY_WITH_BUNDLE
@@ -208,8 +205,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if args.bundle is None:
         if given:
             raise BadInput(
-                f"{', '.join(given)}: only with --bundle; a producer of --run finds its trainer and"
-                " its clips by itself"
+                f"{', '.join(given)}: only with --bundle; with --run, a producer finds its trainer"
+                " and its clips by itself"
             )
         return
     others = [*flags.overrides(args), *(["--config"] if args.config else [])]
@@ -234,9 +231,9 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def here(config: Config, work: Path) -> Config:
-    """A run's settings with this host's folder and devices: the run's GPUs are those of its own
-    host, and no trainer uses one of this
-    host's. Producers that compute on a CPU there do here, too."""
+    """A run's settings with this host's folder and devices: the run's GPUs are on its own host, and
+    no trainer uses one of this host's. Producers that compute on a CPU there do so here too.
+    """
     on_cpu = config.data_gpu == "cpu" or (config.devices == "auto" and not config.jit)
     places = {"run": str(work), "data_gpu": "cpu" if on_cpu else None, "model_gpu": "cpu"}
     return config.model_copy(
@@ -245,10 +242,10 @@ def here(config: Config, work: Path) -> Config:
 
 
 def _check_clips(manifest: Manifest, old_roots: list[str]) -> None:
-    """BadInput where the audio files are not those that the run's corpus was scanned from: one is
-    missing or has another size.
+    """BadInput: the audio files are not the ones that were scanned for the run: one is missing or
+    has another size.
 
-    Of more than 50 000 utterances evenly spaced ones are looked at.
+    Of more than 50 000 utterances, only evenly spaced ones are checked.
     """
     missing, other, looked_at = [], [], 0
     for path, size in manifest.files(-(-len(manifest) // _CHECKED_CLIPS)):

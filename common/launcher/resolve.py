@@ -1,4 +1,4 @@
-"""Which run, and which settings, a command line is about."""
+"""Which run and which settings a command line refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def settings_file(args: argparse.Namespace) -> Path:
-    """--config; without it the settings of the run that is named, if it exists, else those for a
+    """--config; without it, the settings of the run that is named, if it exists, else those for a
     corpus of one's own, else the demo's.
     """
     if args.config:
@@ -31,7 +31,7 @@ def settings_file(args: argparse.Namespace) -> Path:
 
 
 def config_of(args: argparse.Namespace) -> Config:
-    """The settings with what the command line changes in them.
+    """The settings with the command line's changes.
 
     BadInput: as of `recorded_settings.load`.
     """
@@ -39,7 +39,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def run_dir_of(args: argparse.Namespace) -> Path:
-    """The run folder a command is about: --run, run=…, or that of a config file.
+    """The run folder that a command refers to: --run, run=…, or the config file's.
 
     BadInput: the command line has other settings.
     """
@@ -51,8 +51,8 @@ def run_dir_of(args: argparse.Namespace) -> Path:
 
 
 def existing_run(args: argparse.Namespace) -> tuple[Config, list[str]]:
-    """An existing run's settings with overrides, and the keys among these that its processes must
-    be told. BadInput: no such run.
+    """An existing run's settings with overrides, and the keys among these that its processes
+    must receive. BadInput: no such run.
     """
     settings = flags.overrides(args)
     run_dir = _named_run(settings) or recorded_settings.load(settings_file(args)).run_dir

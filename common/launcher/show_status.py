@@ -28,7 +28,7 @@ FLAGS = {
 
 
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """Show it. BadInput: nothing has reported in that folder."""
+    """Show a run's status. BadInput: no process has reported in that folder."""
     if args.json and args.watch:
         raise BadInput("--json and --watch exclude each other; give one")
     if not args.every > 0:

@@ -1,24 +1,24 @@
 """The parent's side: start every process of a program, watch, restart, adopt, stop.
 
 Policy
-- the main process (the trainer) ends with 0: done; the others are told over the wire and have 10 s
-  to leave; an optional one (that of the samples) sees it in the trainer's status and may end what
-  it is at, for `leave_s`
+- the main process (the trainer) ends with 0: done; the others hear it over the wire and have 10 s
+to leave; an optional one (the sampler) sees it in the trainer's status and has `leave_s` to
+finish its work
 - a dead trainer is restarted; 3 deaths without progress (a higher step or saved step in its
   status): exit 1
 - a dead producer is restarted 3 times, backing off 1, 2, 4 s; the count is forgotten once it has
   made a batch, or after 10 minutes of work
 - exit 2 (bad input) of any child ends the program with 2; exit 3 (hopeless) is not restarted: the
   trainer's ends the program with 1, a producer's only if no other is left
-- a trainer that is at work already (of `trainer --replace`, whose launcher outlived the run's) is
-  adopted instead of started
+- a trainer that is at work already (from `trainer --replace`, whose launcher outlived the run's)
+is adopted instead of started
 - exit 4 (replaced) of the trainer: the next holder of its lock is adopted, and restarted here when
   it dies; a program of the trainer alone (no lock to watch) ends with 0
-- a trainer alone, or an added producer, that was asked to stop by somebody else is not restarted:
-  its program ends with its code
+- a trainer alone, or an added producer, that somebody else stopped is not restarted: its program
+ends with its code
 - followers (the second trainer and on) start and go with their leader: where one has died, it
   leaves or is killed, and all start again; exit 2 or 3 of a follower ends the program
-- an optional process is restarted like a producer; whatever ends it for good, the others go on
+- an optional process is restarted like a producer; if it ends for good, the others go on
 - Ctrl-C, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, by which a batch system warns of its time
   limit: SIGTERM to the children, each with its own deadline, then SIGKILL; a second Ctrl-C kills at
   once
@@ -50,22 +50,24 @@ TICK_S = 0.1
 BACKOFF_S = 1.0  # doubled at each restart
 FORGET_S = 600.0
 ROTATE_EVERY_S = 10.0
-LOST_S = 20.0  # a leader whose follower has died sees that and leaves; saving, it has longer
-LEAVES_AFTER_SAVE_S = 3.0  # a process whose save has just ended says so and goes
-DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it a second time at once: that is one Ctrl-C
+LOST_S = (
+    20.0  # for a leader to notice that its follower has died, and to leave; longer while it saves
+)
+LEAVES_AFTER_SAVE_S = 3.0  # for a process to report that its save has ended, and to leave
+DOUBLE_S = 0.5  # a wrapper that forwards Ctrl-C sends it twice at once
 
 
 class View(Protocol):
-    """What the supervisor tells a user through (`common.launcher.console`)."""
+    """How the supervisor reports to a user (`common.launcher.console`)."""
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
 
     def tick(self) -> None:
         """Called ten times a second."""
 
     def stopping(self) -> None:
-        """From now on, few lines."""
+        """Print few lines from now on."""
 
     def failure(self, spec: ProcessSpec, offset: int) -> None:
         """A process ended badly: show the end of its log from byte `offset` unless its error was
@@ -88,7 +90,7 @@ class Child:
         self.last: int | None = None  # the last exit code
         self.asked_at: float | None = None
         self.saving_at: float | None = None  # when it was last seen saving at a stop
-        self.save_s = spec.save_s  # how long a stop waits for that
+        self.save_s = spec.save_s  # how long a stop waits for the save
         self.alone_at: float | None = None  # when one of its followers was first seen dead
 
     @property
@@ -99,7 +101,7 @@ class Child:
         )
 
     def forget(self) -> None:
-        """No restart, no adoption."""
+        """Forget restarts and adoptions."""
         self.restart_at = self.adopt_until = None
 
 
@@ -123,7 +125,7 @@ class Supervisor:
         self._oom_kills = cgroup.oom_kills()
 
     def run(self) -> int:
-        """Until the program ends. Returns launch.py's exit code; every process is gone then."""
+        """Run until the program ends and every process is gone; return launch.py's exit code."""
         # The write end stays here, never inherited: it closes when this process dies, however it
         # dies.
         self._parent_fd, write_fd = os.pipe()
@@ -233,10 +235,10 @@ class Supervisor:
                 lost = "; the save that it was writing is lost" if child.saving_at == now else ""
                 self._view.say(f"{child.spec.name} did not stop within {limit:.0f} s: killed{lost}")
                 child.process.kill()
-                child.asked_at = now  # a process in the kernel's hands may take a while to go
+                child.asked_at = now  # a process inside a system call may take a while to die
 
     def _look_for_a_save(self, child: Child, now: float) -> None:
-        """At a stop, past the time that a process without a save has."""
+        """At a stop, when the time for a process without a save is over: extend it for a save."""
         s = status.read(self._program.run_dir, child.spec.name)
         if s is None or s.pid != child.process.pid or s.phase != status.SAVING:
             return
@@ -277,7 +279,7 @@ class Supervisor:
         return [c for c in self._children if c.spec.leader == child.spec.name]
 
     def _keep_together(self, leader: Child) -> None:
-        """Nobody goes on without the others: see the module's text."""
+        """End the others when one of them dies: see the module's docstring."""
         followers, now = self._followers(leader), self._clock()
         if not followers or self._stop_code is not None or self._done_at is not None:
             return
@@ -342,7 +344,7 @@ class Supervisor:
                 " here"
             )
             self._done_at = self._clock()
-            for other in self._children:  # nobody tells them: the run goes on
+            for other in self._children:  # nobody else tells them: the run goes on
                 self._ask(other)
         elif child.spec.lock is not None and self._left_to_another(child, code):
             child.adopt_until = self._clock() + REPLACE_S
@@ -367,9 +369,7 @@ class Supervisor:
             self._view.say(f"{what}; {leader.spec.name} leaves, too, and all trainers start again")
 
     def _main_is_done(self) -> bool:
-        """Whether the main process has told the others that all is done; it may take a moment
-        longer itself.
-        """
+        """Whether the main process has announced the end; it may take a moment longer to exit."""
         reports = (
             status.read(self._program.run_dir, c.spec.name) for c in self._children if c.spec.main
         )
@@ -383,7 +383,7 @@ class Supervisor:
         return code == BAD_INPUT and lock.holder(child.spec.lock) is not None
 
     def _failed(self, child: Child, code: int, pid: int) -> None:
-        """Restart, give the process up, or end the program."""
+        """Restart the process, give it up, or end the program."""
         what = f"{child.spec.name} {explain(code)}{self._for_memory(code)}"
         if code == BAD_INPUT:
             return self._give_up(child, what, BAD_INPUT)
@@ -410,13 +410,13 @@ class Supervisor:
         return None
 
     def _for_memory(self, code: int) -> str:
-        """Why the kernel killed a process, where it was for memory."""
+        """Why the kernel killed a process, if it was for memory."""
         before, self._oom_kills = self._oom_kills, cgroup.oom_kills()
         if code != -signal.SIGKILL or self._oom_kills == before:
             return ""
         if (limit := cgroup.memory_limit()) is None:
-            return " by the kernel, it seems: the machine's memory was used up"
-        return f" by the kernel: this container's or job's {limit / 1e6:.0f} MB are used up"
+            return " by the kernel, it seems: the machine ran out of memory"
+        return f" by the kernel: this container or job has used up its {limit / 1e6:.0f} MB"
 
     def _came_further(self, child: Child, pid: int) -> bool:
         s = status.read(self._program.run_dir, child.spec.name)

@@ -1,3 +1,3 @@
-"""The run folder: its settings, its files, what identifies it, and the bundle that another host
-gets of it.
+"""The run folder: its settings, its files, its identity, and the bundle made from it for another
+host.
 """

@@ -1,6 +1,6 @@
-"""What a run begins with:
+"""What a run starts from:
 
-`model.weights`, which names imported weights, a model of Coqui's, or another run's checkpoint.
+`model.weights` names imported weights, a Coqui model, or another run's checkpoint.
 
     pretrained/                  a folder made by import-coqui
     my_voice/                    a folder of Coqui's files (model.pth, config.json, …), an exported
@@ -9,9 +9,9 @@
                                  a run of this project: its best checkpoint (where it was evaluated,
                                  else the newest), or the one named
 
-Whatever it is, the run that begins keeps it as RUN/pretrained, a folder of weights
-(`common/xtts/checkpoints/pretrained.py`): linked where the disk allows, so that it takes no room
-twice. From then on the run needs nothing outside of itself. No TensorFlow.
+Whatever it is, the new run keeps it as RUN/pretrained, a folder of weights
+(`common/xtts/checkpoints/pretrained.py`), hard-linked where the disk allows, so that it takes no
+extra room. From then on the run needs nothing outside its folder. Loads no TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from common.xtts.checkpoints.pth_zip import PthError
 from common.xtts.dims import ModelDims
 
 FOLDER = "pretrained"  # in a run
-BEST = "best.json"  # of a run whose best checkpoint is not named by the held-out loss
-LIST = f"{FOLDER}/dims.json"  # holds the digests of the other files there
+BEST = "best.json"  # if another score than the held-out loss names the best checkpoint
+LIST = f"{FOLDER}/dims.json"  # contains the digests of the other files in the folder
 _WHICH = re.compile(r"(.+)@(best|newest|\d+)")
 _STEP = re.compile(r"step-(\d{8,})")
 _COMING = (
@@ -51,13 +51,13 @@ _COMING = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """Files to begin with; None: there is none.
+    """The files a run starts from; None: there is none.
 
     Attributes:
         text: as model.weights names it.
-        pieces: the folder that vocoder, speaker encoder, settings and voices come from.
-        coquis: Coqui's own files, to be imported; the GPT is not a file yet then.
-        text_settings: the section `text` of the run that it is of.
+        pieces: the folder with vocoder, speaker encoder, settings and voices.
+        coquis: Coqui's own files, still to be imported; there is no file of the GPT yet then.
+        text_settings: the section `text` of the run that the checkpoint belongs to.
     """
 
     text: str
@@ -68,13 +68,13 @@ class Beginning:
     vocab: Path | None = None
     pieces: Path | None = None
     coquis: CoquiFiles | None = None
-    is_folder: bool = False  # of weights already, and whole
+    is_folder: bool = False  # already a folder of weights, and complete
     text_settings: dict = field(default_factory=dict)
 
     def make(self, folder: Path) -> None:
-        """Fill `folder`, which does not exist, with what there is.
+        """Create `folder` and fill it with these files.
 
-        BadInput: files are gone or not what they were, no room for them.
+        BadInput: files are gone or have changed, or there is no room for them.
         """
         try:
             folder.mkdir(parents=True)
@@ -85,7 +85,7 @@ class Beginning:
                     self._link_folder(folder)
                 else:
                     self._link_parts(folder)
-        except OSError as e:  # the run that it is of may train on, and drop a checkpoint meanwhile
+        except OSError as e:  # that run may train on, and drop a checkpoint in the meantime
             raise BadInput(
                 f"model.weights={self.text}: {e.filename or folder}: {e.strerror}; try again, or"
                 " name another"
@@ -122,9 +122,9 @@ class Beginning:
 
 
 def locate(text: str, verify: bool = True) -> Beginning:
-    """What model.weights names. `verify`: read a checkpoint through and compare its digest.
+    """Find what model.weights names. `verify`: read a checkpoint whole and compare its digest.
 
-    BadInput: nothing that a run can begin with; says what it is instead.
+    BadInput: a run cannot start from it; says what it is instead.
     """
     named = None if Path(text).exists() else _WHICH.fullmatch(text)
     path, which = (Path(named.group(1)), named.group(2)) if named else (Path(text), None)
@@ -135,7 +135,7 @@ def locate(text: str, verify: bool = True) -> Beginning:
         return _of_run(text, path, which, verify)
     if which is not None:
         raise BadInput(
-            f"model.weights={text}: {path} is not a run folder, and {'@' + which} names a"
+            f"model.weights={text}: {path} is not a run folder, but {'@' + which} names a"
             " checkpoint of one"
         )
     with as_bad_input(text):
@@ -155,7 +155,7 @@ def locate(text: str, verify: bool = True) -> Beginning:
 
 
 def absolute(text: str) -> str:
-    """The same with an absolute path: processes may start in another folder."""
+    """`text` with an absolute path: processes may start in another folder."""
     named = None if Path(text).expanduser().exists() else _WHICH.fullmatch(text)
     path, which = (named.group(1), f"@{named.group(2)}") if named else (text, "")
     return f"{Path(path).expanduser().absolute()}{which}"
@@ -196,7 +196,7 @@ def _of_run(text: str, run: Path, which: str | None, verify: bool) -> Beginning:
 
 
 def _settings(run: Path) -> dict:
-    """A run's settings as plain values: this file is read by the one that checks them.
+    """A run's settings as plain values; not as `Config`, whose module imports this one.
 
     BadInput: they cannot be read.
     """
@@ -213,15 +213,15 @@ def _settings(run: Path) -> dict:
 
 
 def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
-    """The folder with a run's vocoder, speaker encoder and voices; None: it began from nothing, or
-    from a run that did.
+    """The folder with a run's vocoder, speaker encoder and voices; None: the run started from
+    nothing, or from a run that did.
 
     Args:
-        given: one that the user names because the run's own is gone (of a run made before runs kept
-            it).
+        given: a folder that the user names because the run's own is gone (in runs made before runs
+        kept it).
 
     Raises:
-        BadInput: it is not there any more, or `given` is no such folder.
+        BadInput: it no longer exists, or `given` is no such folder.
     """
     own = run / FOLDER
     if given is not None:
@@ -238,15 +238,15 @@ def pieces_of(run: Path, given: str | os.PathLike | None = None) -> Path | None:
     if (own / "dims.json").is_file() and pretrained.read_vocoder_dims(own) is None:
         return None
     raise BadInput(
-        f"{run} began with the weights in {own}, and their vocoder is not there any more: name the"
+        f"{run} started from the weights in {own}, and their vocoder is no longer there: name the"
         " folder, --weights FOLDER"
     )
 
 
 def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
-    """The GPT in one of a run's checkpoints, compared with its digest.
+    """The GPT in one of a run's checkpoints, after comparing its digest.
 
-    `which`: a step, "newest" or "best"; None: the best, or the newest of a run that was never
+    `which`: a step, "newest" or "best"; None: the best, or the newest if the run was never
     evaluated.
 
     Raises:
@@ -284,8 +284,8 @@ def checkpoint_of(run: Path, which: str | None, verify: bool = True) -> Path:
 
 
 def _judged_best(run: Path, found: Container[int]) -> int | None:
-    """What RUN/best.json names, if that checkpoint is among `found`; the trainer makes it anew
-    where it is damaged.
+    """The step that RUN/best.json names, if it is in `found`; the trainer rewrites a damaged
+    best.json.
     """
     try:
         step = read_json(run / BEST)["step"]
@@ -296,7 +296,7 @@ def _judged_best(run: Path, found: Container[int]) -> int | None:
 
 @contextlib.contextmanager
 def as_bad_input(text: str, setting: str = "model.weights") -> Iterator[None]:
-    """Faults of files are faults of the setting that names them."""
+    """Report faults of files as faults of the setting that names them."""
     try:
         yield
     except (CoquiError, PthError) as e:
@@ -304,9 +304,9 @@ def as_bad_input(text: str, setting: str = "model.weights") -> Iterator[None]:
 
 
 def _link(source: Path, to: Path) -> None:
-    """The same file under another name; a copy where the disk cannot.
+    """Give the file another name; copy it where the disk has no links.
 
-    Neither side ever writes into such files.
+    Neither run ever writes into such files.
     """
     try:
         os.link(source, to)

@@ -1,13 +1,13 @@
-"""A bundle: what a producer on another host needs of a run, in one file; and the folder it is
-unpacked into there.
+"""A bundle: all that a producer on another host needs from a run, in one file; and the folder that
+it is unpacked into there.
 
-A zip of known members, stored as they are, with the digest of each in `bundle.json`. It holds the
-producers' secret key: mode 0600, as for the key itself. Reading takes nothing on trust: a member
-with another name, of another kind, compressed (so that sizes are those of the file) or larger than
-such a file gets is refused before anything is written. Nothing in it is ever unpickled.
+A zip of known members, stored uncompressed, with the digest of each in `bundle.json`. It contains
+the producers' secret key, so its mode is 0600, like the key's. The reader trusts nothing: before it
+writes anything it refuses a member of another name or kind, a compressed one (stored sizes are
+true), and one larger than such a file can be. It unpickles nothing.
 
-The folder that it is unpacked into has a run folder's layout, so that a producer works from it as
-from the run itself; `bundle.json` in it tells it from one.
+The unpacked folder has a run folder's layout, so that a producer works from it as from the run
+itself; `bundle.json` in it tells the two apart.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _OPTIONAL = (
         for part in ("speakers", "pool", "offsets")
     ),
 )
-# The most bytes of what is read whole; the rest is as large as the corpus makes it, and no larger
-# than the bundle.
+# Upper limits, in bytes, for members that are read whole; the others grow with the corpus, and are
+# no larger than the bundle.
 _LIMITS = {
     BUNDLE: _MB,
     "config.yaml": _MB,
@@ -101,7 +101,7 @@ class About:
 
 
 def write(run: RunFolder, out: Path) -> About:
-    """Write the bundle of a run, 0600, replacing `out` in one step.
+    """Write the bundle of a run, mode 0600, replacing `out` in one step.
 
     Raises:
         BadInput: no other host can reach the run's trainer (`transport.bind`), it has no keys yet,
@@ -193,7 +193,7 @@ def _copy(source: IO[bytes], to: IO[bytes]) -> list:
 
 
 class Bundle:
-    """A bundle whose list of contents has been checked; the contents are when it is unpacked."""
+    """A bundle whose list of contents has been checked; `unpack` checks the contents."""
 
     def __init__(self, path: Path, about: About):
         self.path, self.about = path, about
@@ -221,7 +221,7 @@ class Bundle:
         return cls(path, about)
 
     def unpack(self, work: Path) -> RunFolder:
-        """The folder that a producer of this bundle works from, made or brought up to date; others
+        """Create or update the folder that a producer of this bundle works from; other producers
         of the same run may be using it.
 
         Raises:
@@ -238,7 +238,7 @@ class Bundle:
         return RunFolder(work)
 
     def _is_there(self, work: Path) -> bool:
-        """Whether this very bundle is. BadInput: something else is there."""
+        """Whether `work` was made from this very bundle. BadInput: something else is there."""
         try:
             there = read_json(work / BUNDLE)
         except FileNotFoundError:
@@ -274,7 +274,7 @@ class Bundle:
             for name in (
                 *self.about.members,
                 BUNDLE,
-            ):  # bundle.json last: until then it is not this bundle's folder
+            ):  # bundle.json last: until then the folder is not this bundle's
                 (work / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(aside / name, work / name)
         finally:
@@ -291,13 +291,13 @@ class Bundle:
             )
 
     def endpoint(self, address: str) -> Endpoint:
-        """Where its trainer listens, as it is called on this host."""
+        """Where its trainer listens, under the name it has on this host."""
         return Endpoint(address, self.about.server_key)
 
 
 def _aside(beside: Path) -> Path:
-    """The name of what is on its way to `beside`; what killed processes of this host left under
-    such names, the secret key in it, goes.
+    """A temporary name beside `beside`. Deletes what killed processes of this host left under such
+    names, since it contains the secret key.
     """
     prefix = f".{beside.name}@{socket.gethostname()}-"
     for left in beside.parent.glob(f"{glob.escape(prefix)}*"):
@@ -326,7 +326,7 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(file) as archive:
                 yield archive
     except OSError as e:
-        if e.errno == errno.EINVAL and e.filename is None:  # a place before the beginning
+        if e.errno == errno.EINVAL and e.filename is None:  # a seek to before the beginning
             raise BadInput(
                 f"{path}: damaged, or not a bundle ({e.strerror}); make it again with `launch.py"
                 " bundle`"
@@ -344,13 +344,13 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_members(path: Path, infos: list[zipfile.ZipInfo]) -> None:
-    """BadInput unless all are plain, stored files of known names, each once, within the bounds."""
+    """BadInput unless all are plain, stored files of known names, each once, within limits."""
     known, seen = {BUNDLE, *_NEEDED, *_OPTIONAL}, set()
     for info in infos:
         why = None
         kind = stat.S_IFMT(info.external_attr >> 16)
         if info.filename not in known:
-            why = "is no part of a bundle"
+            why = "is not part of a bundle"
         elif info.filename in seen:
             why = "is there twice"
         elif kind not in (0, stat.S_IFREG):
@@ -402,8 +402,8 @@ def _about(path: Path, archive: zipfile.ZipFile) -> About:
 
 
 def refuse_unpacked(folder: Path) -> None:
-    """BadInput where a folder was made from a bundle: it looks like a run folder, and training
-    there would begin the run a second time.
+    """BadInput if a folder was made from a bundle: it looks like a run folder, and training there
+    would begin the run a second time.
     """
     if (folder / BUNDLE).is_file():
         raise BadInput(

@@ -1,5 +1,5 @@
-"""Every setting described, from the texts in `settings.py`: for `launch.py config`, for
-docs/settings.md, and as JSON schema for editors.
+"""Describes every setting, from the texts in `settings.py`: for `launch.py config`, for
+docs/settings.md, and as a JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One setting, or a section of them (`section`). `key` of a list's items ends in `[]`."""
+    """One setting, or a section of them (`section`). The key of a list's items ends in `[]`."""
 
     key: str
     kind: str
     default: str
     meaning: str
     section: bool = False
+    choices: tuple[str, ...] = ()  # its values as they are written, where they are few
 
     @property
     def takes_effect(self) -> str:
-        """Which runs a new value changes."""
+        """Which runs a new value affects."""
         first = self.key.split(".")[0]
         if self.key in _NO_IDENTITY or first not in (*IDENTITY_SECTIONS, "threads"):
-            return "at the next start, also of a run that exists"
+            return "at the next start, of existing runs too"
         if first == "threads":
             return "in new runs: fixed when a run is created"
         return "in new runs: part of what a run is, so a changed value needs a new folder"
 
 
 def entries() -> list[Entry]:
-    """Every section and every setting, in the tree's order."""
+    """Every section and setting, in the tree's order."""
     return list(_entries(Config, ""))
 
 
@@ -63,7 +64,8 @@ def _entries(model: type[BaseModel], prefix: str) -> Iterator[Entry]:
         key, meaning = f"{prefix}{name}", _one_line(field.description or "")
         part = _section(field.annotation)
         if part is None:
-            yield Entry(key, _kind(field), _default(field), meaning)
+            choices = tuple(_choices(field.annotation))
+            yield Entry(key, _kind(field), _default(field), meaning, choices=choices)
             continue
         is_list = typing.get_origin(field.annotation) is list
         meaning = meaning or _one_line(part.__doc__ or "")
@@ -104,13 +106,26 @@ def _type(annotation: Any) -> str:
     return _WORDS.get(origin or annotation, getattr(annotation, "__name__", str(annotation)))
 
 
+def _choices(annotation: Any) -> Iterator[str]:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        yield from (json.dumps(a) if isinstance(a, bool) else a for a in args if a != "")
+    elif origin in (typing.Union, types.UnionType):
+        for a in args:
+            yield from _choices(a)
+    elif annotation is bool:
+        yield from ("true", "false")
+    elif annotation is types.NoneType:
+        yield "null"
+
+
 def _figure(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "none: it has to be given"
+        return "none: you have to give it"
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
@@ -120,9 +135,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def text_of(keys: list[str]) -> str:
-    """What `launch.py config KEY…` prints; without keys every section.
+    """The text that `launch.py config KEY…` prints; without keys, every section.
 
-    BadInput: an unknown key; names the nearest one.
+    BadInput: an unknown key; the message names the nearest one.
     """
     known = {e.key.replace("[]", ""): e for e in entries()}
     if not keys:
@@ -154,7 +169,7 @@ def _block(e: Entry) -> str:
 
 
 def schema() -> str:
-    """The JSON schema of a file of settings."""
+    """The JSON schema of a settings file."""
     tree = Config.model_json_schema()
     tree["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     for where, name in _plain_values():
@@ -186,9 +201,9 @@ def page() -> str:
         "",
         "    python launch.py config train.optim.learning_rate",
         "",
-        "A setting stands in a file of settings (`configs/`), or as `key=value` on the command"
+        "Put a setting into a settings file (`configs/`), or give it as `key=value` on the command"
         " line. Settings of `data`, `text`, `model`, `batching`, `augment` and the `seed` are part"
-        " of what a run is: a changed value needs a new run folder. Those of `threads` are fixed"
+        " of a run's identity: a changed value needs a new run folder. Those of `threads` are fixed"
         " when a run is created. All others take effect at the next start, also of a run that"
         " exists.",
         "",

@@ -1,5 +1,5 @@
 """The run folder as its processes open it: settings, sizes, corpus, plans, and what identifies
-them.
+each.
 
 `producer/creation/prepare.py` creates it; everything here only reads, except the generation
 counter, which belongs to the trainer.
@@ -27,10 +27,10 @@ from common.system.errors import BadInput
 from common.system.files import digest, file_digest, write_atomically
 from common.xtts.dims import ModelDims
 
-# Part of every feature hash: producers with other feature code than the run began with are refused.
+# Part of every feature hash: a producer whose feature code differs from the run's is refused.
 FEATURE_VERSION = 2
-_FEW_CLIPS = 10  # may turn out unusable in any corpus
-_DVAE = ("dvae/first.safetensors", "dvae/model.safetensors")  # stage 1 begins with, and makes
+_FEW_CLIPS = 10  # clips that may turn out unusable in any corpus
+_DVAE = ("dvae/first.safetensors", "dvae/model.safetensors")  # what stage 1 starts from, and makes
 log = logging.getLogger(__name__)
 BUNDLE = "bundle.json"  # in the folder of a producer on another host (common/run/bundle.py)
 
@@ -62,25 +62,25 @@ class RunFolder:
 
     @cached_property
     def damaged(self) -> dict[str, str]:
-        """Files that are not as they were written, and what is wrong; all are read through."""
+        """Read every file; return those that are not as they were written, and what is wrong."""
         found = self.proof.faults()
         if self.identity.get("trains_dvae") and not self.dvae_weights.exists():
             found.pop(_DVAE[1], None)  # stage 1 makes them
         if any((self.path / "checkpoints").glob("step-*")):
-            found.pop(beginning.LIST, None)  # nothing is trained by them any more
+            found.pop(beginning.LIST, None)  # nothing trains from them any more
         return found
 
     def prove(self, trains: bool = False) -> None:
-        """Every file that decides what is trained is as it was written.
+        """Check that every file that decides what is trained is as it was written.
 
-        `trains`: for the trainer, who reads what stage 1 begins with.
+        `trains`: for the trainer, which also reads what stage 1 starts from.
 
-        BadInput: one is not; says which, and what to do.
+        BadInput: one is not; the message says which, and what to do.
         """
         if self.proof.files is None:
             log.warning(
-                "%s was made before runs kept digests of their files: they are not compared, until"
-                " `launch.py run=%s` has written them down",
+                "%s was made before runs kept digests of their files: nothing is compared until"
+                " `launch.py run=%s` has recorded them",
                 self.path,
                 self.path,
             )
@@ -102,16 +102,16 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """16 random bytes in hex, drawn when the run was created."""
+        """16 random bytes in hex, drawn at the run's creation."""
         return self.identity["run_id"]
 
     def spec(self, stage: str) -> StageSpec:
-        """What the table says of a stage. KeyError: there is none of this name."""
+        """A stage's entry in the table. KeyError: there is no stage of this name."""
         return {s.name: s for s in stages_of(self.config.model.size)}[stage]
 
     @property
     def trains_networks(self) -> bool:
-        """Its processes open devices and compute features."""
+        """Whether its processes open devices and compute features."""
         return any(self.spec(stage).networks for stage in self.stages)
 
     @cached_property
@@ -121,7 +121,7 @@ class RunFolder:
 
     @cached_property
     def mel_stats(self) -> np.ndarray:
-        """float32[80], per-channel divisor of the log-mels."""
+        """float32[80], the per-channel divisor of the log-mels."""
         path = self.path / "mel_stats.safetensors"
         try:
             return load_file(path)["mel_stats"]
@@ -141,21 +141,21 @@ class RunFolder:
 
     @property
     def dvae_weights(self) -> Path:
-        """Where the DVAE's weights are, or will be once stage 1 has ended."""
+        """The file of the DVAE's weights, which exists once stage 1 has ended."""
         return self.path / "dvae" / "model.safetensors"
 
     @property
     def first_dvae(self) -> Path:
-        """The DVAE that stage 1 goes on with; no such file where it begins from nothing."""
+        """The DVAE that stage 1 starts from; the file does not exist if it starts from nothing."""
         return self.path / "dvae" / "first.safetensors"
 
     @property
     def pretrained(self) -> Path | None:
-        """The folder of weights that the run began with; None: it began from nothing."""
+        """The folder of weights that the run started from; None: it started from nothing."""
         own = self.path / beginning.FOLDER
         if (own / "dims.json").is_file():
             return own
-        weights = self.config.model.weights  # of a run made before runs kept it
+        weights = self.config.model.weights  # in runs made before runs kept it
         return None if weights is None else Path(weights)
 
     @property
@@ -166,8 +166,8 @@ class RunFolder:
 
     @property
     def samples_events(self) -> Path:
-        """TensorBoard's folder for samples: not the trainer's own, since it follows one growing
-        file per folder.
+        """TensorBoard's folder for samples: not the trainer's own, because TensorBoard follows one
+        growing file per folder.
         """
         return self.path / "tensorboard" / "samples"
 
@@ -186,8 +186,8 @@ class RunFolder:
             ) from e
 
     def feature_hash(self, stage: str) -> str:
-        """What producers must agree on to make this stage's batches: sizes, vocabulary, statistics,
-        weights, dtypes, threads, code.
+        """Hash of all that producers must agree on to make this stage's batches: sizes, vocabulary,
+        statistics, weights, dtypes, threads, code.
         """
         parts = {
             "version": FEATURE_VERSION,
@@ -214,7 +214,7 @@ class RunFolder:
         return digest(parts)
 
     def next_generation(self) -> int:
-        """A number larger than any before; durable before it is returned.
+        """Return a number larger than any before, after making it durable.
 
         Only the holder of RUN/lock may call this.
         """
@@ -233,12 +233,12 @@ class RunFolder:
         return number
 
     def _begun(self) -> list[str]:
-        """The stages that have a ledger, which a trainer begins before its first generation."""
+        """The stages with a ledger, which a trainer creates before its first generation."""
         return [s for s in self.stages if (self.stage_folder(s) / "ledger.jsonl").exists()]
 
     def _after_all(self) -> int:
-        """Larger than any count of starts, and than its last one, also where the clock was set back
-        since, by what was last written here: milliseconds, as nothing starts so often.
+        """A number larger than any count of starts and than the last number: milliseconds, since
+        nothing starts so often, and not before the newest file, in case the clock was set back.
         """
         written = [self.path, *(self.stage_folder(s) / "ledger.jsonl" for s in self._begun())]
         return int(1000 * max(time.time(), *(p.stat().st_mtime for p in written))) + 1

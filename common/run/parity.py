@@ -1,10 +1,10 @@
-"""`parity: coqui`: the behaviours of Coqui's XTTS trainer that are probably unintended, all at
-once.
+"""`parity: coqui`: turns on, all at once, the behaviours of Coqui's XTTS trainer that are probably
+unintended.
 
-Each has an option of its own, whose default is what is right for training. Three of the ten are
-ours as well and have none: a short conditioning clip is followed by silence that is not masked; an
-evaluation ignores no target and takes its conditioning clip from the start; texts with unknown
-characters are left out. Source: coqui-tts, TTS/tts/layers/xtts/trainer/{gpt_trainer,dataset}.py.
+Each has its own option, whose default is right for training. Three of the ten are ours too and have
+no option: silence, not masked, follows a short conditioning clip; an evaluation ignores no target
+and takes its conditioning clip from the start; texts with unknown characters are left out. Source:
+coqui-tts, TTS/tts/layers/xtts/trainer/{gpt_trainer,dataset}.py.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ PARITY: dict[str, dict[str, Any]] = {
         "batching.prompt": "own",
         "batching.mask_prompt": (
             "last_row"
-        ),  # of a batch the last row alone, mel frames taken for codes
-        "batching.text_stop_input": False,  # hidden in training, though seen at synthesis
-        "batching.stop_labels": 4,  # STOP is asked for four times
+        ),  # only the last row of a batch, and mel frames taken for codes
+        "batching.text_stop_input": False,  # hidden in training, but visible at synthesis
+        "batching.stop_labels": 4,  # STOP is a target four times
         "batching.code_phases": 1,
-        "batching.padded_codes": True,  # codes of a clip depend on the longest one in its batch
-        "train.mean_of_means": True,  # of a group, whatever the micro-batches hold
-        "train.decay_latents": True,  # weight decay on what is no weight
+        "batching.padded_codes": True,  # a clip's codes depend on the longest clip in its batch
+        "train.mean_of_means": True,  # micro-batches of a group count alike, whatever their sizes
+        "train.decay_latents": True,  # weight decay on what is not a weight
         "train.code_dropout": 0.0,
         "train.precision": "fp32",
-        "train.optim.schedule": (
-            "constant"
-        ),  # the milestones are counted in epochs and never reached
+        "train.optim.schedule": ("constant"),  # its milestones count epochs and are never reached
         "train.optim.warmup_steps": 0,
         "transport.mel_dtype": "float32",
     }
@@ -43,10 +41,10 @@ PARITY: dict[str, dict[str, Any]] = {
 
 
 def with_parity(tree: dict, where: str) -> dict:
-    """The settings that the tree's `parity` stands for, added to a copy of it.
+    """A copy of the tree with the settings that its `parity` stands for.
 
-    BadInput: the tree sets one of them otherwise. An unknown `parity` and sections of a wrong type
-    are left for the check of types.
+    BadInput: the tree sets one of them otherwise. Leaves an unknown `parity` and sections of a
+    wrong type to the check of types.
     """
     tree, against = copy.deepcopy(tree), []
     for key, value in PARITY.get(str(tree.get("parity")), {}).items():
@@ -56,7 +54,7 @@ def with_parity(tree: dict, where: str) -> dict:
             section = node.get(name) or {}
             if not isinstance(section, dict):
                 return tree
-            node[name] = dict(section)  # a section that a YAML alias names twice is two
+            node[name] = dict(section)  # a section that a YAML alias names twice becomes two
             node = node[name]
         if node.setdefault(last, value) != value:
             against.append(f"{key}={node[last]} (parity has {value})")

@@ -1,9 +1,9 @@
-"""What proves a run folder: `identity.json` with its own digest, the digest of every file that
-decides what is trained, and the settings.
+"""Proof that a run folder is unchanged: `identity.json` with its own digest, the digest of every
+file that decides what is trained, and the settings.
 
-A file may have two digests on record: it is replaced after `identity.json` is, and a power cut may
-come between. Runs made before this was kept have no record; what their identity says of contents
-is compared when they are started with launch.py, which writes the record.
+A file may have two digests on record: it is replaced after `identity.json`, and a power cut may
+come between. Older runs have no record; launch.py compares what their identity says about contents
+when it starts them, and writes the record.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from common.system.files import digest, file_digest, write_atomically
 
 NAME = "identity.json"
 SETTINGS = "config.yaml"
-_OWN = ("files", "settings", "digest")  # of the document; all else is the run's identity
+_OWN = ("files", "settings", "digest")  # keys of the document; the others are the run's identity
 
 
 @dataclass
 class Proof:
-    """The record of a run folder.
+    """A run folder's record.
 
-    `files`: path within the folder → the xxh3-128 that it may have, today's first. `settings`: the
-    tree that config.yaml holds. None, both: a run made before there was a record.
+    `files`: path within the folder → the xxh3-128 values that it may have, the current one first.
+    `settings`: the tree in config.yaml. Both None: a run made before there was a record.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class Proof:
 
     @classmethod
     def read(cls, folder: Path) -> Proof:
-        """The record of a folder. BadInput: it is no run folder, or the record is damaged."""
+        """Read a folder's record. BadInput: it is not a run folder, or the record is damaged."""
         path = folder / NAME
         try:
             document = read_json(path)
@@ -53,8 +53,8 @@ class Proof:
             why = str(e)
         if why is not None:
             raise BadInput(
-                f"{path} is damaged ({why}); restore it from a copy, since nothing else says what"
-                " this run is"
+                f"{path} is damaged ({why}); restore it from a copy: nothing else says what this"
+                " run is"
             )
         identity = {k: v for k, v in document.items() if k not in _OWN}
         return cls(folder, identity, document.get("files"), document.get("settings"))
@@ -68,7 +68,7 @@ class Proof:
         write_atomically(self.path / NAME, json.dumps(body, indent=1))
 
     def record(self, name: str, new: str) -> None:
-        """A file is about to be replaced by one of this digest; what it is now stays allowed."""
+        """Record the new digest of a file about to be replaced; the old one stays valid."""
         try:
             now = file_digest(self.path / name)
         except OSError:
@@ -77,7 +77,7 @@ class Proof:
         self.files[name] = [new, now] if allowed else [new]
 
     def fault(self, name: str) -> str | None:
-        """What is wrong with a file; None: nothing, or it is not on record."""
+        """What is wrong with a file; None: nothing, or there is no record of it."""
         allowed = (self.files or {}).get(name)
         if allowed is None:
             return None
@@ -90,7 +90,7 @@ class Proof:
         return None if found in allowed else "damaged: its digest differs"
 
     def faults(self) -> dict[str, str]:
-        """What is wrong with the files on record but the settings, by name."""
+        """What is wrong with the files on record except the settings, by name."""
         found = {name: self.fault(name) for name in self.files or () if name != SETTINGS}
         return {name: why for name, why in found.items() if why is not None}
 
@@ -98,7 +98,7 @@ class Proof:
 def _fault(document: object) -> str | None:
     """What is wrong with an identity.json that parses."""
     if not isinstance(document, dict):
-        return "it holds no object"
+        return "it is not a JSON object"
     if any(key in document for key in _OWN):
         body = {k: v for k, v in document.items() if k != "digest"}
         if document.get("digest") != digest(body):

@@ -1,5 +1,5 @@
-"""Stage 1's weights as it leaves them to stage 2: `dvae/model.safetensors`, whose presence means
-that the stage has ended, and whose digest is on record before it is there.
+"""Stage 1's weights as it leaves them to stage 2: `dvae/model.safetensors`. The file exists once
+the stage has ended; its digest is on record before that.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ NAME = "dvae/model.safetensors"
 
 
 def publish(run: RunFolder, weights: Mapping[str, np.ndarray]) -> None:
-    """Write the weights, durably and in one step, and their digest before.
+    """Record the weights' digest, then write them durably in one step.
 
-    BadInput: stage 2 has begun with other ones.
+    BadInput: stage 2 has begun with other weights.
     """
     data = _as_file(weights)
-    proof = Proof.read(run.path)  # a start may have written it since this run was opened
+    proof = Proof.read(run.path)  # another start may have written it since this run was opened
     if proof.files is not None:
         if proof.files.get(NAME, [bytes_digest(data)])[0] != bytes_digest(data) and _used(run):
-            raise BadInput(_beyond(run, "stage 1 comes to others now"))
+            raise BadInput(_beyond(run, "stage 1 now gives others"))
         proof.files[NAME] = [bytes_digest(data)]
         proof.write()
         run.proof = proof
@@ -39,9 +39,9 @@ def publish(run: RunFolder, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def mend(run: RunFolder) -> bool:
-    """Make damaged weights anew from a checkpoint of stage 1; whether they were damaged.
+    """Restore damaged weights from a checkpoint of stage 1. Returns whether they were damaged.
 
-    BadInput: none has them, and stage 2 has begun, or the file is there, damaged.
+    BadInput: no checkpoint has them, and stage 2 has begun or the damaged file is there.
     """
     why = run.proof.fault(NAME)
     if why is None or not run.identity["trains_dvae"]:
@@ -55,7 +55,7 @@ def mend(run: RunFolder) -> bool:
             write_atomically(run.dvae_weights, data)
             run.damaged.pop(NAME, None)
             log.warning(
-                "%s: %s; made anew from %s, equal to what it was", run.dvae_weights, why, folder
+                "%s: %s; restored from %s, equal to the original", run.dvae_weights, why, folder
             )
             return True
     if why == "missing" and not _used(run):
@@ -76,5 +76,5 @@ def _used(run: RunFolder) -> bool:
 def _beyond(run: RunFolder, why: str) -> str:
     return (
         f"{run.dvae_weights}: {why}, and no checkpoint of stage 1 has what stage 2 trains with;"
-        " restore the file from a copy, or begin a new run"
+        " restore the file from a copy, or start a new run"
     )

@@ -1,7 +1,7 @@
-"""What a recogniser makes of speech, and how much of it is wrong.
+"""What a recogniser hears in speech, and how much of it is wrong.
 
 `samples.recogniser` names one: `pocketsphinx` (English, with the model of its wheel), or a folder
-with a model of faster-whisper (any language that the model knows). Nothing is downloaded.
+with a faster-whisper model (any language that the model knows). Downloads nothing.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ import numpy as np
 from common.system.errors import BadInput
 
 SPHINX = "pocketsphinx"
-RATE = 16000  # of what both recognisers are given, in Hz
+RATE = 16000  # Hz, the input rate of both recognisers
 _INSTALL = "pip install 'xtts-trainer[recogniser]'"
-_EDGE_S = 0.25  # of silence around a clip; a recogniser loses words at a bare edge
+_EDGE_S = 0.25  # silence around a clip; without it a recogniser loses words at the edges
 _NOISE = 3e-4  # -70 dB: pocketsphinx divides by the level of the silence
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Share of characters and of words that were heard wrongly; above 1 where more was heard than
-    said.
-    """
+    """Shares of characters and words heard wrongly; above 1 if more was heard than said."""
 
     cer: float
     wer: float
 
 
 def check(named: str | None, setting: str = "samples.recogniser") -> None:
-    """BadInput: no such recogniser here, with what to install. Loads nothing."""
+    """BadInput: no such recogniser here; says what to install. Loads nothing."""
     if named is None:
         return
     needed = ["jiwer", SPHINX if named == SPHINX else "faster_whisper"]
@@ -50,13 +48,13 @@ def check(named: str | None, setting: str = "samples.recogniser") -> None:
 
 
 def recogniser(named: str) -> Callable[[np.ndarray, int, str], str | None]:
-    """(float32[N], Hz, language) → the text that is heard; None: it does not know the language."""
+    """(float32[N], Hz, language) → the text heard; None: it does not know the language."""
     check(named)
     return _Sphinx() if named == SPHINX else _Whisper(named)
 
 
 def rates(said: list[str], heard: list[str], clean: Callable[[str], str]) -> Rates:
-    """Over all texts together, both sides cleaned alike. ValueError: nothing was said."""
+    """Rates over all texts together, both sides cleaned alike. ValueError: nothing was said."""
     import jiwer
 
     pairs = [(_words(clean(s)), _words(clean(h)) if h.strip() else "") for s, h in
@@ -69,7 +67,7 @@ def rates(said: list[str], heard: list[str], clean: Callable[[str], str]) -> Rat
 
 
 def _words(text: str) -> str:
-    """Letters, digits and apostrophes, lower case, parted by single spaces."""
+    """Letters, digits and apostrophes in lower case, separated by single spaces."""
     return " ".join(re.sub(r"[^\w' ]+|_", " ", text.lower()).split())
 
 
@@ -113,7 +111,7 @@ class _Whisper:
     def __call__(self, wav: np.ndarray, rate: int, language: str) -> str | None:
         if language not in self._model.supported_languages:
             return None
-        # The text before is no hint: each clip is judged by itself.
+        # No text from before as a hint: each clip is judged by itself.
         segments, _ = self._model.transcribe(
             _prepared(wav, rate),
             language=language,

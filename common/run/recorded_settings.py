@@ -1,8 +1,7 @@
 """A run's settings: `config.yaml` is what users read, the record in `identity.json` is what counts.
 
-A file that is gone, cut or no YAML is made anew from the record. One that says something else is
-refused, since nobody can tell an edit from a flipped bit: what shall change goes on the command
-line.
+A file that is missing, cut or not YAML is restored from the record. One that says something else
+is refused, since nobody can tell an edit from a flipped bit: give changes on the command line.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _NAMED = 3
 
 
 def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
-    """As `settings.load`; the settings of a run, where the file is its config.yaml, by the record.
+    """As `settings.load`; if the file is a run's config.yaml, the settings on record.
 
-    BadInput: as there, or the run's file was changed.
+    BadInput: as for `settings.load`, or the run's file was changed.
     """
     path = Path(path)
     if path.name != SETTINGS or not record.is_run(path.parent):
@@ -35,12 +34,12 @@ def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
 
 
 def of(proof: Proof) -> Config:
-    """The settings of a run. BadInput: config.yaml was changed."""
+    """A run's settings. BadInput: config.yaml was changed."""
     return settings.of_tree(tree_of(proof), proof.path / SETTINGS)
 
 
 def tree_of(proof: Proof) -> dict:
-    """The plain values of a run's settings. BadInput: config.yaml was changed."""
+    """A run's settings as plain values. BadInput: config.yaml was changed."""
     path = proof.path / SETTINGS
     if proof.settings is None:
         return settings.read_tree(path)
@@ -58,8 +57,8 @@ def tree_of(proof: Proof) -> dict:
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
         raise BadInput(
             f"{path} is not as the run's last start wrote it ({named}{more}). Give changes on the"
-            f" command line: `launch.py run={proof.path} key=value`; or delete the file, and it is"
-            " made anew as it was"
+            f" command line: `launch.py run={proof.path} key=value`; or delete the file: it is"
+            " written again as it was"
         )
     if len(found) < len(was):
         log.warning("%s is cut; using the settings as %s has them", path, record.NAME)
@@ -67,25 +66,25 @@ def tree_of(proof: Proof) -> dict:
 
 
 def keep(proof: Proof, config: Config) -> None:
-    """Put settings on record; `proof.write` makes that durable, and the file comes after it."""
+    """Put settings on record; `proof.write` makes that durable, and the file follows."""
     proof.settings = config.model_dump(mode="json")
     proof.record(SETTINGS, bytes_digest(settings.as_text(config).encode()))
 
 
 def write(proof: Proof, config: Config) -> None:
-    """The settings of a run from now on, on record and in config.yaml."""
+    """Set the settings of a run from now on, on record and in config.yaml."""
     keep(proof, config)
     proof.write()
     settings.dump(config, proof.path / SETTINGS)
 
 
 def mend(proof: Proof, config: Config) -> None:
-    """Write config.yaml again where it is gone or damaged. OSError: the disk refused."""
+    """Write config.yaml again if it is missing or damaged. OSError: the disk refused."""
     path = proof.path / SETTINGS
     text = settings.as_text(config)
     if proof.fault(SETTINGS) is not None and bytes_digest(text.encode()) in proof.files[SETTINGS]:
         write_atomically(path, text)
-        log.warning("%s was gone or damaged: made anew", path)
+        log.warning("%s was missing or damaged: restored", path)
 
 
 def _flat(tree, prefix: str = "") -> dict[str, str]:

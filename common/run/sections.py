@@ -1,4 +1,4 @@
-"""The sections of a run's settings: which keys there are, what they may be, and what they mean."""
+"""The sections of a run's settings: their keys, the values allowed, and what they mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.run.setting_types import ClipPath, Positive, Word, known_size, list_
 
 
 class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values do not change.
+    """A part of the tree: unknown keys are errors, values are immutable.
 
     The text under a field documents it: `launch.py config KEY` and docs/settings.md show it.
     """
@@ -28,49 +28,49 @@ class Source(Section):
     path: str
     """The folder of the corpus, or its metadata file."""
     format: Format = "auto"
-    """How the corpus is laid out; auto: found by looking."""
+    """How the corpus is laid out; auto: detected."""
     language: str | None = None
-    """Of rows that name none. null: data.language."""
+    """The language of rows that name none. null: data.language."""
     speaker: str | None = None
-    """Of rows that name none. null: the folder's name."""
+    """The speaker of rows that name none. null: the folder's name."""
     columns: Columns = Field(default_factory=dict)
-    """As data.columns, of this source alone."""
+    """As data.columns, for this source only."""
     share: float | None = Field(None, gt=0, lt=1)
-    """Share of the trained rows that come from it, with batching.sampling=balanced. null: what
-    those with a share leave."""
+    """Share of the trained rows that come from it, with batching.sampling=balanced. null: what the
+    sources with a share leave."""
 
 
 Sources = Annotated[list[Source], list_of("path")]
 
 
 class Data(Section):
-    """What is trained on and what is left out."""
+    """What to train on, and what to leave out."""
 
     train: Sources = Field(default_factory=list)
-    """The corpora that are trained on: a folder, or a list of folders and sources."""
+    """The corpora to train on: a folder, or a list of folders and sources."""
     val: Sources = Field(default_factory=list)
-    """Corpora for evaluation. Empty: a part of data.train is held out."""
+    """Corpora for evaluation. Empty: part of data.train is held out."""
     language: str = "en"
     """The language of rows that name none, as a code: fa, en, de."""
     columns: Columns = Field(default_factory=dict)
-    """Role (audio, text, speaker, language) to the name or the number (from 1) of its column; null:
-    there is none. Empty: the columns are found by looking."""
+    """Role (audio, text, speaker, language) to the name or number (from 1) of its column; null:
+    there is none. Empty: the columns are detected."""
     eval_fraction: float = Field(0.01, ge=0, lt=1)
     """Share of data.train that is held out where data.val is empty."""
     eval_max: Positive = 256
-    """At most so many utterances are held out."""
+    """Most utterances that are held out."""
     min_audio_s: float = Field(0.5, gt=0)
-    """Shorter recordings are left out, in seconds."""
+    """Leave out recordings shorter than this, in seconds."""
     max_audio_s: float = Field(255995 / 22050, gt=0)
-    """Longer recordings are left out, in seconds. The default is XTTS's limit."""
+    """Leave out recordings longer than this, in seconds. The default is XTTS's limit."""
     max_text_tokens: Positive = 200
-    """Longer texts are left out, in tokens."""
+    """Leave out texts longer than this, in tokens."""
     reject: list[FindingKind] = Field(default_factory=list)
     """Findings of a scan that leave a row out, instead of a warning."""
     trim_s: float | None = Field(None, ge=0.05, le=5)
     """Cut silence at both ends of recordings down to so many seconds. null: leave it."""
     level_db: float | None = Field(None, ge=-50, le=-6)
-    """Make recordings equally loud where they sound, in dBFS. null: leave them."""
+    """Make recordings equally loud where they are not silent, in dBFS. null: leave them."""
     scan_threads: int = Field(0, ge=0)
     """Threads that read the corpus before the run. 0: one per CPU."""
 
@@ -86,26 +86,26 @@ class Extend(Section):
     languages: list[str] = Field(min_length=1)
     """Codes of the languages to add."""
     tokens: Positive = 1000
-    """At most so many new ids: language tags, characters, then merges."""
+    """Most new ids: language tags, characters, then merges."""
 
 
 class Text(Section):
     """Vocabulary and normalisation."""
 
     vocab: str | None = None
-    """A vocab.json. null: that of model.weights, else one is learnt from the corpus (BPE)."""
+    """A vocab.json. null: the one of model.weights, else one learnt from the corpus (BPE)."""
     extend: Extend | None = None
-    """New languages for the vocabulary that is given. null: none."""
+    """New languages for the given vocabulary. null: none."""
     vocab_size: Positive = 256
     """Size of a vocabulary that is learnt from the corpus."""
     strip_arabic_diacritics: bool = False
-    """Take vowel signs out of Arabic and Persian texts."""
+    """Remove vowel signs from Arabic and Persian texts."""
     coqui_cleaning: bool = False
-    """Clean texts exactly as XTTS does, where ours reads more (numbers, symbols, quotes)."""
+    """Clean texts exactly as XTTS does, even where we read more (numbers, symbols, quotes)."""
 
 
 class Model(Section):
-    """Which networks, and where their first weights come from."""
+    """Which networks, and where their initial weights come from."""
 
     size: Annotated[str, AfterValidator(known_size)] = "xtts"
     """tiny (2 M parameters, for a CPU), small (40 M) or xtts (the published size)."""
@@ -114,10 +114,10 @@ class Model(Section):
     parity_init: bool = False
     """From nothing, draw token embeddings from N(0, 1) as Coqui does, instead of N(0, 0.02)."""
     weights: str | None = None
-    """What stage 2 begins with: a folder made by import-coqui or export-coqui, or a run (RUN,
+    """What stage 2 starts from: a folder made by import-coqui or export-coqui, or a run (RUN,
     RUN@best, RUN@1200), with its sizes, DVAE, statistics and vocabulary. null: nothing."""
     dvae: str | None = None
-    """DVAE weights (.safetensors). null: those of model.weights, else stage 1 trains them."""
+    """DVAE weights (.safetensors). null: the ones of model.weights, else stage 1 trains them."""
     mel_stats: str | None = None
     """The mel statistics that belong to model.dvae. null: as with model.dvae, else measured on the
     corpus."""
@@ -135,44 +135,43 @@ class Batching(Section):
     positions_per_batch: Positive | None = None
     """A budget of positions instead of a fixed batch size. null: batching.batch_size holds."""
     sampling: Literal["epoch", "balanced"] = "epoch"
-    """epoch: every utterance once an epoch. balanced: every language equally often, or as weights
+    """epoch: every utterance once per epoch. balanced: every language equally often, or as weights
     and the shares of data.train say."""
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Language to how often it comes with sampling=balanced, beside 1 of those not named."""
+    """Language to its weight with sampling=balanced; languages not named have weight 1."""
     prompt: Literal["own", "speaker"] = "own"
-    """Conditioning clips are cut from the utterance itself, or from another of its speaker's."""
+    """Cut conditioning clips from the utterance itself, or from another of the same speaker."""
     mask_prompt: bool | Literal["last_row"] = True
     """Do not predict codes that the conditioning clip shows. last_row: Coqui's way."""
     text_stop_input: bool = False
     """STOP after the text is an input, as at synthesis. XTTS hides it in training."""
     stop_labels: int = Field(4, ge=1, le=4)
-    """How often STOP is asked for after the last code. XTTS: 4."""
+    """How often STOP is a target after the last code. XTTS: 4."""
     padded_codes: bool = False
-    """Compute codes of a clip as its batch pads it, instead of from the clip alone."""
+    """Compute a clip's codes as padded in its batch, instead of from the clip alone."""
     code_phases: int = Field(1, ge=1, le=4)
     """Above 1, each epoch begins a clip 0 to code_phases - 1 mel frames (of 4) into its first
     code: against overfitting."""
 
 
 class Augment(Section):
-    """Recordings changed while they are trained on. Off where the share is 0; an evaluation never
-    changes any."""
+    """Changes to recordings during training. Off if the share is 0; never in an evaluation."""
 
     share: float = Field(0.0, ge=0, le=1)
-    """Share of the clips of a batch that are changed. 0: none."""
+    """Share of a batch's clips to change. 0: none."""
     of: Literal["prompt", "clip"] = "prompt"
     """prompt: the conditioning clip alone; what is predicted stays clean, and its codes are kept.
     clip: the clip and its conditioning clip alike, in stage 1 too; such codes are computed each
     time."""
     gain_db: float = Field(6.0, ge=0, le=30)
-    """Louder or softer by at most so much. 0: never."""
+    """Make clips louder or softer by at most so much. 0: never."""
     band_hz: float | None = Field(3400.0, ge=1000, le=10000)
-    """Nothing above a frequency between this and 10 kHz. null: never."""
+    """Cut everything above a frequency between this and 10 kHz. null: never."""
     noise_db: float | None = Field(15.0, ge=0, le=60)
-    """Noise from white to brown, softer than the clip by so much or by up to 25 dB more. null:
+    """Add noise, white to brown, this many dB softer than the clip or up to 25 dB more. null:
     never."""
     room_s: float | None = Field(0.4, gt=0.1, le=2)
-    """The echoes of a room that dies away by 60 dB in 0.1 s to this. null: never."""
+    """Add the echoes of a room that decay by 60 dB within 0.1 s to this. null: never."""
 
 
 class Optim(Section):
@@ -181,17 +180,17 @@ class Optim(Section):
     learning_rate: float = Field(5e-6, gt=0)
     """The rate after the warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """How the rate goes on after the warm-up."""
+    """How the rate changes after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps in which the rate rises from 0."""
+    """Steps over which the rate rises from 0."""
     decay_steps: Positive | None = None
     """Where the cosine ends. null: at the run's last step."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decay of matrices, a step, times the rate."""
+    """Decay of matrices per step, times the rate."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the gradient's mean."""
+    """Decay of the gradient's running mean."""
     beta2: float = Field(0.96, ge=0, lt=1)
-    """Decay of the squared gradient's mean."""
+    """Decay of the squared gradient's running mean."""
     clip_norm: float = Field(0.0, ge=0)
     """Largest gradient norm. 0: no limit."""
 
@@ -200,17 +199,17 @@ class Train(Section):
     """Stage 2: the GPT."""
 
     epochs: Positive = 1000
-    """Most times that the corpus is gone through."""
+    """Most passes over the corpus."""
     max_steps: Positive | None = None
     """Most steps. null: train.epochs alone decides."""
     accumulate: Positive = 1
     """Batches whose gradients make one step."""
     mean_of_means: bool = False
-    """Let a step's batches count alike, instead of its utterances."""
+    """Weigh a step's batches equally, instead of its utterances."""
     decay_latents: bool = False
-    """Weight decay on the perceiver's latents and gain, too."""
+    """Apply weight decay to the perceiver's latents and gain too."""
     precision: Literal["fp32", "tf32", "bf16"] | None = None
-    """Of products. null: bf16 on GPUs (without jit tf32), fp32 on the CPU."""
+    """Precision of products. null: bf16 on GPUs (without jit tf32), fp32 on the CPU."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """null: the model's (0.1)."""
     attention_dropout: float | None = Field(None, ge=0, lt=1)
@@ -218,13 +217,13 @@ class Train(Section):
     code_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the codes hidden from the GPT as inputs: against overfitting, for few hours."""
     recompute: bool = False
-    """Compute blocks again in the backward pass: larger batches on small cards, a third more
+    """Recompute blocks in the backward pass: larger batches on small cards, a third more
     work."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which several trainers send each other their gradients. bfloat16: half the bytes, with 8
-    bits of precision."""
+    """Type in which several trainers send each other their gradients. bfloat16: half the bytes,
+    with 8 bits of precision."""
     text_loss_weight: float = Field(0.01, ge=0)
-    """Weight of the text's cross-entropy in the loss; that of the audio's is 1."""
+    """Weight of the text's cross-entropy in the loss; the audio's is 1."""
     optim: Optim = Field(default_factory=Optim)
     """The optimizer of stage 2."""
     eval_every: int = Field(1000, ge=0)
@@ -232,30 +231,29 @@ class Train(Section):
     eval_at_epoch_end: bool = True
     """Evaluate at the end of every epoch, too."""
     eval_batches: Positive | None = None
-    """Most batches of an evaluation. null: all."""
+    """Most batches per evaluation. null: all."""
     save_every: Positive = 1000
     """Steps between checkpoints."""
     keep: Positive = 3
-    """How many of the newest checkpoints stay; the best one stays besides."""
+    """How many of the newest checkpoints to keep; the best one is kept too."""
     patience: Positive | None = None
-    """Ends the run after so many evaluations (judged checkpoints, where best_by is no loss) without
-    a better one. null: never."""
+    """End the run after so many evaluations (of checkpoints' samples, where best_by is not a loss)
+    without a better one. null: never."""
     best_by: Literal["audio_ce", "cer", "similarity"] = "audio_ce"
-    """What names the best checkpoint; cer and similarity are of those that are spoken
+    """What decides the best checkpoint; cer and similarity only judge checkpoints with samples
     (samples.every)."""
     save_grace_s: float = Field(600.0, ge=10)
-    """The longest that a stop waits for a save, in seconds; less where saves have taken less so
-    far."""
+    """Longest wait for a save at a stop, in seconds; less if saves have taken less so far."""
     log_every: Positive = 50
-    """Steps between two lines in the trainer's log."""
+    """Steps between lines in the trainer's log."""
     max_bad_steps: Positive = 10
-    """So many steps in a row whose gradients are not finite end the run."""
+    """End the run after so many steps in a row without finite gradients."""
     max_set_aside: float = Field(0.01, ge=0, le=1)
-    """Share of the clips that may turn out bad while it trains, or ten clips; more end the run."""
+    """Share of the clips that may turn out bad during training, or ten clips; more end the run."""
 
 
 class DvaeStage(Section):
-    """Stage 1: the audio tokeniser, trained where no weights are given, or `tune` says so."""
+    """Stage 1: the audio tokeniser, trained if no weights are given, or if `tune` says so."""
 
     max_steps: Positive = 20000
     """Steps of stage 1."""
@@ -264,7 +262,7 @@ class DvaeStage(Section):
     crop_frames: Positive = 128
     """Mel frames of a crop (11.6 ms each)."""
     tune: bool = False
-    """Train the DVAE that is given (model.weights, model.dvae) further, instead of leaving it."""
+    """Train the given DVAE (model.weights, model.dvae) further, instead of leaving it as it is."""
     optim: Optim = Field(
         default_factory=lambda: Optim(
             learning_rate=3e-4, warmup_steps=100, beta2=0.99, weight_decay=0.0, clip_norm=1.0
@@ -283,23 +281,23 @@ class Trainers(Section):
     """Processes that train stage 2 together, each on a device of its own (docs/trainers.md)."""
 
     count: Positive = 1
-    """How many of them; a step's batches are divided among them, so this divides
+    """How many trainers; they share each step's batches, so this must divide
     train.accumulate."""
     timeout_s: float = Field(25.0, ge=5)
-    """Seconds for which one may say nothing, or be late for a step; then all start again."""
+    """Seconds that one may be silent, or late for a step; then all start again."""
 
 
 class Producers(Section):
     """Processes that turn files into batches."""
 
     count: int = Field(1, ge=0)
-    """How many of them."""
+    """How many producers."""
     decode_threads: int = Field(0, ge=0)
-    """Of one producer. 0: share out the cores there are."""
+    """Decode threads per producer. 0: share out the cores."""
     leases: Positive = 3
-    """Batches in work in one producer."""
+    """Batches in progress in one producer."""
     lease_ttl_s: float = Field(60.0, gt=0)
-    """Seconds after which a batch that does not come is given to another producer."""
+    """Seconds after which a batch that has not arrived goes to another producer."""
     cache_codes: bool = True
     """Keep DVAE codes in RUN/cache: from the second epoch on, only conditioning clips are
     decoded."""
@@ -311,14 +309,14 @@ class Transport(Section):
     high_water_mark: Positive | None = None
     """Most batches that exist between producers and step. null: max(8, 2 x producers)."""
     min_ready: int = Field(1, ge=0)
-    """Batches that wait before step 1."""
+    """Batches that must be waiting before step 1."""
     bind: str = "ipc"
     """Where the trainer listens: ipc or ipc:///path for this machine, tcp://address:port for
-    others, too."""
+    others too."""
     mel_dtype: Literal["float16", "float32"] = "float16"
-    """Of mels on the wire."""
+    """Type of mels on the wire."""
     memory_budget_mb: Positive = 4096
-    """A window of batches that could take more is refused."""
+    """Most memory for the window of batches; a window that could take more is refused."""
     data_timeout_s: float = Field(120.0, gt=0)
     """Seconds without a batch after which the trainer gives up."""
 
@@ -339,45 +337,44 @@ class Threads(Section):
     """Operations of a producer side by side. 0: decided when the run is created."""
 
 
-# A name, or a folder of the user's.
+# A name, or the user's folder.
 Recogniser = Annotated[
     str, AfterValidator(lambda n: n if n == SPHINX else str(Path(n).expanduser().absolute()))
 ]
 
 
 class SampleText(Section):
-    """A sentence of the user's own.
+    """The user's own sentence.
 
     `texts: [a, {text: b, language: fa, reference: clip.wav}]` may mix both forms.
     """
 
     text: str
-    """What is said."""
+    """The text to speak."""
     language: str | None = None
-    """null: data.language."""
+    """Its language. null: data.language."""
     reference: ClipPath | None = None
     """A recording of the voice. null: the next of samples.references."""
 
 
 class Samples(Section):
-    """What is made to be listened to while the GPT trains (trainer/previews/sampler.py) and at the
+    """What to make for listening while the GPT trains (trainer/previews/sampler.py) and at the
     run's end (trainer/finale.py).
     """
 
     every: int | None = Field(None, ge=0)
-    """Steps between samples, which are of checkpoints. null: train.save_every. 0: at the end
-    alone."""
+    """Steps between samples, made from checkpoints. null: train.save_every. 0: only at the end."""
     count: int = Field(4, ge=0)
-    """Utterances of the evaluation set, each in its speaker's own voice."""
+    """Utterances of the evaluation set to speak, each in its speaker's own voice."""
     judged: int = Field(32, ge=0)
-    """Utterances whose loss is told by language and speaker."""
+    """Utterances whose loss to report by language and speaker."""
     recogniser: Recogniser | None = None
     """Who listens to the samples: pocketsphinx (English), or a folder with a faster-whisper model.
     null: nobody."""
     texts: Annotated[list[SampleText], list_of("text")] = Field(default_factory=list)
-    """Sentences of your own that are said besides."""
+    """Sentences of your own to speak as well."""
     references: list[ClipPath] = Field(default_factory=list)
     """Voices of samples.texts, in turn. Empty: utterances of the evaluation set."""
     device: Word | None = None
-    """Of the process that makes them, as data_gpu. null: the producers' GPU, or the CPU where that
-    is the trainer's."""
+    """The GPU of the process that makes them, as data_gpu. null: the producers' GPU, or the CPU if
+    that is the trainer's."""

@@ -1,4 +1,4 @@
-"""Kinds of values that settings take, and how people may write them."""
+"""Types of settings' values, and how people may write them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ClipPath = Annotated[str, AfterValidator(lambda path: str(Path(path).expanduser(
 
 def list_of(key: str) -> BeforeValidator:
     """`data.train: a` and `data.train: [a, {path: b, language: fa}]` both mean a list; a plain
-    value is that of `key`.
+    value is the value of `key`.
     """
 
     def as_list(value: Any) -> Any:

@@ -1,5 +1,5 @@
-"""One run's settings: a typed tree, strict about names, read from YAML and `a.b=c` overrides,
-dumped into the run folder.
+"""One run's settings: a typed tree, strict about names, read from YAML and `a.b=c` overrides, and
+written into the run folder.
 
 `load` reads and checks; `resolve` fills in what depends on the machine (threads, window,
 determinism) exactly once, when a run is created; children read only the resolved `RUN/config.yaml`.
@@ -50,11 +50,11 @@ class Config(Section):
     """A whole run."""
 
     parity: Literal["", "coqui"] = ""
-    """coqui: all of the behaviours of Coqui's trainer that are probably unintended, at once."""
+    """coqui: all behaviours of Coqui's trainer that are probably unintended, at once."""
     run: Word = "runs/run"
     """The run folder."""
     seed: int = Field(1, ge=0, lt=2**31)
-    """Of every random choice of the run."""
+    """Seed of every random choice in the run."""
     deterministic: bool | None = None
     """Equal bits from equal runs. null: true on the CPU."""
     devices: Literal["gpu", "auto"] = "gpu"
@@ -68,10 +68,10 @@ class Config(Section):
     jit: bool | None = None
     """Compile with XLA. null: on GPUs."""
     gpu_memory_mb: int = Field(0, ge=0)
-    """A producer's limit. 0: none, or where it shares the trainer's card, a sixth of it
-    together."""
+    """Most GPU memory of a producer. 0: no limit; or if the producers share the trainer's card, a
+    sixth of it for all."""
     data: Data = Field(default_factory=Data)
-    """What is trained on."""
+    """What to train on."""
     text: Text = Field(default_factory=Text)
     """Vocabulary and normalisation."""
     model: Model = Field(default_factory=Model)
@@ -79,21 +79,21 @@ class Config(Section):
     batching: Batching = Field(default_factory=Batching)
     """How utterances become batches."""
     augment: Augment = Field(default_factory=Augment)
-    """Recordings changed while they are trained on."""
+    """Changes to recordings during training."""
     train: Train = Field(default_factory=Train)
     """Stage 2."""
     dvae: DvaeStage = Field(default_factory=DvaeStage)
     """Stage 1."""
     trainers: Trainers = Field(default_factory=Trainers)
-    """Processes that train."""
+    """The processes that train."""
     producers: Producers = Field(default_factory=Producers)
-    """Processes that make batches."""
+    """The processes that make batches."""
     transport: Transport = Field(default_factory=Transport)
     """The wire."""
     threads: Threads = Field(default_factory=Threads)
     """TensorFlow's CPU threads."""
     samples: Samples = Field(default_factory=Samples)
-    """What is spoken while it trains."""
+    """What to speak during training."""
 
     @property
     def run_dir(self) -> Path:
@@ -135,14 +135,14 @@ def parse(tree: dict, where: str = "settings", by: dict[str, str] | None = None)
     """A checked `Config` from plain values.
 
     Args:
-        where: what the values were read from, for the errors.
-        by: keys that were set elsewhere, and by what (`--seed`, `command line`).
+        where: where the values were read from, for error messages.
+        by: keys that were set elsewhere, and what set them (`--seed`, `command line`).
 
     Raises:
-        BadInput: lists every fault with where it was made and the nearest known name.
+        BadInput: lists every fault, where it is, and the nearest known name.
     """
     by, tree = by or {}, renamed(tree, where)
-    # `parity` and what contradicts it may be one in the file, the other not.
+    # `parity` and what contradicts it may come from different places.
     elsewhere = any(
         f"{p}.".startswith(f"{key}.") for key in by for p in ("parity", *PARITY["coqui"])
     )
@@ -162,7 +162,7 @@ def _check_trainers(config: Config, where: str) -> None:
         fits = count * -(-batches // count)
         raise BadInput(
             f"{where}: {count} trainers (trainers.count, --num-trainers) divide the batches of a"
-            f" step, and train.accumulate={batches} is no multiple of {count}: set"
+            f" step, and train.accumulate={batches} is not a multiple of {count}: set"
             f" train.accumulate={fits} (a smaller batching.batch_size keeps the step's size), or"
             " --num-trainers 1"
         )
@@ -173,7 +173,7 @@ def load(path: str | os.PathLike, overrides: list[str] = ()) -> Config:
 
     Raises:
         BadInput: no such file, not UTF-8, not YAML, a key given twice, an unknown key or a wrong
-            value; a fault of an override is laid to its flag or to the command line.
+            value; names the flag or the command line where an override is at fault.
     """
     return of_tree(read_tree(path), path, overrides)
 
@@ -198,7 +198,7 @@ def of_tree(tree: dict, path: str | os.PathLike, overrides: list[str] = ()) -> C
         except NoSection:
             parse(
                 tree, str(path), by
-            )  # where the file has a value in the place of a section, that is the fault
+            )  # if the file has a value in place of a section, report that instead
             raise
         by[own] = getattr(o, "flag", "") or "command line"
     return parse(tree, str(path), by)

@@ -1,5 +1,5 @@
-"""Settings as text: YAML and `key=value` overrides, read strictly, and how a fault in
-them is told.
+"""Settings as text: YAML and `key=value` overrides, read strictly, and how faults in them are
+reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from common.system.errors import BadInput
 from common.system.files import open_plain
 
-RENAMED = {"model.coqui_init": "model.parity_init"}  # keys that config.yaml of older runs has
+RENAMED = {"model.coqui_init": "model.parity_init"}  # keys in the config.yaml of older runs
 
 
 MOST_CHARACTERS = 256 << 10
@@ -25,12 +25,12 @@ _MOST_DEPTH, _MOST_VALUES, _MOST_PLAIN = 32, 20_000, 4000
 
 
 class NoSection(BadInput):
-    """An override runs through a value that is no section."""
+    """An override's path runs through a value that is not a section."""
 
 
 def as_yaml(value: str | list[str]) -> str:
-    """YAML that means these texts: JSON, but for characters beyond 16 bits, which YAML does not
-    write as two surrogates.
+    """YAML for these texts: JSON, except for characters beyond 16 bits, which YAML does not write
+    as two surrogates.
     """
     pair = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
     return pair.sub(
@@ -42,8 +42,8 @@ def read_yaml(text: str, where: str) -> Any:
     """The plain values of a YAML text. Merge keys (`<<`) are as in YAML: the keys beside them win.
 
     Raises:
-        BadInput: a key is given twice in one mapping, of which YAML would keep the last alone; or
-            it is larger than settings are, in bytes, in depth, or with its aliases written out.
+        BadInput: a key appears twice in one mapping, where YAML would keep only the last; or the
+        text is too large for settings: in bytes, in depth, or with its aliases expanded.
         yaml.YAMLError, ValueError: it is not YAML.
     """
     _check_size(text, where)
@@ -60,7 +60,7 @@ def read_yaml(text: str, where: str) -> Any:
 
 
 def bounded_bytes(path: str | os.PathLike) -> bytes:
-    """A file of settings. OSError: it cannot be read. BadInput: larger than settings are."""
+    """Read a settings file. OSError: it cannot be read. BadInput: too large for settings."""
     with open_plain(path) as file:
         data = file.read(4 * MOST_CHARACTERS + 1)
     if len(data) > 4 * MOST_CHARACTERS:
@@ -69,11 +69,11 @@ def bounded_bytes(path: str | os.PathLike) -> bytes:
 
 
 def _check_size(text: str, where: str) -> None:
-    """By the parser's events, which cost no more than the text; before anything is built."""
+    """Check by the parser's events, which cost no more than the text, before building anything."""
     if len(text) > MOST_CHARACTERS:
         raise BadInput(f"{where}: larger than {MOST_CHARACTERS >> 10} kB: no settings")
     open_nodes: list[tuple[str | None, int]] = []  # (anchor, values before it)
-    sizes: dict[str, int] = {}  # of what an anchor names, its aliases written out
+    sizes: dict[str, int] = {}  # size of what an anchor names, with its aliases expanded
     count = 0
     for event in _events(text, where):
         anchor = getattr(event, "anchor", None)
@@ -111,9 +111,9 @@ def _events(text: str, where: str) -> Iterator[yaml.Event]:
 
 
 def _twice(node: yaml.Node, path: tuple[str, ...], seen: set[int]):
-    """What to say of the keys that mappings in `node` repeat.
+    """Yield an error text for each key that a mapping in `node` repeats.
 
-    Before construction, which adds merged keys to the nodes.
+    Call it before construction, which adds merged keys to the nodes.
     """
     if id(node) in seen:  # an alias
         return
@@ -144,15 +144,15 @@ def _twice(node: yaml.Node, path: tuple[str, ...], seen: set[int]):
 
 
 def set_override(tree: dict, override: str) -> str:
-    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean what
-    they mean in a file.
+    """Apply one `a.b=value` to a nested dict; the value is YAML, so `null`, `3`, `[a, b]` mean the
+    same as in a file.
 
     Returns:
-        The key from which on the tree is the override's own: `a.b`, or `a` where there was none.
+        The key below which everything comes from the override: `a.b`, or `a` if it was new.
 
     Raises:
         BadInput: the text has no `=`, or its value is not YAML.
-        NoSection: the path runs through a value that is no section.
+        NoSection: the path runs through a value that is not a section.
     """
     key, eq, text = override.partition("=")
     if not eq or not key or key.startswith("-"):
@@ -175,16 +175,16 @@ def set_override(tree: dict, override: str) -> str:
                 f"{override}: '{path}' is not a section, its value is {section!r}; set '{path}'"
                 " itself"
             )
-        tree[p] = dict(section)  # a copy: keys of a file may share it (&anchor, *alias)
+        tree[p] = dict(section)  # a copy: several keys of a file may share it (&anchor, *alias)
         tree = tree[p]
     tree[last] = value
     return own
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str, by: dict[str, str]) -> str:
-    """A line for each fault in the settings of `model`, with the nearest known name.
+    """One line for each fault in the settings of `model`, with the nearest known name.
 
-    `by` holds the keys that were set elsewhere than in `where`, and by what.
+    `by`: the keys that were set elsewhere than in `where`, and what set them.
     """
     lines = []
     for e in error.errors():
@@ -209,9 +209,9 @@ def _dotted(loc: tuple) -> str:
 
 
 def _section(model: type[BaseModel], loc: tuple) -> type[BaseModel] | None:
-    """The section that `loc` names; None where it names none."""
+    """The section that `loc` names; None if it names none."""
     found: type[BaseModel] | None = model
-    for part in (p for p in loc if not isinstance(p, int)):  # an int is a place in a list
+    for part in (p for p in loc if not isinstance(p, int)):  # an int is an index into a list
         f = found.model_fields.get(part) if found else None
         kinds = (f.annotation, *getattr(f.annotation, "__args__", ())) if f else ()
         found = next((a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)), None)
@@ -219,7 +219,7 @@ def _section(model: type[BaseModel], loc: tuple) -> type[BaseModel] | None:
 
 
 def _nearest(model: type[BaseModel], loc: tuple) -> str:
-    """ "; did you mean 'a.x'?" for the last name of `loc`, or the names that exist there."""
+    """ "; did you mean 'a.x'?" for the last name of `loc`, else the names that exist there."""
     section = _section(model, loc[:-1])
     if section is None:
         return ""
@@ -241,7 +241,7 @@ def _keys(section: type[BaseModel], most: int = 8) -> str:
 
 
 def _example(section: type[BaseModel], key: str, value: Any) -> str:
-    """ "; for example a.b=value": the first key that takes the value that was given for all, else
+    """ "; for example a.b=value": the first key that takes the value given for the section, else
     the first with a plain default.
     """
     plain = isinstance(value, (str, int, float)) and not isinstance(value, bool)
@@ -253,7 +253,7 @@ def _example(section: type[BaseModel], key: str, value: Any) -> str:
                 continue
             return f"; for example {key}.{name}={text}"
     fields = section.model_fields.items()
-    if any(f.is_required() for _, f in fields):  # no default makes a section of these
+    if any(f.is_required() for _, f in fields):  # one value does not make such a section
         return ""
     defaults = [
         (name, f.default)
@@ -264,9 +264,9 @@ def _example(section: type[BaseModel], key: str, value: Any) -> str:
 
 
 def renamed(tree: dict, where: str) -> dict:
-    """The tree with today's names of keys; runs keep the config.yaml that they were created with.
+    """The tree with today's key names; runs keep the config.yaml that they were created with.
 
-    BadInput: a key by both names.
+    BadInput: a key appears under both names.
     """
     for old, new in RENAMED.items():
         section, name = old.split(".")

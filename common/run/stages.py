@@ -1,5 +1,5 @@
-"""The stages that a run trains, in one table. What a stage's name decides stands here, and nowhere
-else is a name compared.
+"""The stages that a run trains, in one table. All that a stage's name decides stands here; no other
+code compares a name.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from common.xtts.dims import SIZES, ModelDims
 @dataclass(frozen=True)
 class StageSpec:
     """One stage. `maker`, `step`, `figures` and `panels` are "module:name", loaded where they are
-    needed: some need TensorFlow, and each process has its own.
+    needed: some need TensorFlow, and each process needs different ones.
     """
 
     name: str
     title: str
     folder: str  # in the run folder; "": the run folder itself
     section: str  # of the settings
-    kind: str  # of its batches, in `common.data.batch.FIELDS`
+    kind: str  # of its batches, from `common.data.batch.FIELDS`
     score: str  # the evaluated loss that names the best checkpoint
     judged: tuple[
         str, str
-    ]  # the loss that it is judged by: its name in training lines, and in evaluation lines
+    ]  # the loss that judges it: its name in training lines, and in evaluation lines
     maker: str  # (run) → producer.batches.maker.Maker
     step: str  # (run, schedule) → trainer.step.contract.Step, and how batches reach it
-    # (history, run, entropy of the evaluation set's targets) → what the summary says of this stage
-    # alone
+    # (history, run, entropy of the evaluation set's targets) → the summary's lines for this stage
     figures: str
-    panels: str  # (history, figures) → pictures.Panel of its curves
-    crops: bool = False  # batches of crops of one length, instead of rows in buckets
-    # its last weights are RUN/dvae/model.safetensors, which the batches of the stages after it need
+    panels: str  # (history, figures) → the pictures.Panel of its curves
+    crops: bool = False  # its batches are crops of one length, not rows in buckets
+    # its last weights are RUN/dvae/model.safetensors, which later stages need for their batches
     publishes: bool = False
     needs_dvae: bool = False  # its batches are made with those weights
-    # its model makes samples, and begins with `model.weights`; its targets are audio codes
+    # its model makes samples, and starts from `model.weights`; its targets are audio codes
     speaks: bool = False
-    networks: bool = True  # features of recordings, and networks on a device
+    networks: bool = True  # it trains networks on a device, with features of recordings
 
 
 NETWORKS = (
@@ -79,23 +78,23 @@ _OTHERS: dict[str, tuple[StageSpec, ...]] = {}  # by size
 
 
 def register(size: str, dims: ModelDims, specs: tuple[StageSpec, ...]) -> None:
-    """Another size of model, whose stages are `specs`, of the names in STAGES."""
+    """Add a model size whose stages are `specs`, named as in STAGES."""
     if tuple(s.name for s in specs) != STAGES:
         raise ValueError(f"the stages of {size} are {[s.name for s in specs]}, not {list(STAGES)}")
     SIZES[size], _OTHERS[size] = dims, specs
 
 
 def stages_of(size: str) -> tuple[StageSpec, ...]:
-    """The stages of a size of model, in order."""
+    """The stages of a model size, in order."""
     return _OTHERS.get(size, NETWORKS)
 
 
 def family_of(size: str) -> str:
-    """What a run's identity says of its stages."""
+    """The entry for the stages in a run's identity."""
     return size if size in _OTHERS else FAMILY
 
 
 def load(reference: str) -> Callable:
-    """What a spec's "module:name" stands for."""
+    """Import what a spec's "module:name" stands for."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,6 +1,4 @@
-"""The list of a zip's members, read within bounds: what a file of somebody else may claim to
-hold.
-"""
+"""Reads the list of a zip's members within bounds, whatever an untrusted file claims to contain."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ MOST_LIST_BYTES = 2 << 20  # a checkpoint of XTTS has 1 500 members in 0.1 MB
 
 
 class _Bounded:
-    """A file of which zipfile reads no more at once than a list of members may have."""
+    """A file from which zipfile reads no more at once than the longest list of members."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -27,7 +25,7 @@ class _Bounded:
 
 
 def members(file: BinaryIO) -> list[zipfile.ZipInfo]:
-    """What an open file lists, none of it read.
+    """The members that an open file lists; reads none of them.
 
     Raises:
         zipfile.BadZipFile: no zip, damaged, or a list that is too long.

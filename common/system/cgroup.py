@@ -1,8 +1,8 @@
-"""What a container, a batch system or a systemd unit lets this process have of the machine: the
-limits of its control groups, of either version.
+"""How much of the machine a container, a batch system or a systemd unit gives this process: the
+limits of its control groups, version 1 or 2.
 
-A limit of any group above counts too. Inside a container the path of a group may be the host's:
-then what stands at the root of the mount is the container's own.
+Limits of the groups above count too. Inside a container the path of a group may be the host's; then
+the root of the mount is the container's own group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNLIMITED = 1 << 60  # version 1 writes the largest number of pages for it
 
 
 def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
-    """CPUs' worth of time that may be used; None: no limit."""
+    """CPU time that may be used, in CPUs; None: no limit."""
     found = []
     for folder in _folders("cpu", root, own):
         of_version_1 = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
@@ -26,7 +26,7 @@ def cpu_quota(root: Path = ROOT, own: Path = OWN) -> float | None:
 
 
 def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Bytes; None: no limit."""
+    """The memory limit in bytes; None: no limit."""
     found = []
     for folder in _folders("memory", root, own):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -35,8 +35,8 @@ def memory_limit(root: Path = ROOT, own: Path = OWN) -> int | None:
 
 
 def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
-    """How many processes of this group, or of its parts, the kernel has killed for memory; those
-    of a group above would be others'.
+    """How many processes of this group and its subgroups the kernel has killed for memory. Groups
+    above are not counted: their kills may be somebody else's.
     """
     for folder in sorted(_folders("memory", root, own), key=lambda f: -len(f.parts)):
         for name in ("memory.events", "memory.oom_control"):
@@ -47,7 +47,7 @@ def oom_kills(root: Path = ROOT, own: Path = OWN) -> int:
 
 
 def _folders(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """Of the group that this process is in, and of those above, as far as they can be seen."""
+    """The folders of this process's group and of those above, as far as they are visible."""
     for line in _text(own).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
@@ -76,5 +76,5 @@ def _words(file: Path) -> list[str]:
 
 
 def _number(word: str) -> int:
-    """-1: it is none ("max")."""
+    """The number; -1 if it is none ("max")."""
     return int(word) if word.isascii() and word.isdigit() else -1

@@ -1,7 +1,7 @@
-"""Time that nobody can set: seconds since the machine was started, and which start that was.
+"""Time that nobody can set: seconds since the machine started, and which start that was.
 
-What one process notes and another compares stands on this clock. The one on the wall is set by
-hand, by NTP, and by whoever wakes a virtual machine; it is for people to read.
+Times that one process writes and another compares use this clock. The wall clock is set by hand, by
+NTP, and when a virtual machine wakes; it is for people to read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def since_boot() -> float:
-    """Seconds, the time of a suspended machine included where the system tells it."""
+    """Seconds since the start, including suspended time where the system reports it."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -22,7 +22,7 @@ def since_boot() -> float:
 
 @functools.cache
 def boot() -> str:
-    """Another one after each start of the machine; "" where the system does not tell."""
+    """An id that changes with each start of the machine; "" if the system has none."""
     try:
         return BOOT.read_text().strip()
     except OSError:

@@ -9,8 +9,8 @@ from common.system import cgroup
 
 
 def cores(root: Path = cgroup.ROOT, own: Path = cgroup.OWN) -> int:
-    """At least 1: the process's affinity, and a container's quota where that is less (threads
-    beyond it only wait).
+    """At least 1: the process's affinity, or a container's quota if that is less (more threads
+    would only wait).
     """
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

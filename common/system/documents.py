@@ -1,5 +1,5 @@
-"""JSON files that somebody else, or a failing disk, may have written: bounded, and wrong in one way
-only.
+"""Reads JSON files that somebody else, or a failing disk, may have written: within bounds, and with
+one kind of error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from common.system.files import open_plain
 
-# Of lists without anything in them: 16 MiB of text are 350 MiB of lists.
+# The worst case is empty lists: 16 MiB of text become 350 MiB.
 MOST_BYTES = 16 << 20
 
 
@@ -18,7 +18,7 @@ def read_json(path: str | os.PathLike, most: int = MOST_BYTES) -> Any:
     """The value in a JSON file of at most `most` bytes.
 
     Raises:
-        OSError: it cannot be read, FileNotFoundError among them, or it is no plain file.
+        OSError: it cannot be read (FileNotFoundError included), or is not a plain file.
         ValueError: larger than `most` bytes, not UTF-8, not JSON, or nested too deeply.
     """
     with open_plain(path) as file:
@@ -34,7 +34,7 @@ def read_open(file: BinaryIO, most: int) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. ValueError: it is not JSON, or too deep."""
+    """The value of a JSON text. ValueError: it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Exit codes, and the errors that carry one to a process's edge."""
+"""Exit codes, and the errors that carry them to a process's edge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BAD_INPUT = 2  # found before any GPU was opened
 HOPELESS = (
     3  # out of memory, read-only folder, ten non-finite steps: a restart would end the same way
 )
-REPLACED = 4  # a trainer that saved and left because another one asked for its place
+REPLACED = 4  # a trainer that saved and left because another one takes its place
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -28,7 +28,7 @@ class BadInput(RunError):
 
 
 class Hopeless(RunError):
-    """A failure that will not get better by trying again."""
+    """A failure that a retry cannot mend."""
 
     exit_code = HOPELESS
 
@@ -54,7 +54,7 @@ def is_out_of_memory(e: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(e) or "out of memory" in str(e).lower()
 
 
-# Of SQLite and safetensors, whose errors carry no errno.
+# From SQLite and safetensors, whose errors carry no errno.
 _REFUSALS = (
     *("No space left on device", "Disk quota exceeded", "database or disk is full"),
     "unable to open database file",
@@ -62,13 +62,13 @@ _REFUSALS = (
 
 
 def disk_refuses(e: BaseException) -> Hopeless | None:
-    """What to say of an error that a full disk or a used-up quota brought about; None: it is
-    another error.
+    """The message for an error caused by a full disk or a used-up quota; None: it is another
+    error.
     """
     full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
     if not full and not any(text in str(e) for text in _REFUSALS):
         return None
     return Hopeless(
-        f"the disk takes nothing more ({e}): make room, or a quota larger; then the same command"
+        f"the disk takes nothing more ({e}): make room, or raise the quota; then the same command"
         " goes on from there"
     )

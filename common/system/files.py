@@ -1,4 +1,4 @@
-"""Files that survive a power cut, and digests of what is in them."""
+"""Writes files that survive a power cut, and computes digests of their contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = (
 
 
 def why_irregular(mode: int) -> str:
-    """What lies there instead of a file, by its mode; "" for a file."""
+    """What a path is if not a plain file, by its mode; "" for a file."""
     if stat.S_ISREG(mode):
         return ""
     what = next((name for test, name in _KINDS if test(mode)), "a device")
@@ -29,15 +29,15 @@ def why_irregular(mode: int) -> str:
 
 
 def open_plain(path: str | os.PathLike, *, follow: bool = True) -> BinaryIO:
-    """A file opened for reading that is one.
+    """Open a plain file for reading.
 
-    Nothing is waited for: a named pipe has no end, a device may have none either.
+    It never waits: a named pipe has no end, and a device may have none either.
 
     Args:
-        follow: where a symbolic link leads.
+        follow: whether to follow a symbolic link.
 
     Raises:
-        OSError: it cannot be opened, or is no plain file; `strerror` says what lies there.
+        OSError: it cannot be opened, or is not a plain file; `strerror` says what it is.
     """
     try:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -57,10 +57,10 @@ def open_plain(path: str | os.PathLike, *, follow: bool = True) -> BinaryIO:
 
 
 def open_private(path: str | os.PathLike) -> BinaryIO:
-    """A new file that its owner alone may read, for writing.
+    """Open a new file for writing that only its owner may read.
 
-    What a killed process of the same name left there goes; what somebody else put there (a link to
-    another file) is not written through. OSError: it cannot be made.
+    Replaces what a killed process left under the name; never writes through a link that somebody
+    else put there. OSError: it cannot be created.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -92,8 +92,8 @@ def file_digest(path: str | os.PathLike) -> str:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write aside, fsync, rename, fsync the folder: a reader sees the old file or the new one, also
-    after a power cut.
+    """Write a temporary file, fsync, rename, fsync the folder: a reader sees the old file or the
+    new one, even after a power cut.
     """
     tmp = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -109,7 +109,7 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Everything below a folder is on disk when this returns."""
+    """Make everything below a folder durable before returning."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if not path.is_symlink():
             fsync(path)
@@ -117,7 +117,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def fsync(path: str | os.PathLike) -> None:
-    """What was written to the file, or renamed within the folder, is on disk when this returns."""
+    """Make writes to the file, or renames within the folder, durable before returning."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

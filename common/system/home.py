@@ -1,8 +1,7 @@
-"""A place for what libraries keep beside a run, where the user has no home folder, or one that
-cannot be written: service accounts, containers, a batch system's nodes.
+"""A place for the libraries' own files if the user has no home folder, or a read-only one: service
+accounts, containers, a batch system's nodes.
 
-librosa (numba), Keras and Matplotlib write there, and some of them end the process where they
-cannot.
+librosa (numba), Keras and Matplotlib write there, and some end the process if they cannot.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ _FOLDERS = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "NUMBA_CACHE_DI
 
 
 def settle(environ: MutableMapping[str, str]) -> None:
-    """Name a folder of our own in `environ`, for this process's libraries and its children's, where
-    there is no home. What is named there already stays.
+    """If there is no home, set a folder of our own in `environ`, for the libraries of this process
+    and its children. What is set already stays.
     """
     if _is_home(os.path.expanduser("~")):
         return
@@ -33,17 +32,17 @@ def _is_home(path: str) -> bool:
 
 
 def _own_folder() -> Path:
-    """The same one for all processes of a user; another's, or one that others may write, is not
-    taken: what lies there is loaded as code.
+    """One folder for all processes of a user. Refuses one that belongs to somebody else or that
+    others may write: its files are loaded as code.
     """
     folder = Path(tempfile.gettempdir(), f"xtts-{os.getuid()}-home")
     try:
-        with contextlib.suppress(FileExistsError):  # whatever it is: it is looked at
+        with contextlib.suppress(FileExistsError):  # whatever it is, it is checked below
             folder.mkdir(mode=0o700)
         mode, owner = (found := folder.lstat()).st_mode, found.st_uid
         if stat.S_ISDIR(mode) and owner == os.getuid() and not mode & 0o077:
             return folder
         return Path(tempfile.mkdtemp(prefix=f"xtts-{os.getuid()}-home-"))
     except OSError:
-        # Nothing can be written at all, and the libraries say so: not even that folder is there.
+        # Nothing can be written, not even that folder; the libraries report it.
         return Path("/nonexistent")

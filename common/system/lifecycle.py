@@ -1,8 +1,8 @@
-"""The child's side of a process: when to stop, how long there is, and which exit code says why.
+"""The child's side of a process: when to stop, how much time is left, and which exit code says why.
 
-A role's entry is `run_main(main)`; `main(stop)` returns when the work is done or soon after `stop`
-is set. Import TensorFlow inside `main`, so that signals and the parent's death are already watched
-while it loads.
+A role's entry is `run_main(main)`; `main(stop)` returns when the work is done, or soon after `stop`
+is set. Import TensorFlow inside `main`, so that signals and the parent's death are noticed while it
+loads.
 
     SIGTERM, SIGINT, SIGHUP   stop; a trainer saves first          exit 143, 130, 143
     SIGUSR1                   another trainer asks for the place    exit 4 after saving
@@ -47,12 +47,11 @@ from common.system.errors import (
 
 PARENT_FD = "XTTS_PARENT_FD"  # a pipe that ends when the supervisor does
 SUPERVISOR = "XTTS_SUPERVISOR"  # "pid:create_time" of the supervisor
-# "read,write": the pipe of signals of the process that became this one, with those it did not
-# hear
+# "read,write": the signal pipe of the process that became this one, with unread signals
 _SIGNALS = "XTTS_SIGNALS"
 
-# The supervisor kills after 5 s (nothing to save), 10 s, or, while the status says "saving", as
-# long as that says a save may take (at least 30 s); a child leaves just before.
+# The supervisor kills after 5 s (nothing to save), after 10 s, or, while the status says "saving",
+# after the time that it allows for the save (at least 30 s); a child leaves just before.
 GRACE_S = 4.5
 SAVER_GRACE_S = 9.5
 SAVE_S = 29.5
@@ -60,7 +59,7 @@ ORPHAN_S = 8.0
 REPLACE_S = 58.0
 
 _PR_SET_PDEATHSIG = 1
-# What the kernel sends when a thread of the supervisor dies: nobody else sends it, as SIGUSR2 is.
+# The kernel sends it when a thread of the supervisor dies. Unlike SIGUSR2, nobody else sends it.
 _PARENT_DIED = signal.SIGRTMAX if sys.platform == "linux" else None
 _LEAVES_AFTER_SAVE_S = 2.5
 _STOP_SIGNALS = {signal.SIGTERM: TERMINATED, signal.SIGHUP: TERMINATED, signal.SIGINT: INTERRUPTED}
@@ -95,12 +94,12 @@ class Stop(threading.Event):
 
     @property
     def orphaned(self) -> bool:
-        """The supervisor is gone: leave without saving."""
+        """Whether the supervisor is dead: leave without saving."""
         return self.cause == "orphan"
 
     @property
     def replaced(self) -> bool:
-        """Another trainer waits for the lock."""
+        """Whether another trainer waits for the lock."""
         return self.cause == "replace"
 
     def request(self, cause: str, reason: str, exit_code: int) -> None:
@@ -126,9 +125,9 @@ class Stop(threading.Event):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """While inside, the deadline is that of a save.
+        """While inside, the deadline is a save's.
 
-        The caller's status must say "saving", or the supervisor kills.
+        The caller's status must say "saving", or the supervisor kills the process.
         """
         self._saving += 1
         try:
@@ -154,21 +153,20 @@ class Stop(threading.Event):
         return self._since + limit - time.monotonic()
 
     def at_exit(self, hook: Callable[[int], None]) -> None:
-        """`hook(exit_code)` runs last, in order; not when the process is killed or forced out."""
+        """Run `hook(exit_code)` at the end, in order; not if the process is killed or forced."""
         self._hooks.append(hook)
 
     def run_hooks(self, code: int) -> None:
-        """Run what `at_exit` was given."""
+        """Run the hooks given to `at_exit`."""
         while self._hooks:
             self._hooks.pop(0)(code)
 
 
 def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoReturn:
-    """Run a role and end the process with the exit code its outcome stands for
-    (`common.system.errors`).
+    """Run a role and end the process with the exit code for its outcome (`common.system.errors`).
 
-    Ends by `os._exit`: TensorFlow's and CUDA's destructors have hung and crashed at exit, and
-    whatever a role must close it has closed when `main` returns. `saves`: the role has something to
+    Ends by `os._exit`: TensorFlow's and CUDA's destructors have hung and crashed at exit, and a
+    role has closed everything it must close when `main` returns. `saves`: the role has something to
     save, so it gets the longer deadlines.
     """
     home.settle(os.environ)
@@ -216,7 +214,7 @@ def _outcome(main: Callable[[Stop], int | None], stop: Stop) -> int:
 
 
 def _is_hopeless(e: Exception) -> bool:
-    """Out of memory, or a folder that cannot be written: a restart ends the same way."""
+    """Whether a restart would end the same way: out of memory, or a folder is not writable."""
     if isinstance(e, OSError):
         return e.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
     return is_out_of_memory(e)
@@ -240,31 +238,31 @@ def watch(stop: Stop) -> None:
 
 
 def hear() -> None:
-    """Take signals, and take them back from a library that has taken them (TensorFlow's collectives
-    do). From the main thread.
+    """Take over signals, also from a library that has taken them (TensorFlow's collectives do).
+    Call from the main thread.
     """
     for sig in _HEARD:
         signal.signal(
             sig, lambda *_: None
-        )  # the wakeup fd only hears of signals that have a Python handler
+        )  # the wakeup fd only reports signals that have a Python handler
 
 
 def hold_signals() -> None:
-    """Before exec: what asks to leave waits until the new program's `run_main` listens, instead of
-    ending it in the middle of its imports.
+    """Block stop signals before exec until the new program's `run_main` listens, so that they do
+    not end it in the middle of its imports.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
 
 
 def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
-    """Become a fresh process: same pid, same supervisor, same log, nothing of today's memory, on a
-    GPU neither.
+    """Become a fresh process: same pid, same supervisor, same log, but none of the old memory, nor
+    any on a GPU.
 
-    `argv` as for `sys.executable`; `env` is added to the environment. What is not inheritable is
-    closed, locks too (`Lock.keep`). Nothing may be left to save. From the main thread; raises the
-    stop's error.
+    `argv`: the arguments for `sys.executable`; `env` is added to the environment. Closes whatever
+    is not inheritable, including locks (see `Lock.keep`). Call from the main thread, with nothing
+    left to save; raises the stop's error.
     """
-    with stop._hearing:  # the watching thread takes no signal from here on: they stay in the pipe
+    with stop._hearing:  # the watching thread reads no signals from here on: they stay in the pipe
         stop.check()
         if stop.parent_fd is not None:
             os.set_inheritable(stop.parent_fd, True)
@@ -276,14 +274,14 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # While other threads live, they take a signal into the pipe; once they are gone, it waits
-        # until the new process listens.
+        # While other threads live, they write signals into the pipe; once they are gone, a signal
+        # waits until the new process listens.
         hold_signals()
         os.execv(sys.executable, [sys.executable, *argv])
 
 
 def _signal_pipe() -> tuple[int, int]:
-    """(read end, write end), with what the process before the exec had not heard."""
+    """(read end, write end), with the signals that the process did not read before its exec."""
     text = os.environ.pop(_SIGNALS, "")
     if not text:
         return os.pipe()
@@ -294,8 +292,8 @@ def _signal_pipe() -> tuple[int, int]:
 
 
 def _parent_fd() -> int | None:
-    """The supervisor's pipe, and as a second sign a signal from the kernel when it dies (a leaked
-    pipe end would hide the first).
+    """The supervisor's pipe. Also asks the kernel for a signal when the supervisor dies, since a
+    leaked pipe end would hide the first sign.
     """
     text = os.environ.pop(PARENT_FD, "")
     if not text:
@@ -313,7 +311,7 @@ def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
         remaining = stop.remaining_s()
         if remaining is not None and remaining <= 0:
             _force(stop)
-        # 0.25 s, not the whole remainder: the deadline moves when a save begins or ends.
+        # 0.25 s, not all of the rest: the deadline moves when a save begins or ends.
         ready, _, _ = select.select(
             fds, [], [], None if remaining is None else min(remaining, 0.25)
         )
@@ -330,7 +328,7 @@ def _on_signal(stop: Stop, sig: signal.Signals) -> None:
     if sig == signal.SIGUSR1 and stop._saves:
         stop.request("replace", "SIGUSR1", REPLACED)
     elif sig == _PARENT_DIED:
-        # Sent for each thread that had this child: the last one has the process's death with it.
+        # The kernel sends it for each of the parent's threads: only the last means its death.
         if os.getppid() != stop._parent:
             _orphan(stop)
     elif sig in (signal.SIGUSR1, signal.SIGUSR2):

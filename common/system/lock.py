@@ -1,5 +1,5 @@
-"""One process at a time: a flock that the kernel drops when its holder dies, with the holder's name
-inside.
+"""One process at a time: a flock that the kernel releases when its holder dies. The file contains
+the holder's name.
 
 The first line of the file is the holder's pid, the second what it is and who supervises it. A
 holder whose supervisor is dead is on its way out (`common.system.lifecycle`: gone in 10 s), so a
@@ -21,14 +21,14 @@ import psutil
 from common.system.errors import BadInput
 from common.system.lifecycle import SUPERVISOR
 
-HELD = "XTTS_LOCK_FD"  # of the process that became this one
+HELD = "XTTS_LOCK_FD"  # held by the process that became this one
 ORPHAN_WAIT_S = 12.0
 _RETRY_S = 0.6  # `holder` takes a shared lock for an instant; a failure that short is not a holder
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock.
+    """The holder of a lock.
 
     `create_time` as `identity` gives it; `supervisor` is (pid, create_time), or None for a process
     started by hand.
@@ -41,7 +41,7 @@ class Holder:
 
     @property
     def leaving(self) -> bool:
-        """The process is dead or dying, or its supervisor is dead."""
+        """Whether the process is dead or dying, or its supervisor is dead."""
         if not is_alive(self.pid, self.create_time):
             return True
         return self.supervisor is not None and not is_alive(*self.supervisor)
@@ -56,7 +56,7 @@ class Holder:
 
 
 def is_alive(pid: int, create_time: float = 0.0) -> bool:
-    """Whether the very process `pid` of `create_time` runs; a recycled pid or a zombie does not
+    """Whether exactly the process `pid` of `create_time` runs; a reused pid or a zombie does not
     count.
     """
     try:
@@ -71,18 +71,16 @@ def is_alive(pid: int, create_time: float = 0.0) -> bool:
 
 
 def identity(pid: int | None = None) -> tuple[int, float]:
-    """(pid, create_time) of a process, this one by default; the time in seconds since the machine
-    was started, where Linux tells it: by the clock on the wall, every process would seem to be
-    another one as soon as that is set.
+    """(pid, create_time) of a process, this one by default. The time counts in seconds from the
+    machine's start, where Linux reports it: by the wall clock, every process would seem to be
+    another one as soon as somebody sets the clock.
     """
     p = psutil.Process(pid)
     return p.pid, _created(p)
 
 
 def program_began() -> float:
-    """When the supervisor of this process was started, else when the process was; as `identity`
-    tells it.
-    """
+    """When this process's supervisor started, else when the process did; in `identity`'s time."""
     text = os.environ.get(SUPERVISOR, "")
     return float(text.split(":")[1]) if ":" in text else identity()[1]
 
@@ -90,11 +88,11 @@ def program_began() -> float:
 def _created(p: psutil.Process) -> float:
     try:
         about = Path(f"/proc/{p.pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):  # it went before, or while it was read
+    except (FileNotFoundError, ProcessLookupError):  # it ended before, or while it was read
         if Path("/proc/self/stat").exists():
             raise psutil.NoSuchProcess(p.pid) from None
         return p.create_time()
-    # Field 22 of all, the 20th behind the name, which may hold spaces and parentheses.
+    # Field 22 of all, the 20th after the name, which may contain spaces and parentheses.
     ticks = int(about[about.rindex(b")") + 2 :].split()[19])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -107,15 +105,15 @@ def _by_the_clock(pid: int) -> float:
 
 
 class Lock:
-    """A held lock; `release` or the process's end gives it back. Not inherited by children."""
+    """A held lock; `release` or the process's end frees it. Children do not inherit it."""
 
     def __init__(self, path: Path, fd: int):
         self.path = path
         self._fd: int | None = fd
 
     def release(self, unlink: bool = False) -> None:
-        """Give the lock back; `unlink` also removes the file (only for a folder that is being taken
-        back).
+        """Free the lock; `unlink` also removes the file (only for a folder that is being removed
+        again).
         """
         if self._fd is None:
             return
@@ -126,7 +124,7 @@ class Lock:
         self._fd = None
 
     def keep(self) -> dict[str, str]:
-        """The environment with which this very process, begun anew by exec, still holds it."""
+        """The environment that lets this process still hold the lock after exec."""
         os.set_inheritable(self._fd, True)
         return {HELD: str(self._fd)}
 
@@ -138,13 +136,13 @@ class Lock:
 
 
 def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monotonic) -> Lock:
-    """Take the lock `path` for this process, called `what` in other processes' messages.
+    """Take the lock `path` for this process, which other processes' messages call `what`.
 
     Waits up to 12 s for a holder that is leaving.
 
     Raises:
-        BadInput: another process holds it; the message names its pid and command, then `advice`. Or
-            the folder is read-only.
+        BadInput: another process holds it (the message names its pid and command, then `advice`),
+        or the folder is read-only.
     """
     path = Path(path)
     start = clock()
@@ -169,7 +167,7 @@ def lock(path: str | os.PathLike, what: str, advice: str = "", clock=time.monoto
 
 
 def _kept(path: Path) -> Lock | None:
-    """The lock on `path` that the process held before its exec."""
+    """The lock on `path`, if the process held it before its exec."""
     text = os.environ.pop(HELD, "")
     if not text:
         return None
@@ -182,7 +180,7 @@ def _kept(path: Path) -> Lock | None:
 
 
 def holder(path: str | os.PathLike) -> Holder | None:
-    """Who holds the lock now; None: nobody."""
+    """The lock's current holder; None: nobody."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -231,7 +229,7 @@ def _try(path: Path) -> int | None:
 def _no_locks(path: Path, error: OSError) -> BadInput:
     return BadInput(
         f"cannot lock {path}: {error.strerror or error}; without locks two trainers could write one"
-        " run. Put the run folder on a disk that has them (a local one; NFS with its lock service;"
+        " run. Put the run folder on a disk that has locks (a local one; NFS with its lock service;"
         " Lustre mounted with flock)"
     )
 

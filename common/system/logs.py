@@ -3,7 +3,7 @@ out of it.
 
     2026-01-31 12:00:00,123 WARNING trainer: the message
 
-A process says what a user wants to see at once at the level NEWS: the console shows it.
+A process logs what a user wants to see at once at level NEWS: the console shows it.
 
 Continuation lines (tracebacks, TensorFlow's own lines) do not match and stay in the file.
 """
@@ -40,14 +40,14 @@ class LogLine:
 
     @property
     def is_news(self) -> bool:
-        """To be seen at once, and nothing to worry about."""
+        """Whether to show it at once although it is no cause for worry."""
         return self.level == "NEWS"
 
 
 def setup(name: str, level: int = logging.INFO) -> None:
     """Send this process's log to stderr (its log file) under `name`.
 
-    Replaces what was set up before.
+    Replaces any earlier setup.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(_FORMAT.format(name=name)))
@@ -61,6 +61,6 @@ def setup(name: str, level: int = logging.INFO) -> None:
 
 
 def parse(line: str) -> LogLine | None:
-    """The parts of a line written through `setup`; None for any other line."""
+    """The parts of a line in the format of `setup`; None for any other line."""
     m = _LINE.match(line.rstrip("\r\n"))
     return LogLine(*m.groups()) if m else None

@@ -1,5 +1,5 @@
-"""What each process is doing: RUN/status/<process>.json, replaced atomically by the process, read
-by the supervisor and users.
+"""What each process is doing: RUN/status/<process>.json, which the process replaces atomically and
+the supervisor and users read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from common.system.clock import boot, since_boot
 from common.system.documents import read_json
 from common.system.errors import OK
 from common.system.lock import identity, is_alive
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 SAVING = "saving"  # the phase in which the supervisor waits for `save_grace_s` at a stop
-SPEAKING_LAST = "speaking samples"  # of the run's end; the checkpoint `step` is the trainer's own
+SPEAKING_LAST = "speaking samples"  # at the run's end; the checkpoint `step` is the trainer's own
 SUMMING_UP = "the summary"  # what was judged later is not in it
-DONE = "done"  # nothing left to do but to say so
+DONE = "done"  # nothing left to do but to report it
 LEFT = "left"
 
 log = logging.getLogger("status")
@@ -31,7 +33,7 @@ log = logging.getLogger("status")
 
 @dataclass(frozen=True)
 class Status:
-    """One process.
+    """One process's report.
 
     `step` counts from 1 within `stage` (1, 2, …), the sampler's is a checkpoint's; `eta_s` is the
     time to the stage's `max_steps`."""
@@ -50,23 +52,23 @@ class Status:
     saved_step: int = 0
     loss: float | None = None
     utterances_per_s: float | None = None
-    batches: int = 0  # a producer's: made so far
-    wait_percent: float | None = None  # of the step time, waiting for data
+    batches: int = 0  # of a producer: batches made so far
+    wait_percent: float | None = None  # share of the step time spent waiting for data
     ready: int | None = None  # batches waiting
     window: int | None = None  # W, the most batches in existence
-    target: int | None = None  # how many the trainer asks for now
+    target: int | None = None  # how many batches the trainer asks for now
     eta_s: float | None = None
     message: str = ""
     save_grace_s: float | None = None  # how long a stop waits for a save of this trainer
     exit_code: int | None = None
     time: float = 0.0
-    clock: float = 0.0  # of `time`, on the clock that nobody sets, of the machine's start `boot`
+    clock: float = 0.0  # `time` on the clock that nobody sets, since the machine's start `boot`
     boot: str = ""
 
     @property
     def age_s(self) -> float:
-        """Seconds since this was written, however the clock on the wall was set meanwhile; from
-        another machine, or before a restart of this one, by that clock."""
+        """Seconds since this was written, even if the wall clock was set in between; by the wall
+        clock if it was written on another machine or before this one restarted."""
         if self.boot == boot():
             return max(0.0, since_boot() - self.clock)
         return max(0.0, time.time() - self.time)
@@ -78,14 +80,14 @@ class Status:
 
     @property
     def buffer(self) -> str:
-        """ "3/4 of 8": batches that wait, how many may exist now, and at most."""
+        """ "3/4 of 8": batches waiting, how many may exist now, and how many at most."""
         now = f"{self.ready or 0}/{self.target or self.window}"
         return now if self.target in (None, self.window) else f"{now} of {self.window}"
 
     @property
     def progress(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """((stage, step), (stage, saved step)): a larger value of either means that the run came
-        further.
+        """((stage, step), (stage, saved step)): a larger value of either means that the run made
+        progress.
         """
         return (self.stage, self.step), (self.stage, self.saved_step)
 
@@ -110,12 +112,12 @@ class StatusFile:
 
     @property
     def value(self) -> Status:
-        """What was last reported."""
+        """The last report."""
         return self._status
 
     def update(self, **changes) -> None:
-        """Change fields; written at once when phase, stage, message or saved_step change, else at
-        most twice a second.
+        """Change fields. Writes at once if phase, stage, message or saved_step change, else at most
+        twice a second.
 
         Raises:
             TypeError: no such field.
@@ -133,9 +135,9 @@ class StatusFile:
                 self._write()
 
     def finish(self, exit_code: int) -> None:
-        """The last word; give it to `Stop.at_exit`.
+        """Write the last report; give this to `Stop.at_exit`.
 
-        A successor of the same name that already reports is not overwritten.
+        Does not overwrite a successor of the same name that already reports.
         """
         now = read(self._path.parent.parent, self._status.name)
         if now is not None and now.pid != self._status.pid and now.alive:
@@ -163,7 +165,7 @@ def status_path(run_dir: str | os.PathLike, name: str) -> Path:
 
 
 def read(run_dir: str | os.PathLike, name: str) -> Status | None:
-    """A process's last report; None: none, or not readable."""
+    """A process's last report; None: there is none, or it is not readable."""
     try:
         d = read_json(status_path(run_dir, name))
         known = {f.name for f in dataclasses.fields(Status)}
@@ -173,15 +175,15 @@ def read(run_dir: str | os.PathLike, name: str) -> Status | None:
 
 
 def read_all(run_dir: str | os.PathLike) -> list[Status]:
-    """Every process that reported, the trainer first."""
+    """The report of every process, the trainer's first."""
     names = sorted(p.stem for p in (Path(run_dir) / "status").glob("*.json"))
     found = [s for s in (read(run_dir, n) for n in names) if s is not None]
     return sorted(found, key=lambda s: (s.role != "trainer", s.name))
 
 
 def trainer_is_done(run_dir: str | os.PathLike, began: float = 0.0) -> bool:
-    """Whether the run's trainer has said since `began`, on the clock of `lock.identity`, that all
-    is trained: before, it was another one's word.
+    """Whether the run's trainer has reported since `began`, on the clock of `lock.identity`, that
+    training is complete: an earlier report is another trainer's.
     """
     s = read(run_dir, "trainer")
     if s is None or s.phase != DONE and (s.phase != LEFT or s.exit_code != OK):
@@ -190,21 +192,23 @@ def trainer_is_done(run_dir: str | os.PathLike, began: float = 0.0) -> bool:
 
 
 def as_json(run_dir: str | os.PathLike) -> dict:
-    """`launch.py status --json`: the run folder, the time, and every process as it reported, with
-    whether it is `alive`.
+    """The content of `launch.py status --json`: the run folder, the time, and every process's
+    report, with whether it is `alive`.
     """
     processes = [dataclasses.asdict(s) | {"alive": s.alive} for s in read_all(run_dir)]
     return {"run": str(run_dir), "time": time.time(), "processes": processes}
 
 
 def duration(seconds: float) -> str:
-    """h:mm:ss."""
+    """Format as h:mm:ss."""
     s = int(max(0.0, seconds))
     return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}"
 
 
 def table(run_dir: str | os.PathLike) -> Table:
     """`launch.py status`: one row per process."""
+    from rich.table import Table  # slow to load: every process of a run imports this module
+
     t = Table(title=str(run_dir), box=None, padding=(0, 2, 0, 0))
     for column in (
         "process",
@@ -230,7 +234,7 @@ def table(run_dir: str | os.PathLike) -> Table:
             if s.role == "trainer"
             else f"{s.batches} batches"
         )
-        if s.role == "sampler":  # the checkpoint that it speaks, or spoke last
+        if s.role == "sampler":  # the checkpoint that it is speaking, or spoke last
             steps = f"step {s.step}" if s.step else ""
         t.add_row(
             s.name,

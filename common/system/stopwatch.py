@@ -1,4 +1,4 @@
-"""Where time goes, by named parts of the work.
+"""Measures where time goes, by named parts of the work.
 
 The parts: read, decode, resample, mel, codes, pack, serialise (producer); transfer, compute,
 optimizer, checkpoint, logging (trainer).
@@ -12,16 +12,14 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up seconds by part. Not for several threads at once: each has its own."""
+    """Adds up seconds by part. Not thread-safe: give each thread its own."""
 
     def __init__(self):
         self.spent_s: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside as `name`; parts may lie inside each other, and count twice
-        then.
-        """
+        """Count the time inside as `name`; nested parts count twice."""
         start = time.perf_counter()
         try:
             yield
@@ -29,10 +27,10 @@ class Stopwatch:
             self.add(name, time.perf_counter() - start)
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds measured elsewhere."""
+        """Add seconds measured elsewhere."""
         self.spent_s[name] = self.spent_s.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """What has been counted since the last call."""
+        """The seconds counted since the last call."""
         spent, self.spent_s = self.spent_s, {}
         return spent

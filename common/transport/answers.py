@@ -153,4 +153,5 @@ class Answers:
         if len(self._garbage) > 1000:
             self._garbage.clear()
         if error.version is not None and error.version != wire.VERSION and run:
-            self._link.send(peer_id, run, Refuse(self._book.gen, str(error)))
+            reason = f"{error}; use the same version of this program for both"
+            self._link.send(peer_id, run, Refuse(self._book.gen, reason))

@@ -25,6 +25,7 @@ from common.audio.errors import DecodeError
 from common.audio.levels import louder_channel, measure, require_sound
 from common.audio.reading import is_exact, mono, open_audio, read
 from common.audio.treatment import Portion
+from common.system import trace
 from common.system.errors import Stopped
 from common.system.stopwatch import Stopwatch
 
@@ -193,10 +194,12 @@ def _part(
 class Decoding(Future):
     """A clip being decoded.
 
-    `spent_s`, once done: seconds of the thread by part, `decode` without `resample`.
+    `spent_s`, once done: seconds of the thread by part, `decode` without `resample`; `ended`: when
+    that was, by time.perf_counter.
     """
 
     spent_s: dict[str, float] = {}
+    ended = 0.0
 
 
 class DecodePool:
@@ -261,7 +264,7 @@ class DecodePool:
             if not future.set_running_or_notify_cancel():
                 continue
             watch = _timing.watch = Stopwatch()
-            result, error = None, None
+            result, error, began = None, None, time.perf_counter()
             try:
                 with watch.part("decode"):
                     result = decode(path, *args, **kwargs)
@@ -269,7 +272,9 @@ class DecodePool:
             except BaseException as e:  # noqa: BLE001 - a thread's edge: the future's owner gets it, or would wait for ever
                 error = e
             watch.add("decode", -watch.spent_s.get("resample", 0.0))
-            future.spent_s = watch.take()
+            future.spent_s, future.ended = watch.take(), time.perf_counter()
+            thread = threading.current_thread().name
+            trace.span(thread, os.path.basename(path), began, future.ended)
             if error is None:
                 future.set_result(result)
             else:

@@ -1,12 +1,12 @@
-"""The demo corpus: some 13 minutes of speech in five languages, spoken by eSpeak NG in seconds.
+"""The demo corpus: about 13 minutes of speech in five languages, spoken by eSpeak NG in seconds.
 
-No download, no account.
+Needs no download and no account.
 
     python -m producer.corpus.demo DIR
 
-makes an ordinary folder, `metadata.csv` (audio_file|text|speaker_name|language) and `wavs/`, the
-same bytes every time, and leaves one that is already there as it is: it may hold the user's own
-recordings by then.
+makes an ordinary folder with `metadata.csv` (audio_file|text|speaker_name|language) and `wavs/`,
+the same bytes every time. It leaves an existing one as it is: that may contain the user's own
+recordings by now.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _AUDIO_OUTPUT_SYNCHRONOUS, _POS_CHARACTER, _CHARS_UTF8, _RATE, _VOLUME, _PITCH =
 class Speaker:
     """A voice of eSpeak NG.
 
-    Only variants without breath noise: that comes from a generator seeded by the clock.
+    Only variants without breath noise, which comes from a generator seeded by the clock.
     """
 
     name: str
@@ -66,7 +66,7 @@ wavs/          the recordings, 22 050 Hz, 16 bit, mono
 To train on your own voice, put your recordings (WAV, FLAC, MP3 or OGG, 0.5 to 11.6 s each) and a
 metadata.csv like this one into a folder of your own and give that folder as data.train=DIR, or
 replace what is in here; an existing folder is never overwritten.
-`python launch.py scan data.train=DIR` says what of it can be used, and why the rest cannot.
+`python launch.py scan data.train=DIR` says which rows can be used, and why the others cannot.
 """
 
 
@@ -81,7 +81,7 @@ class Line:
 
 
 def script(language: str) -> list[Line]:
-    """What is said in a language, in order: every sentence once, the speakers in turn, then some
+    """What to say in a language, in order: every sentence once, the speakers in turn, then some
     pairs of sentences.
     """
     texts, speakers = TEXTS[language], SPEAKERS[language]
@@ -100,7 +100,7 @@ def script(language: str) -> list[Line]:
 class _Espeak:
     """eSpeak NG through its C interface.
 
-    One per process: the library's state is global, and sounds depend on what was said before.
+    One per process: the library's state is global, and its sounds depend on what it said before.
     """
 
     def __init__(self):
@@ -124,7 +124,7 @@ class _Espeak:
         callback = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
-        self._callback = callback(self._receive)  # kept: the library holds only its address
+        self._callback = callback(self._receive)  # kept alive: the library stores only its address
         self._lib.espeak_SetSynthCallback(self._callback)
 
     def _receive(self, samples, count: int, _events) -> int:
@@ -184,14 +184,14 @@ def _speak_apart(language: str, folder: Path) -> None:
 
 
 def make_demo_corpus(folder: str | os.PathLike) -> Path:
-    """The demo corpus at `folder`; made if there is nothing, kept as it is if there is a
+    """Make the demo corpus at `folder` if there is nothing yet; keep it as it is if there is a
     metadata.csv. Takes a few seconds.
 
     It appears whole or not at all.
 
     Raises:
-        BadInput: the folder holds something else, cannot be written, or eSpeak NG does not work
-            here.
+        BadInput: the folder contains something else or cannot be written, or eSpeak NG does not
+        work here.
     """
     folder = Path(folder).absolute()
     if (folder / "metadata.csv").is_file():

@@ -1,5 +1,5 @@
-"""What the demo corpus says: sentences of everyday life in five languages, written for this
-project, one a line.
+"""The texts of the demo corpus: everyday sentences in five languages, written for this project,
+one per line.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A manifest in figures: histograms, the alphabet, padding by number of buckets, and the settings
-that these suggest.
+that they suggest.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from common.run.settings import Config
 from producer.batches.decode import SAMPLE_RATE
 from producer.batches.rows import layout_of, most_codes
 
-VERSION = 1  # of the JSON: another where a key is renamed or removed
+VERSION = 1  # version of the JSON: raised when a key is renamed or removed
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)
-WORTH = 0.01  # share of the positions that more buckets have to save
+WORTH = 0.01  # share of the positions that more buckets must save
 BATCHES_A_BUCKET = 4  # fewer, and short batches cost more than the padding (common/data/buckets.py)
 BARS = 40
-# Findings of text and sound that hardly belong together, or of clips that make an evaluation lie.
+# Findings of text and sound that hardly match, or of clips that falsify an evaluation.
 MISFITS = ("slow", "fast", "faster_than_most", "other_script", "in_both")
-FEW = 0.05  # share of the rows: above, the finding is the corpus's nature and no misfit
-STAYS_S = 0.3  # of silence at the ends, as published corpora have it
-SPREAD_DB = 12.0  # between the softest and the loudest clip of nine in ten; one voice keeps within
+FEW = 0.05  # share of the rows: above it, the finding is the corpus's nature, not a misfit
+STAYS_S = 0.3  # seconds of silence at the ends, as in published corpora
+SPREAD_DB = 12.0  # between softest and loudest of nine clips in ten; one voice stays within
 UNEVEN = 10.0  # times the hours of the smallest language
 
 
@@ -44,7 +44,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Histogram | None:
-        """At most 41 bars whose width is 1, 2 or 5 times a power of ten; None of no values."""
+        """At most 41 bars whose width is 1, 2 or 5 times a power of ten; None if no values."""
         values = np.asarray(values, np.float64)
         if not len(values):
             return None
@@ -60,7 +60,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A setting, as it is written on the command line, and the reason for it."""
+    """A setting as written on the command line, and the reason for it."""
 
     setting: str
     why: str
@@ -68,7 +68,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the JSON of a scan and its page show besides the report.
+    """What a scan's JSON and page show in addition to the report.
 
     `histograms`: seconds, tokens and characters per second of every row kept; level in dBFS of the
     recordings that were decoded. `alphabet`: language → character of the cleaned texts → count,
@@ -82,7 +82,7 @@ class Figures:
 
     @classmethod
     def of(cls, path: Path, config: Config) -> Figures:
-        """Read a manifest through once."""
+        """Read the whole manifest once."""
         with Manifest.open(path) as manifest:
             return cls._of(manifest, config)
 
@@ -121,7 +121,7 @@ class Figures:
 
 
 def _row_lengths(columns: dict[str, np.ndarray], config: Config) -> np.ndarray:
-    """Positions of the rows that are trained on."""
+    """Positions of the rows to train on."""
     train = columns["split"] == TRAIN
     codes = most_codes(
         columns["num_samples"][train], config.batching.code_phases, config.dims.audio
@@ -139,7 +139,7 @@ def _num_batches(lengths: np.ndarray, config: Config) -> int:
 def _of_padding(
     padding: dict[int, float], lengths: np.ndarray, config: Config
 ) -> Iterable[Suggestion]:
-    """The fewest buckets of which the next larger number saves less than 1 % of the positions."""
+    """The fewest buckets after which the next larger number saves less than 1 % of positions."""
     if not padding:
         return
     most = max(1, _num_batches(lengths, config) // BATCHES_A_BUCKET)

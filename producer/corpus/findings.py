@@ -1,5 +1,5 @@
-"""What a scan warns about: things that are no reason to leave a row out, counted, the worst of each
-kind with its row.
+"""What a scan warns about: oddities that are no reason to leave a row out, with counts, and the
+worst of each kind with its row.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ LOUD = 1.25  # peak; lossy codecs overshoot 1 by a few per cent
 LOW_RATE = 16000
 FASTEST = 40.0  # characters per second; fast speech has 25
 SLOWEST = 3.0  # likewise; slow speech has 8
-SLOWEST_OF = {"zh": 1.0, "ja": 1.0, "ko": 1.0}  # where a character is a syllable or more
-OUT_OF_LINE = 4.0  # times slower than the median of the corpus and language; half of it, faster
-ENOUGH = 20  # rows of a language before their median says something
+SLOWEST_OF = {"zh": 1.0, "ja": 1.0, "ko": 1.0}  # in scripts where a character is a syllable or more
+OUT_OF_LINE = 4.0  # times slower than the median of corpus and language; half of it, faster
+ENOUGH = 20  # rows that a language needs for a meaningful median
 FEW_CLIPS = 100
 OFFSET = 0.02  # of full scale; cheap recorders have a tenth of it
 QUIET_DB = -45.0  # of the frames that sound; speech is recorded at -30 to -15
 LONG_END_S = 1.5  # silence before or after the words
 LONG_PAUSE_S = 3.0
 SOFTER_DB = 20.0  # than the median of the corpus
-MOST_TEXTS = 1_000_000  # that are compared for repeats: 100 MB
-SHOWN = 20  # rows of a finding that are kept
+MOST_TEXTS = 1_000_000  # clips compared for repeats: 100 MB
+SHOWN = 20  # rows kept per finding
 
-# kind → what is said of it: {n} rows, {v} the worst value, {x} where that is
+# kind → its message: {n} rows, {v} the worst value, {x} where that is
 MESSAGES = {
     "loud": "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})",
     "clipped": "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})",
@@ -95,7 +95,7 @@ MESSAGES = {
     "softer_than_most": "{n} clips are more than 20 dB softer than the median of the corpus ({x})",
 }  # fmt: skip
 
-# kind → why a row is rejected that `data.reject` names: {v} the value, {x} what is said of it
+# kind → why `data.reject` leaves the row out: {v} the value, {x} the details
 REASONS = {
     "loud": "peak {v:.3g}",
     "clipped": "{v:.1%} of the samples at full scale",
@@ -128,13 +128,13 @@ REASONS = {
 
 @dataclass
 class Finding:
-    """Rows that one thing is odd about."""
+    """One kind of oddity, and its rows."""
 
     kind: str
     count: int = 0
-    # value, minus its number, where it is, what is said of it, the utterance's id
+    # value, minus its number, its place, its details, the utterance's id
     worst: list[tuple[float, int, str, str, int]] = field(default_factory=list)
-    every: dict[str, str] | None = None  # row → why it is rejected, where that is asked for
+    every: dict[str, str] | None = None  # row → why it is rejected, if `data.reject` asks for that
 
     def add(self, where: str, said: str, value: float = 0.0, *, of: int) -> None:
         """`value`: how odd it is; of equal ones the first is kept. `of`: the utterance's id."""
@@ -149,15 +149,15 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """In one line, with the worst."""
+        """One line, with the worst row."""
         value, _, _, said, _ = max(self.worst)
         return MESSAGES[self.kind].format(n=self.count, v=value, w=-value, x=said)
 
     def to_json(self) -> dict:
         """Plain values.
 
-        `worst`: the worst twenty rows as `file:line`; `said` and `utterances`: of each what is
-        said of it, and its id in the manifest.
+        `worst`: the worst twenty rows as `file:line`; `said` and `utterances`: the details of
+        each, and its id in the manifest.
         """
         worst = sorted(self.worst, reverse=True)
         return {
@@ -171,9 +171,9 @@ class Finding:
 
 
 class _Measured:
-    """A number of each row, the row and its id: compared when all are known.
+    """A number for each row, with the row and its id: compared once all are known.
 
-    The rows are there already; a number and an id take 16 bytes.
+    The rows are in memory anyway; a number and an id take 16 bytes.
     """
 
     def __init__(self):
@@ -188,7 +188,7 @@ class _Measured:
 class Findings:
     """Collects while rows are kept; `found` at the end.
 
-    Of the kinds in `every`, all rows and not the worst alone.
+    For the kinds in `every` it keeps all rows, not only the worst.
     """
 
     def __init__(self, every: Iterable[str] = ()):
@@ -207,7 +207,7 @@ class Findings:
         self.unknown_characters: Counter[str] = Counter()
 
     def look_at(self, entry: CorpusRow, facts: AudioFacts) -> None:
-        """Note what is odd about a row that is kept; they come in the order of their ids."""
+        """Note what is odd about a kept row; rows come in the order of their ids."""
         where, of = where_of(entry.row), self._looked
         self._looked += 1
         for kind, said, value in (*_of_audio(facts), *_of_text(entry, facts, where)):
@@ -239,7 +239,7 @@ class Findings:
             self._kinds["in_both"].add(where, facts.path, of=of)
 
     def found(self) -> list[Finding]:
-        """What was found, of each kind that occurred. To be called once."""
+        """The findings, one for each kind that occurred. Call it once."""
         for language, paces in self._pace.items():
             self._compare(language, paces)
         if len(self._levels.rows) >= ENOUGH:
@@ -270,8 +270,8 @@ class Findings:
         return [f for f in self._kinds.values() if f.count]
 
     def _compare(self, language: str, paces: _Measured) -> None:
-        """Characters per second against those of the language: the median of its rows, and what
-        nobody speaks.
+        """Compare characters per second with the language's: the median of its rows, and rates
+        that nobody speaks at.
         """
         values = np.asarray(paces.values)
         median = float(np.median(values)) if len(values) >= ENOUGH else 0.0
@@ -290,7 +290,7 @@ class Findings:
 def misfits(
     rows: Iterable[tuple[CorpusRow, AudioFacts]], kinds: Iterable[str]
 ) -> dict[str, tuple[str, str]]:
-    """Row (`file:line`) → (reason, kind) of the rows that one of `kinds` is found of: what
+    """Row (`file:line`) → (reason, kind) for the rows with a finding in `kinds`: what
     `data.reject` leaves out.
     """
     findings = Findings(kinds)
@@ -314,7 +314,7 @@ def _pace(entry: CorpusRow, facts: AudioFacts) -> float:
 
 
 def _of_audio(facts: AudioFacts) -> Iterator[tuple[str, str, float]]:
-    """(kind, what is said, how bad) of a recording."""
+    """(kind, details, how bad) of a recording."""
     path = facts.path
     if facts.rate < LOW_RATE:
         yield "low_rate", f"{path}: {facts.rate} Hz", 0.0
@@ -348,7 +348,7 @@ def _of_audio(facts: AudioFacts) -> Iterator[tuple[str, str, float]]:
 
 
 def _of_text(entry: CorpusRow, facts: AudioFacts, where: str) -> Iterator[tuple[str, str, float]]:
-    """(kind, what is said, how bad) of a text."""
+    """(kind, details, how bad) of a text."""
     text, limit = entry.row.text, char_limit(entry.language)
     if len(text) > limit:
         yield "long_text", f"{where}, {len(text)} characters, {entry.language}: {limit}", len(text)

@@ -1,6 +1,6 @@
-"""What a scan knows of one audio file: its header, and on request its samples' level.
+"""What a scan knows about one audio file: its header, and on request facts of its samples.
 
-Remembered by path, size and mtime.
+Facts are remembered by path, size and mtime.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from common.audio.treatment import Portion, Treatment
 from common.system.files import why_irregular
 from producer.batches.decode import num_output_samples
 
-MAX_DEEP_S = 120  # longer files are beyond every limit: their samples are not worth the memory
-FACTS = 3  # what is looked at: facts of another number are not taken from an earlier manifest
+MAX_DEEP_S = 120  # longer files exceed every limit: their samples are not worth the memory
+FACTS = 4  # facts of another version are not taken from an earlier manifest
 AMBIGUOUS = "several files of that name"
 _SHOWN = 5
 
 
 class Place(Protocol):
-    """Where a recording may lie (`producer/corpus/readers/paths.py`)."""
+    """Where a recording may be (`producer/corpus/readers/paths.py`)."""
 
     def candidates(self) -> tuple[str, ...]:
         """Paths, the likeliest first."""
 
     def elsewhere(self) -> list[str]:
-        """Paths of its name, where no candidate holds a file."""
+        """Paths with its name, if no candidate is a file."""
 
     @property
     def moved(self) -> bool:
-        """Whether the candidates are not what is written, but of the same name."""
+        """Whether the candidates are not the path as written, but have the same name."""
 
 
 class Known(Protocol):
-    """Where facts of recordings may be known from: a manifest, or a scan's journal."""
+    """A source of known facts about recordings: a manifest, or a scan's journal."""
 
     def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
-        """What was found in this very file; None: nothing, or it has changed since."""
+        """What was found in exactly this file; None: nothing, or it has changed since."""
 
 
 @dataclass(frozen=True)
 class AudioFacts:
     """A file's header, or why it cannot be used.
 
-    What is only known of samples is None, or 0, where they were not read.
+    Facts that need the samples are None, or 0, if those were not read.
 
-    `doubt`: what is odd about the container, in words. `level_db`: dBFS of what sounds. `lead_s`,
-    `tail_s`, `pause_s`: silence before, after and, at the longest, between sounds. `band_hz`,
-    `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone. `portion`: what of it is
-    used, where that is not all of it as it is.
+    `doubt`: what is odd about the container, in words. `level_db`: dBFS where it sounds. `lead_s`,
+    `tail_s`, `pause_s`: silence before, after and (the longest) between sounds. `band_hz`,
+    `hum_hz`: as in `levels.Shape`. `searched`: found by its name alone. `portion`: the part in use,
+    unless that is all of it, unchanged.
     """
 
     path: str
@@ -79,27 +79,29 @@ class AudioFacts:
     band_hz: int = 0
     hum_hz: int = 0
     content: str = ""  # a digest of the samples
-    deep: bool = False  # the samples were asked for
+    deep: bool = False  # whether the samples were asked for
     searched: bool = False
     portion: Portion | None = None
-    known: bool = False  # from an earlier scan, not opened now
+    known: bool = False  # whether they come from an earlier scan, without opening the file now
 
     @property
     def used_s(self) -> float:
-        """Seconds of what is used."""
+        """Seconds in use."""
         return (self.frames if self.portion is None else self.portion.frames) / self.rate
 
     @property
     def num_samples(self) -> int:
-        """Length of what is used, at 22 050 Hz."""
+        """Samples in use, at 22 050 Hz."""
         frames = self.frames if self.portion is None else self.portion.frames
         return num_output_samples(frames, self.rate)
 
     def treated(self, treatment: Treatment) -> AudioFacts:
-        """With what is used of it, and the silence that this has. Itself where it is not usable."""
+        """The facts after the treatment: the part in use, and its silence. Unusable ones:
+        unchanged.
+        """
         if self.error or not treatment.changes:
             return self
-        if self.level_db is None:  # too long to be looked at
+        if self.level_db is None:  # too long to be examined
             return replace(self, portion=Portion(0, self.frames, 1.0))
         ends_s = self.lead_s, self.tail_s
         portion = treatment.portion(self.frames, self.rate, self.peak, self.level_db, ends_s)
@@ -108,7 +110,7 @@ class AudioFacts:
         return replace(self, portion=portion, lead_s=lead_s, tail_s=tail_s)
 
     def remembered(self) -> dict:
-        """The values to store under path, size and mtime; defaults are left out."""
+        """The values to store under path, size and mtime, without defaults."""
         values = {name: getattr(self, name) for name in _REMEMBERED}
         return {"facts": FACTS} | {n: v for n, v in values.items() if v != _REMEMBERED[n]}
 
@@ -140,8 +142,9 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
 def facts_of(place: Place, deep: bool, previous: Known | None = None) -> AudioFacts | None:
     """Facts of the recording; None if there is none.
 
-    A file that `previous` knows unchanged is not opened, and what is no file
-    (a named pipe, a device) never is."""
+    Does not open a file that `previous` knows unchanged, nor anything that is not a file (a named
+    pipe, a device).
+    """
     irregular = None
     for searched in (False, True):
         paths = place.elsewhere() if searched else place.candidates()
@@ -166,8 +169,7 @@ def _ambiguous(paths: list[str]) -> str:
         f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     )
     return (
-        f"{len(paths)} files have that name ({shown}); write the path, as seen from the metadata"
-        " file"
+        f"{len(paths)} files have that name ({shown}); write the path relative to the metadata file"
     )
 
 

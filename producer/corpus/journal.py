@@ -1,9 +1,8 @@
-"""What a scan has found out about recordings so far, kept while it goes on: a scan that was killed
-does not open again what it had looked at.
+"""What a scan has found out about recordings so far, kept while it runs: after a kill, the next
+scan does not open the same files again.
 
-A file that is only appended to. Each line is a recording's path, size and time of change with what
-was found, behind the checksum of these; a line that is torn or damaged counts for nothing. Several
-scans may write to one at a time.
+An append-only file. Each line is a checksum, then a recording's path, size and time of change with
+the findings; torn or damaged lines are ignored. Several scans may write to one at a time.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class Journal:
 
     Args:
         path: made if missing; None: nothing is kept.
-        previous: what is known besides, asked second.
+        previous: a second source of known facts, asked after the file.
 
-    A file that cannot be read or written to is no reason to fail: the scan then looks again.
+    A file that cannot be read or written is no reason to fail: the scan then examines again.
     """
 
     def __init__(self, path: Path | None, previous: Known | None = None):
@@ -51,7 +50,7 @@ class Journal:
                 self._read()
             except OSError as e:
                 self._at.clear()
-                log.info("%s cannot be read: all is looked at again (%s)", path, e.strerror)
+                log.info("%s cannot be read: all is examined again (%s)", path, e.strerror)
 
     def _open(self) -> int | None:
         try:
@@ -59,7 +58,7 @@ class Journal:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             return os.open(self._path, flags, 0o600)
         except OSError as e:
-            log.info("%s: a scan that is stopped begins anew (%s)", self._path, e.strerror)
+            log.info("%s: a scan that is stopped starts over (%s)", self._path, e.strerror)
             return None
 
     def _read(self) -> None:
@@ -71,15 +70,15 @@ class Journal:
                     self._at[_key(*found[:3])] = at
                 at += len(line)
             if at and not line.endswith(b"\n"):
-                self._append(b"\n")  # torn: what is written next begins a line of its own
+                self._append(b"\n")  # torn: the next entry starts a new line
         if self._at:
-            log.info("%d recordings were looked at by an earlier scan", len(self._at))
+            log.info("%d recordings were examined by an earlier scan", len(self._at))
 
     def __len__(self) -> int:
         return len(self._at)
 
     def file_facts(self, path: str, size: int, mtime_ns: int) -> dict | None:
-        """What was found in this very file, by this scan's forerunner or before; None: nothing."""
+        """What was found in exactly this file, by an interrupted or earlier scan; None: nothing."""
         at = self._at.get(_key(path, size, mtime_ns))
         if at is not None:
             found = _parsed(self._line(at))
@@ -92,11 +91,11 @@ class Journal:
     def _line(self, at: int) -> bytes:
         try:
             return os.pread(self._file, _MOST_LINE, at).partition(b"\n")[0]
-        except OSError:  # looked at again, then
+        except OSError:  # it is examined again, then
             return b""
 
     def add(self, found: Iterable[AudioFacts | None]) -> None:
-        """Keep what was found out just now; what is known already is not written again."""
+        """Keep new facts; known ones are not written again."""
         if not self._writes:
             return
         lines = []
@@ -113,12 +112,12 @@ class Journal:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as e:
                 self._writes = False
-                log.info("%s: no more is kept for a scan that is stopped (%s)", self._path, e)
+                log.info("%s: nothing more is kept for a scan that is stopped (%s)", self._path, e)
 
     def done(self) -> None:
-        """The scan has ended well: nothing is to be found again."""
+        """The scan has succeeded: remove the file."""
         if self._path is not None:
-            with contextlib.suppress(OSError):  # a later scan finds it, and what it says is true
+            with contextlib.suppress(OSError):  # a later scan finds it, and its content stays true
                 self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Journal:
@@ -131,14 +130,14 @@ class Journal:
 
 
 def place_of(roots: Iterable[str | os.PathLike]) -> Path | None:
-    """Where a scan of these folders keeps its journal, for a command without a folder of its own:
-    among the user's caches; None: there is no such place.
+    """The journal of a scan of these folders, for a command without a folder of its own: in the
+    user's cache; None: there is none.
     """
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(caches):
         return None
     folder = Path(caches) / "xtts-trainer"
-    with contextlib.suppress(OSError):  # of corpora that were not scanned again
+    with contextlib.suppress(OSError):  # journals of corpora that were not scanned again
         for path in folder.glob("scan-*.journal"):
             if path.stat().st_mtime < time.time() - _OLD_S:
                 path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Whether texts are in the language that they are said to be in: by the words that no text of a
-language is without.
+"""Checks that texts are in the language they claim, by words that every text of a language
+contains.
 
-A corpus whose language was never set is trained as English. Scripts tell some of that
-(`other_script`); of languages in the same letters the function words do. Counts are of a whole
-language's rows, never of one: names and loans are in every text.
+A corpus whose language was never set is trained as English. Scripts reveal some cases
+(`other_script`); for languages with the same letters, function words do. Counts cover all rows of a
+language, never one row: names and loan words are in every text.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ WORDS = {
         "ar": "في من على أن إلى عن التي الذي هذا هذه مع ما لا كان كل لم هو قد بعد ذلك بين أو ثم",
     }.items()
 }
-ENOUGH = 200  # words before they say anything
-OWN = 0.08  # share of the words that are the language's own; every language here has 0.15 in prose
-OTHER = 2.0  # times as many words of another language
+ENOUGH = 200  # words needed for a verdict
+OWN = 0.08  # share of the language's own function words; every language here has 0.15 in prose
+OTHER = 2.0  # times as many function words of another language
 
 
 class LanguageWords:
     """Counts the function words in the texts of each language."""
 
-    MOST_ROWS = 2000  # of a language that are looked at
+    MOST_ROWS = 2000  # words examined per language
 
     def __init__(self):
         self._counts: dict[str, Counter[str]] = {}
@@ -94,8 +94,8 @@ class LanguageWords:
             counts[other] += sum(word in known for word in words)
 
     def doubts(self) -> list[tuple[str, str, float, float, int]]:
-        """(language, the likelier one, share of each's words, rows) of the languages that their
-        texts do not look like.
+        """(language, the likelier one, share of each's words, rows) for the languages whose texts
+        look like another.
         """
         found = []
         for language, counts in self._counts.items():

@@ -1,5 +1,5 @@
-"""How long an utterance may be, in sound and in text, and what a row that is too long or too short
-is left out with.
+"""How long an utterance may be, in sound and in text, and the reason given for rows that are too
+long or too short.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from producer.batches.decode import SAMPLE_RATE
 
 
 class Rejected(Exception):
-    """A row that is left out: the reason, and its short form, which is counted."""
+    """A row that is left out: the reason, and its short form for counting."""
 
     def __init__(self, reason: str, kind: str):
         super().__init__(reason)
@@ -21,7 +21,7 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Samples at 22 050 Hz and text tokens of an utterance."""
+    """Limits in samples at 22 050 Hz and in text tokens."""
 
     min_samples: int
     max_samples: int

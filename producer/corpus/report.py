@@ -29,7 +29,7 @@ _OTHERS = " other places"
 
 @dataclass(frozen=True)
 class Share:
-    """Part of a corpus: clips and hours."""
+    """A part of a corpus: clips and hours."""
 
     name: str
     clips: int
@@ -103,7 +103,7 @@ class Report:
             )
 
     def headline(self) -> str:
-        """`kept=… rejected=…` and the sizes, on one line."""
+        """`kept=… rejected=…` and the sizes, in one line."""
         sizes = f"train={self.train} eval={self.evaluation} hours={self.hours:.2f}"
         return (
             f"kept={self.kept} rejected={self.rejected} {sizes}"
@@ -205,7 +205,7 @@ class Report:
             )
         rest += [
             line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))
-        ]  # which the table shows
+        ]  # the table shows them
         console.print(Text(lines[0], style="bold"))
         console.print(table)
         for line in rest:

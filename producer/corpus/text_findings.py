@@ -1,5 +1,5 @@
-"""What a scan says of the texts it keeps: letters of a foreign script, characters without a sound,
-what cleaning changes.
+"""A scan's remarks about the texts it keeps: letters of a foreign script, characters without a
+sound, what cleaning changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from producer.corpus.rows import CorpusRow
 
 EXAMPLES = 20
 _SHOWN_CHARACTERS = 8
-# Marks that editors and keyboards leave everywhere; their removal is no news.
+# Marks that editors and keyboards leave everywhere; their removal is not worth reporting.
 _USUAL = ("Cf", "Lm", "Mn")
 
 
@@ -48,7 +48,7 @@ class _Changes:
             self.examples.append([text, clean])
         elif (
             place := self.draw.randrange(self.changed)
-        ) < EXAMPLES:  # each changed text is as likely to be shown
+        ) < EXAMPLES:  # every changed text is equally likely to be shown
             self.examples[place] = [text, clean]
 
 
@@ -61,7 +61,7 @@ class TextFindings:
         self._changes: dict[str, _Changes] = {}
 
     def look_at(self, entry: CorpusRow, clean: str) -> None:
-        """Note what is odd about the text of a row that is kept, and what cleaning made of it."""
+        """Note what is odd about the text of a kept row, and what cleaning made of it."""
         text, language = entry.row.text, entry.language
         where = f"{entry.row.file}:{entry.row.line}"
         self._changes.setdefault(language, _Changes()).add(text, clean)
@@ -77,8 +77,8 @@ class TextFindings:
             self._removed.add(where, {c: text.count(c) for c in removed})
 
     def messages(self) -> list[str]:
-        """One line per language with letters of another script, one for the characters that were
-        left out.
+        """One line per language with letters of another script, and one for the characters left
+        out.
         """
         out = []
         for language, seen in self._foreign.items():

@@ -1,4 +1,4 @@
-"""What trimming and one level for all came to, over a corpus."""
+"""The effect of trimming and levelling on a corpus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Treated:
         self._gains_db: list[float] = []
 
     def add(self, facts: AudioFacts) -> None:
-        """Count a usable recording, treated."""
+        """Count a usable recording with its treatment."""
         if facts.portion is None or facts.level_db is None:
             return
         cut = facts.frames - facts.portion.frames
@@ -31,7 +31,7 @@ class Treated:
         self._held += wanted is not None and facts.level_db + gain_db < wanted - _REACHED_DB
 
     def notes(self) -> list[str]:
-        """A line for each setting that is used."""
+        """A line for each setting in use."""
         out, of = [], len(self._gains_db)
         if self.treatment.trim_s is not None:
             out.append(

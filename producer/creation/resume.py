@@ -16,6 +16,8 @@ from common.run.settings import Config
 from common.run.settings_text import flat
 from common.system.documents import parse_json
 from common.system.errors import BadInput
+from common.xtts.text import clean as cleaning
+from common.xtts.text.tokenizer import Tokenizer
 
 # Settings that decide what is trained; named when a folder turns out to hold another run.
 _IDENTITY_SETTINGS = (
@@ -96,7 +98,7 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     """The clips that the run's corpus has lost since, if they are few enough to do without.
 
     Args:
-        scanned: the present manifest.
+        scanned: the present manifest, beside the vocabulary that it was made with.
 
     Raises:
         BadInput: the folder holds another run; names what differs.
@@ -106,26 +108,53 @@ def compare(identity: dict, existing: RunFolder, config: Config, scanned: Path) 
     differs = [k for k in identity if identity[k] != existing.identity.get(k, unsaid.get(k))]
     if not differs:
         return []
-    files = ""
+    cleaned, files = None, ""
+    if "vocabulary" in differs:
+        cleaned = _cleaned_by(identity, existing, scanned.with_name("vocab.json"))
+    if cleaned is not None and "manifest" not in differs:
+        differs.remove("vocabulary")  # today's rules clean these texts as the old ones did
+        if not differs:
+            return []
     if "manifest" in differs:
         with Manifest.open(scanned, check=False) as manifest:
             changes = difference(existing.manifest, manifest)
         without = {u.id for u in changes.gone} | _set_aside(existing)
         few = len(without) <= most_set_aside(config, len(existing.manifest))
+        if cleaned is not None and changes.only_losses:
+            differs.remove("vocabulary")
         if set(differs) <= {"manifest", "plan", "mel_stats"} and changes.only_losses and few:
             return changes.gone
         files = f"; clips {changes}" if changes.gone or changes.new else ""
     old, new = (_deciding(c) for c in (existing.config, config))
     keys = sorted(k for k in {**old, **new} if old.get(k) != new.get(k))
-    settings = (
-        "; ".join(f"{k}: {old.get(k)} there, {new.get(k)} now" for k in keys)
-        or "the files of the corpus changed"
-    )
+    said = [f"{k}: {old.get(k)} there, {new.get(k)} now" for k in keys]
+    go_on = f"restore the old {'files and ' if files else ''}settings to resume"
+    if cleaned is not None and "vocabulary" in differs:
+        said.append(
+            f"version {cleaning.VERSION} of the rules cleans texts now, version {cleaned} did when"
+            " the run was created"
+        )
+        go_on = (
+            "go on with the old texts by `launch.py trainer` and `launch.py producer`, each with"
+            f" --run {existing.path}"
+        )
+    settings = "; ".join(said) or "the files of the corpus changed"
     raise BadInput(
         f"{existing.path} holds another run: {', '.join(differs)} differ ({settings}{files}). Give"
-        " the new run a folder of its own with run=…, or restore the old"
-        f" {'files and ' if files else ''}settings to resume"
+        f" the new run a folder of its own with run=…, or {go_on}"
     )
+
+
+def _cleaned_by(identity: dict, existing: RunFolder, vocabulary: Path) -> int | None:
+    """The earlier version of cleaning that the run was created with, if nothing else of its
+    vocabulary differs; None: more does.
+    """
+    # Not the run's own file, which may be missing or damaged, to be mended from this one.
+    tokenizer = Tokenizer.load(vocabulary, **existing.cleaning)
+    if identity["vocabulary"] != tokenizer.digest:
+        return None
+    was, earlier = existing.identity["vocabulary"], range(1, cleaning.VERSION)
+    return next((v for v in earlier if tokenizer.digest_at(v) == was), None)
 
 
 def changes(old: Config, new: Config) -> list[str]:

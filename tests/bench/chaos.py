@@ -2,10 +2,12 @@
 equal; and how long no step was trained after each kind of fault.
 
     python -m tests.bench.chaos --schedules 200 [--size arithmetic|tiny|twin] [--seed 1]
-        [--events 6] [--jobs 2] [--seconds S] [--plant arrival|fetched|no-strikes|anyone]
+        [--events 6] [--jobs 2] [--seconds S] [--augment]
+        [--plant arrival|fetched|no-strikes|anyone]
 
 Sizes: arithmetic in place of the networks; the networks, tiny; twin: both ends of the channel in
-one process, and a channel that drops, duplicates, delays, reorders and corrupts.
+one process, and a channel that drops, duplicates, delays, reorders and corrupts. --augment: the
+networks, tiny, recordings augmented in both stages.
 
 Schedule i is that of seed SEED + i: `--schedules 1 --seed N` plays one again. A failure prints its
 seed and the story of the run. --plant: with a bug in the product, which has to be caught: exit code
@@ -41,6 +43,7 @@ from tests.support.twin import HANG_S, Twin
 STEPS = {"arithmetic": 160, "tiny": 44, "twin": 60}
 EVENTS_BY = {"arithmetic": 60, "tiny": 12}  # the last event is due by that step, and what gaps took
 EVENTS = {"arithmetic": 6, "tiny": 3, "twin": 0}
+AUGMENT = {"share": 0.7, "of": "clip"}
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Stand:
             tree = tiny_tree(folder, self.corpus, num_producers=2)
             tree["train"]["max_steps"] = STEPS["tiny"]
             tree["producers"]["lease_ttl_s"] = chaos_machine.TTL_S
+            tree["augment"] = AUGMENT if self.args.augment else {}
             return tree
         return settings(
             folder / "run",
@@ -189,9 +193,12 @@ def main() -> int:
     parser.add_argument("--events", type=int)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no schedule after these")
+    parser.add_argument("--augment", action="store_true")
     parser.add_argument("--plant", choices=tuple(PLANTS))
     args = parser.parse_args()
     args.events = args.events or EVENTS[args.size]
+    if args.augment and args.size != "tiny":
+        parser.error("--augment: only the networks hear recordings (--size tiny)")
     if args.size == "twin":
         if args.plant:
             parser.error("bugs in the twin are planted by tests/common/test_twin_chaos.py")

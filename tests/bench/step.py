@@ -47,7 +47,7 @@ POSITIONS = 405  # of a row, latents and two of padding included
 
 
 def main() -> int:
-    """Measure what is asked for and print the table."""
+    """Measure what the flags ask for and print the table."""
     args = _arguments()
     if args.worker:
         print(json.dumps(_worker(json.loads(args.worker))), flush=True)  # noqa: T201

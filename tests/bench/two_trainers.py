@@ -29,7 +29,7 @@ from rich.table import Table
 from common.gpu.choose import TRIAL
 from tests.bench.two_gpus import ROOT, parser, speed, watch
 
-SUM = re.compile(r"adding up took ([\d.]+) ms a step")
+SUM = re.compile(r"the sum took ([\d.]+) ms per step")
 
 
 def rows(cpu: bool) -> dict[str, list[str]]:

@@ -193,7 +193,7 @@ def test_which_checkpoint_a_name_means(folder):
     ("text", "message"),
     [
         ("fine-tuned@7", r"no whole checkpoint 7; it has \[2, 4\]"),
-        ("imported@best", "is not a run folder, and @best names a checkpoint of one"),
+        ("imported@best", "is not a run folder, but @best names a checkpoint of one"),
         ("none", "is not there, nor a run or a model of Coqui's; `launch.py import-coqui"),
         ("corpus", "is not a folder of imported weights, nor a run or a model of Coqui's"),
         ("published/model.pth", "is a file: name the folder it is in, or import it"),
@@ -285,7 +285,7 @@ def test_x6_a_run_outlives_what_it_began_with(folder, tmp_path):
     shutil.rmtree(run.path / "pretrained")  # a run as they were before they kept it
     prepare({**settings, "model": {"weights": str(tmp_path / "there")}}, lines)
     (tmp_path / "there").rename(tmp_path / "here2")
-    with pytest.raises(BadInput, match="vocoder is not there any more: name the folder, --weights"):
+    with pytest.raises(BadInput, match="vocoder is no longer there: name the folder, --weights"):
         speak.of_run(run.path, None)
     assert speak.of_run(run.path, None, tmp_path / "here2").pretrained == tmp_path / "here2"
     command = ["export-coqui", "--run", str(run.path), "--voices", "0", "--out"]
@@ -311,7 +311,7 @@ def test_the_best_is_exported_by_default(folder, tmp_path, capsys):
         )
         == 2
     )
-    assert "began from nothing" in capsys.readouterr().err
+    assert "started from nothing" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["x.pth"]
 
 

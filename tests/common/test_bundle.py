@@ -183,10 +183,10 @@ def linked(members, infos):
 
 
 STRANGE = {
-    "outside": (adds("../evil"), r"'\.\./evil' is no part of a bundle"),
-    "absolute": (adds("/etc/evil"), "'/etc/evil' is no part of a bundle"),
-    "unknown": (adds("code.py"), "'code.py' is no part of a bundle"),
-    "folder": (adds("plan/"), "'plan/' is no part of a bundle"),
+    "outside": (adds("../evil"), r"'\.\./evil' is not part of a bundle"),
+    "absolute": (adds("/etc/evil"), "'/etc/evil' is not part of a bundle"),
+    "unknown": (adds("code.py"), "'code.py' is not part of a bundle"),
+    "folder": (adds("plan/"), "'plan/' is not part of a bundle"),
     "link": (linked, "'config.yaml' is not a plain file"),
     "bomb": (compressed, "'vocab.json' is compressed"),
     "large": (
@@ -196,6 +196,10 @@ STRANGE = {
     "missing": (
         lambda members, infos: members.pop("vocab.json"),
         "vocab.json is missing or not listed",
+    ),
+    "no key": (
+        lambda members, infos: members.pop("keys/client.json"),
+        "keys/client.json is missing or not listed; make the bundle again",
     ),
     "unlisted": (adds("dvae/model.safetensors"), "dvae/model.safetensors is missing or not listed"),
     "headless": (lambda members, infos: members.pop("bundle.json"), "damaged, or not a bundle"),

@@ -112,7 +112,7 @@ def test_a_process_killed_for_memory_is_said_to_be(tmp_path, monkeypatch):
     for code, killed in ((-9, 0), (-9, 1), (1, 2), (-9, 2)):
         kills[0] = killed
         supervisor._failed(Child(spec), code, 1)
-    of_memory = ["this container's or job's 2000 MB are used up" in line for line in said]
+    of_memory = ["this container or job has used up its 2000 MB" in line for line in said]
     assert of_memory == [False, True, False, False], said
 
 

@@ -69,28 +69,43 @@ def test_a_producer_that_expects_another_trainer_gets_nowhere_and_says_why(curve
     ]  # once, though it tries again
 
 
-def test_a_producer_without_curve_gets_nowhere(curve, tmp_path):
+TOLD_S = 5  # so soon a peer without the run's keys knows that it waits for nothing
+
+
+def test_a_peer_without_curve_gets_nowhere_and_is_told(curve):
+    """A socket that asks for no keys, as a program of someone else's has it."""
     server, _ = curve
     code = (
-        "import sys, zmq, msgpack\ns = zmq.Context().socket(zmq.DEALER); s.linger = 0;"
-        " s.connect(sys.argv[1])\ns.send(msgpack.packb({'v': 1, 'type': 'HB', 'run': sys.argv[2],"
-        " 'gen': 0, 'status': '', 'ready': False}))\nsys.exit(s.poll(700))\n"
+        "import sys, zmq, msgpack\n"
+        "s = zmq.Context().socket(zmq.DEALER); s.linger = 0\n"
+        "told = s.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)\n"
+        "s.connect(sys.argv[1])\n"
+        "s.send(msgpack.packb({'v': 1, 'type': 'HB', 'run': sys.argv[2],"
+        " 'gen': 0, 'status': '', 'ready': False}))\n"
+        "sys.exit(int(not told.poll(1000 * int(sys.argv[3])) or s.poll(0)))\n"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code, server.endpoint, cb.RUN], timeout=cb.LATER_S
-        ).returncode
-        == 0
-    )
+    argv = [sys.executable, "-c", code, server.endpoint, cb.RUN, str(TOLD_S)]
+    assert subprocess.run(argv, timeout=cb.LATER_S).returncode == 0
     assert server.stats()["peers"] == []
     with pytest.raises(NoData):
         server.next(0.1)
 
 
-def test_a_key_is_needed_where_the_endpoint_has_one(closing):
-    client = connect(closing, Endpoint("tcp://127.0.0.1:5555", "x" * 40), None)
-    with pytest.raises(ChannelError, match="needs the run's client key"):
-        client.poll(cb.LATER_S)
+@pytest.mark.parametrize(
+    ("knows_the_trainer", "has_keys", "why"),
+    [
+        (True, False, "needs the run's client key"),
+        (False, False, "tcp needs the run's keys"),
+        (False, True, "tcp needs the run's keys"),
+    ],
+)
+def test_a_producer_without_a_key_is_told(curve, closing, knows_the_trainer, has_keys, why):
+    server, pair = curve
+    endpoint = Endpoint(server.endpoint, server.public_key if knows_the_trainer else None)
+    client = connect(closing, endpoint, pair if has_keys else None)
+    with pytest.raises(ChannelError, match=why):
+        client.poll(TOLD_S)  # None after so long
+    assert server.stats()["peers"] == []
 
 
 def test_the_allow_list_answers_by_key():

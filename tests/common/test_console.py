@@ -130,7 +130,7 @@ def test_the_wait_for_the_first_batches_ends_with_the_last_of_them(tmp_path):
     said = []
     observer.waiting(0, 2, 1)
     said.append(progress_line([status.value], 3))
-    session.wait_ready(server, run, observer, Stop())
+    session.wait_ready(server, run, observer, Stop(), lambda: None)
     said.append(progress_line([status.value], 3))
     observer.close()
     assert said == [

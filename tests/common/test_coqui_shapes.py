@@ -1,4 +1,4 @@
-"""The tables of names and shapes of Coqui's checkpoints are those of our networks."""
+"""The tables of names and shapes of Coqui's checkpoints match our networks."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A full disk is told in one line, whichever library met it first."""
+"""A full disk is reported in one line, whichever library hits it first."""
 
 import errno
 import sqlite3

@@ -1,4 +1,4 @@
-"""Libraries that keep files in the user's home folder, where there is none."""
+"""Libraries that keep files in the user's home folder, if there is none."""
 
 import os
 import stat

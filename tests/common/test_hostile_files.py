@@ -40,7 +40,7 @@ def test_a_part_of_the_hostile_files_and_of_changed_ones():
     assert "150 files, 0 not refused" in done.stdout
 
 
-# -- what is no file -------------------------------------------------------------------------------
+# -- what is not a file ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reader", sorted(READERS))
@@ -171,7 +171,7 @@ def test_a_table_of_no_objects_ends_soon(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text("7\n" * 3000)
     seen = []
-    with pytest.raises(BadInput, match="1001 entries in a row are no JSON objects"):
+    with pytest.raises(BadInput, match="1001 entries in a row are not JSON objects"):
         seen.extend(jsonl.read(path))
     assert len(seen) == 1000
     assert all(isinstance(item, RowError) for item in seen)
@@ -181,7 +181,7 @@ def test_a_table_of_no_objects_ends_soon(tmp_path):
 
 
 def test_keys_are_written_over_nobodys_file(tmp_path):
-    """What lies in the way is not followed: an attacker's link would be written through."""
+    """A link in the way is not followed: it may be an attacker's."""
     precious = tmp_path / "precious"
     precious.write_text("precious")
     (tmp_path / f".k.json.{os.getpid()}").symlink_to(precious)

@@ -356,7 +356,7 @@ def test_other_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["Counter", "OrderedDict"])
 def test_a_pickle_cannot_change_a_class_of_this_process(tmp_path, name):
-    """BUILD with a slot state sets attributes of whatever object lies on the stack."""
+    """BUILD with a slot state sets attributes of whatever object is on the stack."""
     state = b"N}X\x05\x00\x00\x00ownedK\x01s\x86"
     path = tmp_path / "model.pth"
     with zipfile.ZipFile(path, "w") as archive:

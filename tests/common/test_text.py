@@ -24,7 +24,7 @@ from tests.golden.text_sentences import PERSIAN  # noqa: E402
 
 ROWS = json.loads((GOLDEN / "text.json").read_text(encoding="utf-8"))
 
-# Golden sentences that we clean otherwise than Coqui, unless parity is asked for: beginning of the
+# Golden sentences that we clean differently from Coqui, except with parity: beginning of the
 # sentence -> ours, and why.
 EXPLAINED = {
     "Version 2.0.1": (

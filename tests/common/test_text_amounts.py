@@ -122,7 +122,7 @@ def _noun(stem, words, language):
 
 
 def _longest(words, language, first):
-    """The value of as many words at the beginning (or end) as are a number; None where there is
+    """The value of the words at the beginning (or end) that are a number; None if there is
     none.
     """
     parts = list(words) if language in UNSPACED else words.replace(",", " ").split()

@@ -72,7 +72,7 @@ MONEY = [
     ("en", "5 CHF or 12.50 USD", "five swiss francs or twelve dollars, fifty cents"),
     ("pl", "2 SGD", "dwa dolary singapurskie"),
     ("de", "CHF 5'000.50", "fünftausend komma fünf null schweizer franken"),
-    ("en", "TRY 5 times", "try five times"),  # a word where it stands before the number
+    ("en", "TRY 5 times", "try five times"),  # a word if it is before the number
     # signs on both sides, negative, ranges, two signs beside a number
     ("en", "-$5, $-5 and US$5", "minus five dollars, minus five dollars and five dollars"),
     ("en", "in 2020 $30, then 5€ 10€",

@@ -8,7 +8,7 @@ import pytest
 
 from common.transport.client import LeaseClient
 from tests.support import channels as cb
-from tests.support.hostile import FrameHub, FrameLink, Hostile, until
+from tests.support.hostile import VALUES, FrameHub, FrameLink, Hostile, until
 
 COUNT = 12_000
 
@@ -70,3 +70,11 @@ def test_the_producers_end_goes_on_and_keeps_nothing():
     assert len(client._queue) <= 2 * cb.CAPACITY
     assert len(client._events) <= 64
     client.close()
+
+
+def test_hostile_messages_do_not_grow_with_their_number():
+    """What they put in place of values is tampered with again, but is nobody else's."""
+    before, hostile = repr(VALUES), Hostile(3)
+    for _ in range(1000):
+        hostile.frames()
+    assert repr(VALUES) == before

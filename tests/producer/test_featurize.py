@@ -164,7 +164,7 @@ def test_one_trace_per_bucket_over_two_epochs(run):
     assert len(used) == 2
     assert (
         maker.num_traces == 3
-    )  # the codes of each bucket, and the conditioning mel, whose shape is that of the batch
+    )  # the codes of each bucket, and the conditioning mel, which has the batch's shape
 
 
 def test_the_same_batch_is_the_same_bytes_in_another_maker(run, gpt, dvae):

@@ -65,8 +65,8 @@ def test_d7_of_several_files_the_nearest_or_none(tmp_path, scanned):
     ]
     assert (
         s.reasons["1.wav"]
-        == f"2 files have that name ({root}/data/ann/1.wav, {root}/data/bob/1.wav); write the path,"
-        " as seen from the metadata file"
+        == f"2 files have that name ({root}/data/ann/1.wav, {root}/data/bob/1.wav); write the path"
+        " relative to the metadata file"
     )
     assert s.reasons["nowhere"].endswith(f"; nothing below {root} has that name")
 

@@ -49,7 +49,17 @@ def test_a_band_and_a_hum_are_heard():
         hum = 0.01 * np.sin(2 * np.pi * mains * t).astype(np.float32)
         assert shape(voice() + hum, RATE).hum_hz == mains
         assert shape(voice() + 0.01 * hum, RATE).hum_hz == 0
-    assert shape(sine(RATE)[:, None], RATE).band_hz == 0  # a tone is no voice
+    for hz in (50, 440):
+        assert shape(sine(RATE, hz)[:, None], RATE).band_hz == 0  # a tone is no voice
+
+
+@pytest.mark.parametrize("parts", ["v0000", "0000v", "v0000v", "vv"])
+def test_a_band_is_that_of_what_sounds(parts):
+    """Digital silence in the middle of a recording has nothing above any frequency."""
+    for high, band in ((9000.0, 0), (3400.0, 3400)):
+        sound = {"v": voice(high=high), "0": np.zeros((RATE, 1), np.float32)}
+        wave = np.concatenate([sound[c] for c in parts])
+        assert shape(wave, RATE).band_hz == pytest.approx(band, abs=120)
 
 
 def test_silence_is_measured_where_it_lies():

@@ -76,7 +76,7 @@ def test_mutated_metadata(tmp_path, reader, count):
     path = root / METADATA[reader]
     data, draw = path.read_bytes(), random.Random(zlib.crc32(reader.encode()))
     read = 0
-    for _ in range(count // len(METADATA)):
+    for _ in range(-(-count // len(METADATA))):
         path.write_bytes(mutated(data, draw))
         start = time.process_time()
         with contextlib.suppress(BadInput):
@@ -135,7 +135,7 @@ def test_mutated_recordings(tmp_path, kind, count):
     path, data = tmp_path / "a.wav", RECORDINGS[kind]
     draw = random.Random(zlib.crc32(kind.encode()))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for i in range(count // len(RECORDINGS)):
+    for i in range(-(-count // len(RECORDINGS))):
         small = draw.random() < 0.7  # most of what goes wrong is in the header
         path.write_bytes(
             mutated(data[:256], draw, HEADS) + data[256:] if small else mutated(data, draw, HEADS)

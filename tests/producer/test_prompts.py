@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from common.data import stateless_random
 from common.data.buckets import Bucket
-from common.data.plan import Plan, PlanRows, write_plan
+from common.data.plan import Plan, PlanRows, Prompts, write_plan
 from common.run import settings
 from common.system.errors import BadInput
 from common.transport.wire import digest
@@ -102,6 +102,25 @@ def test_the_others_of_a_speaker_are_drawn_equally_often(tmp_path):
     chi2 = ((hits - expected) ** 2 / expected)[~np.eye(n, dtype=bool)].sum()
     freedom = n * (n - 2)
     assert abs(chi2 - freedom) < 6 * np.sqrt(2 * freedom)
+
+
+def test_rows_drawn_together_are_those_drawn_one_by_one():
+    """By the definition: the own id left out, the k-th of the others of the speaker."""
+    rng = np.random.default_rng(2)
+    for num_ids in (0, 1, 40, 300):
+        ids, of = np.arange(num_ids), rng.integers(0, 1 + num_ids // 8, num_ids)
+        rank = np.lexsort((ids, of))
+        offsets = np.searchsorted(of[rank], np.arange(60))
+        own = rng.integers(0, 2 * num_ids + 1, 200)  # half are in no pool
+        speakers = np.where(own < num_ids, np.r_[of, 0][np.minimum(own, num_ids)], 5)
+        bits = rng.integers(0, 2**64, 200, np.uint64)
+        found = Prompts(speakers, ids[rank].astype(np.int32), offsets).draw(
+            np.arange(200), own, bits
+        )
+        for u, speaker, drawn, b in zip(own, speakers, found, bits, strict=True):
+            others = [i for i in ids if of[i] == speaker and i != u]
+            k = int(int(b >> np.uint64(11)) * 2.0**-53 * len(others))
+            assert drawn == (others[k] if others else u)
 
 
 def test_evaluation_clips_are_the_same_each_time_and_may_come_from_both_splits(tmp_path):

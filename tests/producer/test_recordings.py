@@ -308,7 +308,7 @@ def test_recordings_are_written_down_for_review(tmp_path, scanned):
         20: [(1.0, 3.0, "کتاب.", 0.6), (4.0, 14.0, "خوب.", 0.5)],
     }  # fmt: skip
     said = written(root, texts)
-    assert said[0] == "3 recordings written down, 0 were before"
+    assert said[0] == "3 recordings transcribed, 0 were before"
     made = rows(root / "metadata.csv")
     assert [(r["file_name"], r["text"], r["language"], r["confidence"]) for r in made] == [
         ("a.wav", "سلام, دوست", "fa", "0.9000"),
@@ -335,7 +335,7 @@ def test_what_is_written_down_stays_with_its_corrections(tmp_path):
     texts = {3: [(0, 2, "c", 0.5)], 4: []}
     said = written(tmp_path, texts, calls)
     assert calls == [2, 3, 3, 4]
-    assert said[0] == "2 recordings written down, 2 were before"
+    assert said[0] == "2 recordings transcribed, 2 were before"
     assert [r["text"] for r in rows(tmp_path / "metadata.csv")] == ["corrected", "c"]
     (tmp_path / "3.json").write_text('{"recognised_by": "m", "segments": 3}')
     with pytest.raises(transcribe.BadInput, match="3.json"):
@@ -352,7 +352,7 @@ def test_no_clip_is_as_short_as_that(tmp_path, seconds):
 def test_metadata_of_somebody_else_is_not_overwritten(tmp_path):
     write_wav(tmp_path / "a.wav", sine(22050))
     (tmp_path / "metadata.csv").write_text("a|mine\n")
-    with pytest.raises(transcribe.BadInput, match="not of this command"):
+    with pytest.raises(transcribe.BadInput, match="this command did not write it"):
         written(tmp_path, {1: []})
     assert (tmp_path / "metadata.csv").read_text() == "a|mine\n"
 

@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from common.run.folder import RunFolder
 from common.system.errors import BadInput
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
+from common.xtts.text.tokenizer import Tokenizer
 from tests.support.absent_files import Channel, FromFiles
 from tests.support.arithmetic_runs import arithmetic_run, edit_identity, outcome, replay
 from tests.support.corpora import make_corpus, sine, write_wav
@@ -112,6 +114,50 @@ def test_runs_made_before_their_identity_had_code_phases_are_what_they_were(tmp_
     with pytest.raises(
         BadInput, match=r"code_phases differ \(batching.code_phases: 4 there, 1 now\)"
     ):
+        arithmetic_run(tmp_path)
+
+
+def cleaned_by_version_1(run):
+    """Make it a run of the time when version 1 of the rules cleaned texts."""
+    tokenizer = Tokenizer.load(run.path / "vocab.json", **run.cleaning)
+    edit_identity(run.path, vocabulary=tokenizer.digest_at(1))
+
+
+def test_a_run_resumes_whose_texts_later_rules_clean_as_the_earlier_ones(tmp_path):
+    run = arithmetic_run(tmp_path)
+    cleaned_by_version_1(run)
+    was = RunFolder(run.path).identity
+    assert was["vocabulary"] != run.identity["vocabulary"]
+    assert arithmetic_run(tmp_path).identity == was
+    (run.path / "vocab.json").unlink()  # it is learnt again
+    assert arithmetic_run(tmp_path).identity == was
+    wavs(tmp_path)[0].unlink()
+    said = []
+    arithmetic_run(tmp_path, out=said.append)
+    assert any("1 of the run's 41 clips are gone" in line for line in said)
+    with pytest.raises(
+        BadInput, match=r": manifest, plan, layout differ \(batching.stop_labels: 4 there, 1 now"
+    ):
+        arithmetic_run(tmp_path, batching__stop_labels=1)
+
+
+def test_a_run_whose_texts_later_rules_clean_otherwise_is_refused_by_name(tmp_path):
+    run = arithmetic_run(tmp_path)
+    cleaned_by_version_1(run)
+    metadata = tmp_path / "corpus" / "metadata.csv"
+    first, rest = metadata.read_text().split("\n", 1)
+    metadata.write_text(f"{first} and more\n{rest}")
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"vocabulary.* differ \(version 2 of the rules cleans texts now, version 1 did when the"
+            r" run was created; clips gone or unusable: 1 .*`launch.py trainer` and"
+            r" `launch.py producer`, each with --run"
+        ),
+    ):
+        arithmetic_run(tmp_path)
+    edit_identity(run.path, vocabulary="0" * 32)
+    with pytest.raises(BadInput, match=r"vocabulary.* differ \(the files of the corpus changed"):
         arithmetic_run(tmp_path)
 
 

@@ -127,7 +127,7 @@ def test_the_share_that_is_hidden_is_half_of_short_utterances_and_little_of_long
     audio = SIZES["xtts"].audio  # clips of 3 to 6 s
     assert rows.hidden_share(np.array([22050, 44100]), audio) == pytest.approx(0.5)
     assert rows.hidden_share(np.array([10 * 22050]), audio) == pytest.approx(0.45)
-    # 4.5 s: half of it, 2.25 s, if more is asked for; else what is asked for, 3.75 s on average.
+    # 4.5 s: half of it, 2.25 s, if more is requested; else what is requested, 3.75 s on average.
     assert rows.hidden_share(np.array([99225]), audio) == pytest.approx(
         (2.25 + 3.75) / 2 / 4.5, rel=0.02
     )

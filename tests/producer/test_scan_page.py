@@ -138,6 +138,10 @@ def test_the_page_holds_all_and_asks_for_nothing(made):
         assert finding["message"] in said
     for c in figures.alphabet["fa"]:
         assert c == " " or c in said
+    worst = [p for f in found.report.findings for p in zip(f["worst"], f["said"], strict=True)]
+    assert any(said.startswith(at) for at, said in worst)
+    assert len(re.findall(r"metadata\.csv:\d+</small>", text)) == len(worst)
+    assert not re.search(r"metadata\.csv:\d+[^<]*</bdi>", text)  # not twice
     persian = [a for a in page.all("p") if a.get("lang") == "fa"]
     assert persian
     assert all(a["dir"] == "auto" for a in persian)

@@ -108,7 +108,7 @@ def begun(tmp_path, tokenizer, monkeypatch):
 
 @pytest.mark.parametrize("at", [0, 1, 40, -1])
 def test_damaged_lines_are_looked_at_again(tmp_path, tokenizer, monkeypatch, begun, at):
-    """A line with a flipped bit; a torn last line; and lines that are no lines."""
+    """A line with a flipped bit; a torn last line; and lines that are not lines."""
     root, opened, whole, kept = begun
     lines = kept.read_bytes().splitlines(keepends=True)
     if at == -1:
@@ -149,7 +149,7 @@ def test_headers_alone_do_not_stand_for_samples(tmp_path, tokenizer, monkeypatch
         m.setattr(scan, "SAMPLED_FILES", 6)
         scanned(root, tmp_path / "few", tokenizer, monkeypatch, kept)
     again, bytes_ = scanned(root, tmp_path / "again", tokenizer, monkeypatch, kept)
-    # Every tenth was decoded; of the one that is no recording there is no more to know.
+    # Every tenth was decoded; about the one that is not a recording there is no more to know.
     assert again == [name for i, name in enumerate(opened) if i % 10]
     assert bytes_ == whole
 

@@ -355,7 +355,7 @@ def test_it_says_blocked_while_the_trainer_holds_back_and_ends_with_the_run(worl
 
 
 class Script:
-    """A client whose events are written down beforehand; after them it waits in vain."""
+    """A client with scripted events; after them it waits for ever."""
 
     def __init__(self, events, revoked=(), silent_s=0.0):
         self.events, self.revoked, self.trainer_silent_s = list(events), set(revoked), silent_s

@@ -120,7 +120,7 @@ def test_every_recording_of_a_large_corpus_is_looked_at(tmp_path, scanned, monke
 
 
 def test_what_is_known_of_a_file_serves_other_settings(tmp_path, scanned, tokenizer, monkeypatch):
-    """Remembered facts are those of the recording, whatever was done to it then."""
+    """Remembered facts describe the recording, however it was treated."""
     root = corpus(tmp_path / "c", [padded(1.0, 2.0, 1.0)] * 3)
     scanned(root, trim_s=0.1, eval_fraction=0)
     (tmp_path / "run.manifest").rename(tmp_path / "first")

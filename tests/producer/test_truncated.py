@@ -26,7 +26,7 @@ LIST = b"LIST" + struct.pack("<I", 5) + b"INFOx" + b"\0"  # an odd size and its 
 def wav(
     data=PCM, announced=SIZE, *, riff=None, before=b"", behind=b"", order="<", bits=16, frame=None
 ) -> bytes:
-    """A mono file at 22 050 Hz whose header says what it is told to."""
+    """A mono file at 22 050 Hz with a given header."""
     frame = bits // 8 if frame is None else frame
     body = (
         b"WAVE"
@@ -139,6 +139,6 @@ def test_other_formats_are_read_as_before(tmp_path):
 
 
 def test_a_header_of_nothing_but_chunks_ends(tmp_path):
-    """The walk over the chunks stops by itself where there is no end in sight."""
+    """The walk over the chunks stops by itself if there is no end in sight."""
     found = facts(tmp_path, wav(before=(b"junk" + bytes(4)) * 5000))
     assert found.error == ""

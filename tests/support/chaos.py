@@ -261,7 +261,7 @@ class Driver:
         set_by(Path(self.env[WALL_CLOCK]), seconds)
 
     def stand_still(self, seconds: float, rng: random.Random) -> None:
-        """Every process stands still, as on a machine that is suspended; they wake in any order."""
+        """Stop every process, as on a suspended machine; they wake in any order."""
         children = [s.pid for s in status.read_all(self.run) if s.alive]
         pids = {*children, *self._pids_of_extra(), *(p.pid for p in self.launchers + self.extra)}
         self.say(f"suspended for {seconds} s")

@@ -211,7 +211,7 @@ class Machine(Driver):
         self.forgers.append(Impostor(RunFolder(self.run), rng.getrandbits(32)))
 
     def damage(self, rng: random.Random) -> None:
-        """A file is not what it was, and whoever reads it begins anew."""
+        """A file has changed, and whoever reads it starts over."""
         what = rng.choice(("checkpoint", "checkpoint", "endpoint", "status"))
         if what == "checkpoint":
             self._damage_newest(rng)
@@ -225,7 +225,7 @@ class Machine(Driver):
         self.signal(victim, signal.SIGKILL)
 
     def _damage_newest(self, rng: random.Random) -> None:
-        """A bit of the newest checkpoint, where there is one before it."""
+        """Flip a bit of the newest checkpoint, if there is one before it."""
         folder = stages.files_of(RunFolder(self.run), "gpt").checkpoints
         steps = Checkpoints.steps(_Look(folder)) if folder.is_dir() else []
         if len(steps) < 2:
@@ -320,7 +320,7 @@ def check_channel(run: RunFolder, file: Path) -> int:
 
 
 def check_cursors(run: RunFolder) -> None:
-    """I8: in every checkpoint, the position is that of its step."""
+    """I8: in every checkpoint, the position belongs to its step."""
     from trainer.history.schedule import schedule_of
 
     for stage in run.stages:

@@ -191,7 +191,7 @@ def _leaves(tree, at: str = ""):
 
 
 def voices(*names: str, latents=(1, 8, 32), embedding=(1, 512, 1)) -> dict:
-    """Named voices as speakers_xtts.pth holds them, drawn."""
+    """Random named voices in the form of speakers_xtts.pth."""
     rng = np.random.default_rng(5)
     made = {}
     for name in names:
@@ -209,7 +209,7 @@ def write_files(folder: Path) -> Path:
 
 
 def check_readme_code(text: str) -> None:
-    """The code in an export's README.md is Python that loads the folder it lies in."""
+    """The code in an export's README.md is Python that loads the README's folder."""
     code = text.split("```python")[1].split("```")[0]
     compile(code, "README.md", "exec")
     assert 'load_checkpoint(config, checkpoint_dir=".")' in code

@@ -504,7 +504,7 @@ _metadata(
     "jsonl",
     "names that say nothing",
     _line("manifest.jsonl", 1, '{"x": "a", "y": "b"}'),
-    error="nothing is called as the audio is",
+    error="no key is a known name for the audio",
 )
 _metadata(
     "piper",

@@ -140,7 +140,7 @@ def trainer_alone(case: Case) -> None:
 
 
 def producer_alone(case: Case) -> None:
-    """launch.py producer --run RUN: its batches are those of the plan."""
+    """launch.py producer --run RUN: its batches follow the plan."""
     run = RunFolder(case.run)
     run.prove()
     for stage in run.stages:

@@ -1,4 +1,4 @@
-"""The test's side of `trainer.gate`: how far a run may go, and where it stands meanwhile."""
+"""The test's side of `trainer.gate`: how far a run may go, and where it is waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Gate:
         (self._folder / phase).touch()
 
     def holds(self, phase: str) -> bool:
-        """Whether the run stands there."""
+        """Whether the run is waiting there."""
         return (self._folder / f"{phase}.held").exists()
 
     def release(self, phase: str) -> None:

@@ -6,6 +6,7 @@ traffic mixed in.
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections import deque
@@ -212,13 +213,17 @@ class Hostile:
         what, key = r.random(), r.choice(list(at) if isinstance(at, dict) else range(len(at)))
         if what < 0.75:
             alike = [v for v in VALUES if type(v) is type(at[key])]
-            at[key] = r.choice(alike if alike and r.random() < 0.6 else VALUES)
+            at[key] = self._value(alike if alike and r.random() < 0.6 else VALUES)
         elif what < 0.9:
             del at[key]
         elif isinstance(at, dict):
-            at[r.choice(("more", "__class__", "arrays", "info"))] = r.choice(VALUES)
+            at[r.choice(("more", "__class__", "arrays", "info"))] = self._value(VALUES)
         else:
             at.extend([at[key]] * r.choice((1, 100)))
+
+    def _value(self, values: list) -> object:
+        """One of them, of its own: what is tampered with next would else grow in VALUES."""
+        return copy.deepcopy(self.random.choice(values))
 
     def _shuffled(self) -> list[bytes]:
         """Frames are missing, twice, in another order, or of another message."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.hostile_files import Hostile, irregular
 
-# A tuple that holds itself twice, sixty times over: 2^60 leaves for whoever hashes or prints it.
+# A tuple that contains itself twice, sixty times over: hashing or printing it visits 2^60 leaves.
 BOMB = b")" + b"2\x86" * 60
 STORAGE = (
     b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x08t"
@@ -166,7 +166,7 @@ def _patched(old: bytes, new: bytes, data: bytes | None = None) -> bytes:
 
 
 def zips() -> Iterator[tuple[str, bytes]]:
-    """Lists that lie, names that lead elsewhere, records that are no plain bytes."""
+    """Lists that lie, names that lead elsewhere, records that are not plain bytes."""
     yield "encrypted", archive(change=_each(flag_bits=1))
     yield "strongly encrypted", archive(change=_each(flag_bits=0x41))
     yield "patched data", archive(change=_each(flag_bits=0x20))

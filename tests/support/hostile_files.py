@@ -43,7 +43,7 @@ REFUSALS = (
 
 @dataclass(frozen=True)
 class Hostile:
-    """A file, by who would read it. `make` writes it, or puts there what is no file."""
+    """A file, by its reader. `make` writes it, or puts something there that is not a file."""
 
     reader: str
     name: str
@@ -144,7 +144,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-# -- what is no file -------------------------------------------------------------------------------
+# -- what is not a file ----------------------------------------------------------------------------
 
 
 def irregular(reader: str) -> Iterator[Hostile]:

@@ -6,7 +6,9 @@ A test file takes the fixture with
 """
 
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -66,9 +68,11 @@ def train(
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """Ask for a stop while a given update (counted over all calls) is computed."""
+    """Ask for a stop while a given update (counted over all calls) is computed, and not before
+    the checkpoint `saved` is on disk: it is written while training goes on.
+    """
 
-    def arm(stop: Stop, update: int, cause: str = "stop"):
+    def arm(stop: Stop, update: int, cause: str = "stop", saved: Path | None = None):
         count = 0
         apply = ArithmeticStep.apply
 
@@ -76,6 +80,10 @@ def stop_at(monkeypatch):
             nonlocal count
             count += 1
             if count == update:
+                deadline = time.monotonic() + 60
+                while saved is not None and not saved.exists():
+                    assert time.monotonic() < deadline, f"{saved} was not written within 60 s"
+                    time.sleep(0.01)
                 stop.request(cause, "test", 143)
             return apply(self)
 

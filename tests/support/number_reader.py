@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 
 
 class Unreadable(ValueError):
-    """Words that are no number."""
+    """Words that are not a number."""
 
 
 def _counted(words: str, start: int = 0, step: int = 1) -> dict[str, int]:

@@ -66,7 +66,7 @@ class Turn:
             self._standing, self._go = False, False
 
     def give(self, thread: threading.Thread) -> None:
-        """The thread goes on, and this returns when it stands again, or has ended."""
+        """Let the thread go on; return when it waits again, or has ended."""
         self.reached(thread)
         with self._changed:
             self._go = True

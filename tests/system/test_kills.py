@@ -5,7 +5,9 @@ and the weights are bit-equal.
 import json
 import random
 import signal
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -21,7 +23,40 @@ from trainer.history import ledger
 
 STEPS = 60
 SAVING, EVALUATING = "saving", "evaluating"  # after every 5th and every 7th step
+# One of each kind of event, as few runs as may be: what a run costs is its start.
 SCHEDULES: dict[str, Schedule] = {
+    "trainer in stage 1, while it saves, while it evaluates": [
+        (When(5, stage=1), "trainer"),
+        (When(11, SAVING, 0.004), "trainer"),
+        (When(24, EVALUATING), "trainer"),
+    ],
+    "each producer in turn, then both at once": [
+        (When(4), "producer-0"),
+        (When(14), "producer-1"),
+        (When(24, EVALUATING), "both"),
+    ],
+    "launch.py, everything but it, and it again": [
+        (When(3, stage=1), "launcher"),
+        (When(13), "all"),
+        (When(31, SAVING), "launcher"),
+    ],
+    "a third producer comes and goes, one is frozen, the trainer is frozen": [
+        (When(3), "add"),
+        (When(seconds=1.5), "producer-0"),
+        (When(seconds=0.5), "remove"),
+        (When(12), "stop-producer"),
+        (When(26), "stop-trainer"),
+    ],
+    "the clock set back and forward": [
+        (When(4), "clock -7200"),
+        (When(6), "producer-0"),
+        (When(14), "trainer"),
+        (When(20), "clock 86400"),
+        (When(22), "launcher"),
+    ],
+    "random 0": random_schedule(0, 4, STEPS - 10),
+}
+MORE: dict[str, Schedule] = {
     "trainer in stage 1": [(When(2, stage=1), "trainer"), (When(5, stage=1), "trainer")],
     "trainer while it saves": [
         (When(11, SAVING, 0.004), "trainer"),
@@ -43,33 +78,23 @@ SCHEDULES: dict[str, Schedule] = {
         (When(17), "launcher"),
         (When(31, SAVING), "launcher"),
     ],
-    "a third producer comes and goes": [
-        (When(3), "add"),
-        (When(seconds=1.5), "producer-0"),
-        (When(seconds=0.5), "remove"),
-    ],
-    "a frozen producer, a frozen trainer": [(When(6), "stop-producer"), (When(20), "stop-trainer")],
-    "replaced under a live launch.py, then killed": [
-        (When(8), "replace"),
-        (When(seconds=1.5), "trainer"),
-    ],
-    "the clock set back and forward": [
-        (When(4), "clock -7200"),
-        (When(6), "producer-0"),
-        (When(14), "trainer"),
+    "the clock set back, forward, and back": [
         (When(20), "clock 86400"),
         (When(22), "launcher"),
         (When(30), "clock -86400"),
         (When(32), "trainer"),
     ],
-    **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in range(4)},
+    "replaced under a live launch.py, then killed": [
+        (When(8), "replace"),
+        (When(seconds=1.5), "trainer"),
+    ],
+    **{f"random {seed}": random_schedule(seed, 4, STEPS - 10) for seed in (1, 2, 3)},
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """All schedules, four at a time: they mostly sleep."""
-    root = tmp_path_factory.mktemp("kills")
+@contextmanager
+def played(root, schedules: dict[str, Schedule]) -> Iterator[dict[str, Future]]:
+    """The schedules, four at a time: they mostly sleep."""
     make_corpus(root / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9))
 
     def one(number: int, schedule) -> RunFolder:
@@ -98,15 +123,37 @@ def outcomes(tmp_path_factory):
 
     with ThreadPoolExecutor(4) as pool:
         futures: dict[str, Future] = {
-            name: pool.submit(one, i, s) for i, (name, s) in enumerate(SCHEDULES.items())
+            name: pool.submit(one, i, s) for i, (name, s) in enumerate(schedules.items())
         }
+        yield futures
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    with played(tmp_path_factory.mktemp("kills"), SCHEDULES) as futures:
+        yield futures
+
+
+@pytest.fixture(scope="module")
+def more_outcomes(tmp_path_factory):
+    with played(tmp_path_factory.mktemp("more"), MORE) as futures:
         yield futures
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_nothing_lost_nothing_twice(outcomes, name):
-    run = outcomes[name].result()
+    assert_clean(outcomes[name].result())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MORE)
+def test_nothing_lost_nothing_twice_in_more_schedules(more_outcomes, name):
+    assert_clean(more_outcomes[name].result())
+
+
+def assert_clean(run: RunFolder) -> None:
     assert chaos.lock_is_free(run.path)
     assert not list((run.path / "checkpoints").glob("damaged-*"))
 
@@ -118,8 +165,17 @@ def test_the_schedules_did_hurt(outcomes):
     """A suite whose kills all came too late would pass in silence: every trainer that was killed at
     a step had a successor that resumed.
     """
+    assert_hurt(SCHEDULES, outcomes)
+
+
+@pytest.mark.slow
+def test_more_schedules_did_hurt(more_outcomes):
+    assert_hurt(MORE, more_outcomes)
+
+
+def assert_hurt(schedules: dict[str, Schedule], outcomes: dict[str, Future]) -> None:
     resumed = {name: chaos.resumes(f.result().path) for name, f in outcomes.items()}
-    for name, schedule in SCHEDULES.items():
+    for name, schedule in schedules.items():
         if any(event in ENDS_A_TRAINER and when.in_training for when, event in schedule):
             assert resumed[name], f"{name}: killed in training, and nobody resumed"
     assert len({step for steps in resumed.values() for step in steps}) >= 5, resumed
@@ -231,7 +287,7 @@ def test_a_suspended_machine_condemns_nobody(tmp_path):
     assert_exact(RunFolder(driver.run))
 
 
-def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
+def test_a_trainer_that_is_replaced_or_killed_then_leaves_the_producers_alone(tmp_path):
     make_corpus(tmp_path / "corpus", 41, seconds=0.6)
     tree = settings(
         tmp_path / "run", tmp_path / "corpus", producers__count=2, train__max_steps=100_000
@@ -251,6 +307,10 @@ def test_a_replaced_trainer_leaves_the_producers_alone(tmp_path):
         driver.wait_for(lambda: driver.step() > 0, "its first step")
         taken_over = driver.step()
         driver.wait_for(lambda: driver.step() >= taken_over + 5, "its steps")
+        adopted = driver.pid("trainer")
+        driver.signal("trainer", signal.SIGKILL)
+        driver.wait_for(lambda: driver.pid("trainer") not in (None, adopted), "its successor")
+        driver.wait_for(lambda: driver.step() > taken_over + 5, "the successor's steps")
         assert driver.producers() == before, driver.story("producers were restarted")
         driver.launchers[-1].terminate()
         assert driver.launchers[-1].wait(280) == 143, driver.story("launch.py was told to stop")

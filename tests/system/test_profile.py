@@ -20,6 +20,7 @@ from tests.support import pipelines
 from tests.support.arithmetic_runs import arithmetic_run
 from tests.support.corpora import make_corpus
 from tests.support.pipelines import Stages, random_stages, simulate, slowed, train_asleep
+from tests.support.traces import Span, read_trace
 from trainer import profile
 from trainer.commands import profile as profile_report
 from trainer.report.verdict import HOST_PARTS, Measured, ProducerLoad, Settings, verdict
@@ -376,11 +377,34 @@ def test_a_run_is_profiled_and_left_as_it_is(tmp_path):
     )
     assert trained.returncode == 0, trained.stdout + trained.stderr
     before = files(run)
-    again = subprocess.run([*command, "producers.count=2"], **env_of)
+    file = tmp_path / "t.json"
+    again = subprocess.run([*command, "producers.count=2", "--trace", str(file)], **env_of)
     assert again.returncode == 0, again.stdout + again.stderr
     assert json.loads(again.stdout)["batches_per_step"] == 1
+    assert json.loads(again.stdout)["trace"]["file"] == str(file)
     assert files(run) == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "run"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "run", "t.json"]
+    assert_traced(read_trace(file), profile.all_steps(20))
+
+
+def assert_traced(spans: list[Span], num_steps: int) -> None:
+    """Every step and every batch is there; the waits are those of the ledger, the producers two."""
+    device = [s for s in spans if (s.process, s.row) == ("trainer", "device")]
+    steps = [s for s in device if s.name == "step"]
+    assert [s.args["step"] for s in steps] == list(range(1, num_steps + 1))
+    for step in steps:
+        waits = [s for s in device if s.name == "wait" and s.args["g"] == step.args["g"]]
+        assert all(s.inside == ("step",) for s in waits)
+        waited_ms = sum(s.end - s.start for s in waits) / 1e6
+        assert waited_ms == pytest.approx(step.args["wait_ms"], abs=0.006)  # rounded to 0.01
+        assert (step.end - step.start) / 1e6 == pytest.approx(step.args["step_ms"], abs=0.006)
+    batches = [s for s in spans if s.process == "batches" and not s.inside]
+    assert {s.name for s in batches} == {f"train {s.args['g']}" for s in steps}
+    for batch in batches:
+        phases = {s.name for s in spans if s.inside == (batch.name,)}
+        assert {"lease", "read", "serialise", "upload", "step"} <= phases
+    made_by = {s.process for s in spans if s.name == "features"}
+    assert made_by == {"producer-0", "producer-1"}
 
 
 @pytest.mark.parametrize(

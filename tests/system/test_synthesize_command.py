@@ -160,17 +160,6 @@ def test_imported_weights_stream_through_their_vocoder(folder):
     assert said.count("the vocabulary has no 'ж'") == 1
 
 
-@pytest.mark.slow
-def test_a_text_without_words_is_refused(folder, tmp_path):
-    done = synthesize(
-        folder, "--run", str(folder / "run"), "--out", str(tmp_path / "a.wav"), "--text", "😀"
-    )
-    said = done.stderr.decode()
-    assert done.returncode == 2, said
-    assert "no words in the text '😀': nothing to say" in said
-    assert not (tmp_path / "a.wav").exists()
-
-
 def loud(seconds: float, amplitude: float = 0.3) -> np.ndarray:
     return sine(round(22050 * seconds), amplitude=amplitude)
 
@@ -502,7 +491,7 @@ def test_v2_a_book_from_standard_input_reaches_the_speaker(folder, monkeypatch):
         launch.synthesize(_parsed(["--run", "r", "--stream", "--text", "-", "--reference", clip]))
 
 
-def test_references_are_judged_before_tensorflow_is_loaded(folder, tmp_path):
+def test_references_and_texts_are_judged_before_tensorflow_is_loaded(folder, tmp_path):
     """TensorFlow fails here as soon as it is imported."""
     (tmp_path / "tensorflow.py").write_text(
         "import os; os.write(2, b'TensorFlow was loaded'); raise SystemExit(1)"
@@ -510,8 +499,8 @@ def test_references_are_judged_before_tensorflow_is_loaded(folder, tmp_path):
     silent = write_wav(tmp_path / "silent.wav", quiet(4))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
 
-    def tried(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--text", TEXT]
+    def tried(*arguments: str, text: str = TEXT) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(ROOT / "launch.py"), "synthesize", "--text", text]
         command += ["--run", str(folder / "run"), "--device", "cpu", *arguments]
         command += ["--out", str(tmp_path / "a.wav")]
         return subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
@@ -523,6 +512,12 @@ def test_references_are_judged_before_tensorflow_is_loaded(folder, tmp_path):
     done = tried("--voice", "nobody")
     assert done.returncode == 2, done.stderr
     assert "--voice nobody: no such voice" in done.stderr
+    clip = str(folder / "corpus/wavs/c0001.wav")
+    done = tried("--reference", clip, text="😀")
+    assert done.returncode == 2, done.stderr
+    assert "no words in the text '😀': nothing to say" in done.stderr
+    assert "TensorFlow was loaded" not in done.stderr
+    assert not (tmp_path / "a.wav").exists()
     wav = loud(1.5)
     done = tried("--reference", stereo(tmp_path / "b.wav", wav, -wav))
     warned, loaded, _ = done.stderr.partition("TensorFlow was loaded")

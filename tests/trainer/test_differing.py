@@ -128,9 +128,9 @@ def test_a_step_that_is_trained_again_after_a_crash_is_held_to_its_first_bytes(
     )
     stop, Changed.salt = Stop(), 1
     steps_of_stage_1 = schedule_of(run, "dvae").total_steps
-    stop_at(
-        stop, steps_of_stage_1 + 14, "orphan"
-    )  # leaves without saving: step 10 is on disk, batch 33 belongs to step 12
+    # Leaves without saving: step 10 is on disk, batch 33 belongs to step 12.
+    saved = stages.files_of(run, "gpt").checkpoints / "step-00000010"
+    stop_at(stop, steps_of_stage_1 + 14, "orphan", saved)
     with pytest.raises(Exception, match="stopped"):
         train(run, stop, make=Changed)
     assert newest(run)["position"]["step"] == 10

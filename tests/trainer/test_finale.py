@@ -116,7 +116,7 @@ def left(run):
 
 
 def said_by(folder):
-    """The step of the weights that spoke what lies in a folder."""
+    """The step of the weights that spoke the samples in a folder."""
     (info,) = json.loads((folder / "samples.json").read_text())
     assert (folder / "synth_a.wav").read_text() == str(info["step"])
     return info["step"]
@@ -212,7 +212,7 @@ def test_figures_that_nobody_has_are_said(run, monkeypatch, caplog):
     assert (gpt["best_by"], gpt["best_checkpoint"]) == ("similarity", 10)
     note = "no checkpoint on disk was judged by similarity, the held-out loss decided"
     assert gpt["best_note"] == note
-    assert "step 20 has no similarity, by which train.best_by chooses" in caplog.text
+    assert "step 20 has no similarity, which train.best_by needs" in caplog.text
     (run.path / "checkpoints/step-00000020/state.json").write_text('{"best_step": null}')
     end(run, at_its_end(total=30))  # as if ended by patience: another end
     assert figures(run)["best_note"].endswith("the newest: the held-out loss was not measured")
@@ -250,7 +250,7 @@ def test_the_summary_waits_for_the_sampler(run, monkeypatch):
 
 
 def test_a_checkpoint_that_the_sampler_has_yet_to_take_is_waited_for(run):
-    """It stands between two looks at the folder."""
+    """It waits between two checks of the folder."""
     with judging(run, 4) as file:
         file.update(phase="waiting for a checkpoint")
         assert last_samples._pending(run, 20) == 10
@@ -369,7 +369,7 @@ def stopped(run, monkeypatch):
     ("steps", "of", "note"),
     [
         ((10, 20), 10, "samples/ is of step 10"),
-        ((20,), 20, "samples/ is of step 20; those of the best, step 10, were not spoken yet"),
+        ((20,), 20, "samples/ is of step 20; the best, step 10, has not been spoken yet"),
         ((), None, "no samples were spoken yet"),
     ],
 )
@@ -402,7 +402,7 @@ def test_a_stop_leaves_the_bests_samples_of_an_end_before(run, monkeypatch):
 def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog):
     reached, may_end = threading.Event(), threading.Event()
 
-    def draw(run, figures):
+    def draw(run, read, figures):
         reached.set()
         assert may_end.wait(60)
 
@@ -419,12 +419,31 @@ def test_a_stop_that_has_no_time_says_what_is_left_out(run, monkeypatch, caplog)
     assert left(run)["ended"] == "stopped"
 
 
-def test_a_folder_that_cannot_be_written_does_not_hold_up_a_stop(run, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left"),
+        (KeyError("step_ms"), "KeyError: 'step_ms'"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_no_fault_of_a_summary_holds_up_a_stop(run, monkeypatch, caplog, fault, said):
     def write(*args):
-        raise OSError(28, "No space left on device")
+        raise fault
 
     monkeypatch.setattr(finale.summary, "write", write)
     stop = Stop(saves=True)
     stop.request("stop", "SIGINT", 130)
     finale.leave_summary(run, StatusFile(run.path, "trainer", "trainer"), stop)
-    assert "what a stop leaves is not whole: OSError: [Errno 28] No space left" in caplog.text
+    assert f"the results of a stopped run are incomplete: {said}" in caplog.text
+    assert "summary.json, curves.png: left out" in caplog.text
+
+
+def test_a_stop_reads_the_history_once(run, monkeypatch):
+    """However long a run is: its metrics are the largest file that a stop reads."""
+    read, original = [], finale.summary.History.read
+    monkeypatch.setattr(
+        finale.summary.History, "read", lambda folder: read.append(folder) or original(folder)
+    )
+    assert stopped(run, monkeypatch)["last_step"] == 20
+    assert read == [run.stage_folder(stage) for stage in run.stages]

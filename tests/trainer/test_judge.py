@@ -86,7 +86,7 @@ def test_cross_entropy_by_language_and_speaker():
         {"a": (sums["x"] + sums["y"]) / 6, "b": sums["z"] / 3}, rel=1e-5
     )
     assert figures["utterances"] == 3
-    # Each is said in the voice of another clip of its speaker, where there is one.
+    # Each is spoken in the voice of another clip of its speaker, if there is one.
     assert [clips[0] is u.wav for clips, u in zip(s.asked, (all_of[1], all_of[0]), strict=False)]
     assert [any(c[0] is u.wav for c in s.asked) for u in all_of] == [True, True, True]
 

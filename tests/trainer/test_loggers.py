@@ -68,7 +68,7 @@ def test_every_line_is_read_once_though_the_process_is_another(tmp_path):
 
 
 class Service:
-    """Fails as often as it is told to, and keeps what it took."""
+    """Fails a given number of times, and keeps what it accepted."""
 
     def __init__(self, faults: list):
         self.faults, self.took, self.closed = faults, [], False

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 
 from common.data.manifest import Manifest
 from common.data.manifest_writer import ManifestWriter
@@ -20,6 +21,7 @@ from tests.support import page_runs
 from tests.support.page_runs import HOSTILE, RATE, put_utterance, tone
 from trainer.history import judgements
 from trainer.page import facts, report, sentences, sounds, svg
+from trainer.report import summary
 from trainer.report.pictures import Curve, Level, Panel
 
 page_run = page_runs.page_run
@@ -100,7 +102,7 @@ def test_log_ticks():
 
 
 def test_a_mel_shows_a_tone_at_its_frequency():
-    """1 kHz stands where the axis says that 1 kHz is."""
+    """1 kHz is where the axis says."""
     mel = sounds.Sound(None, tone(1000, 1.0), RATE).log_mel
     row = 1 - (np.argmax(mel.mean(0)) + 0.5) / mel.shape[1]
     assert row == pytest.approx(sounds.height_of(1000), abs=0.02)
@@ -243,3 +245,47 @@ def test_samples_say_whose_step_they_are(page_run):
     path.write_text(json.dumps(infos))
     assert "step 15" in html.unescape(report.write(page_run).read_text())
     assert sentences.step_of_samples(page_run / "nowhere") is None
+
+
+def test_attention_is_shown_below_the_mel_it_belongs_to(page_run):
+    """Of the samples that have it; a damaged picture is left out."""
+    folder = page_run / "samples" / "step-00000010"
+    infos = json.loads((folder / "samples.json").read_text())
+    for info, data in zip(infos, (None, b"no picture"), strict=True):
+        info |= {"attention": f"attention_{info['name']}.png", "aligned": 0.625}
+        if data is None:
+            Image.new("RGB", (380, 300), "red").save(folder / info["attention"])
+        else:
+            (folder / info["attention"]).write_bytes(data)
+    (folder / "samples.json").write_text(json.dumps(infos))
+    (shown,) = re.findall(r'<img class="attention" src="(.*?)"', report.write(page_run).read_text())
+    assert "aligned 0.62" in report.write(page_run).read_text()
+    kind, _, data = shown.partition(",")
+    assert kind == "data:image/webp;base64"
+    with Image.open(io.BytesIO(base64.b64decode(data))) as found:
+        assert found.size == (380, 300)
+        red, green, blue = found.convert("RGB").getpixel((190, 150))
+    assert red > 200 > 50 > max(green, blue)
+
+
+def test_the_use_and_memory_of_each_card_over_the_steps(page_run):
+    """From the speed's records; a run on CPUs has none, and no panel."""
+    assert "GPU use" not in report.write(page_run).read_text()
+    cards = [
+        {"gpu0_percent": 90.0, "gpu0_memory_mb": 8000.0, "step_ms": 1.0},
+        {"gpu0_percent": 70.0, "gpu0_memory_mb": 8100.0, "gpu3_percent": 20.0, "step_ms": 1.0},
+        {"gpu0_percent": 1.0},  # of a step that was lost with a crash
+    ]
+    with open(page_run / "metrics.jsonl", "a") as file:
+        for step, of in zip((10, 20, 40), cards, strict=True):
+            file.write(json.dumps({"step": step, "speed": of, "bottleneck": ""}) + "\n")
+    found = summary.History.read(page_run)
+    use, memory = facts.speed_panels("x", found)[-2:]
+    assert (use.title, memory.title) == ("x: GPU use", "x: GPU memory")
+    assert [(c.label, list(c.x), list(c.y)) for c in use.curves] == [
+        ("GPU0", [10, 20], [90.0, 70.0]),
+        ("GPU3", [20], [20.0]),
+    ]
+    assert [list(c.y) for c in memory.curves] == [[8000.0, 8100.0]]
+    assert "GPU use" in report.write(page_run).read_text()
+    assert found.steps[-1]["step_ms"] == 100.0

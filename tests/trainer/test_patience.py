@@ -1,4 +1,4 @@
-"""How long a stop waits for a save, and what the supervisor is told of it."""
+"""How long a stop waits for a save, and what the supervisor hears about it."""
 
 from __future__ import annotations
 

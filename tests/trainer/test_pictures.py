@@ -100,7 +100,7 @@ def test_low_frequencies_are_at_the_bottom_and_time_is_shared():
     assert len(first) == pytest.approx(len(second), abs=3)
     below = image[
         first[-1] + 5 : first[-1] + 30
-    ]  # the axis lies right below the loud band, quiet channels above
+    ]  # the axis is right below the loud band, the quiet channels are above
     assert below.mean() > 0.6
     assert image[first[0] - 20, png.width // 3].mean() < 0.1
 

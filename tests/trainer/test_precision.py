@@ -242,20 +242,24 @@ def test_precision_is_decided_when_the_run_is_created():
 
 def test_the_cpu_computes_plainly_and_says_so(caplog, tf32):
     caplog.set_level("INFO")
-    assert precision.choose(resolved(True)) == precision.Precision("float32", PLAIN)
+    assert precision.choose(resolved(True), works) == precision.Precision("float32", PLAIN)
     assert "precision fp32, plain attention" in caplog.text
     for name in ("tf32", "fp32", "bf16"):
         precision.allow_tf32(resolved(True, precision=name))
         assert tf32() == (name != "fp32")
-    assert precision.choose(resolved(True, precision="bf16")).compute_dtype == "float32"
+    assert precision.choose(resolved(True, precision="bf16"), works).compute_dtype == "float32"
     assert "train.precision bf16 needs a GPU and jit: fp32" in caplog.text
+
+
+def works():
+    """Of fused attention: nothing speaks against it."""
 
 
 @pytest.fixture
 def a_gpu(monkeypatch):
     """A card of some age, as far as this module can tell."""
 
-    def put(capability, reason):
+    def put(capability):
         config = types.SimpleNamespace(
             list_logical_devices=lambda kind: ["GPU:0"],
             list_physical_devices=lambda kind: ["GPU:0"],
@@ -265,32 +269,29 @@ def a_gpu(monkeypatch):
             ),
         )
         monkeypatch.setattr(precision, "tf", types.SimpleNamespace(config=config))
-        monkeypatch.setattr(precision, "why_not", lambda: reason)
 
     return put
 
 
 def test_a_gpu_gets_the_fast_operations_after_a_check(a_gpu, caplog):
     caplog.set_level("INFO")
-    a_gpu((9, 0), None)
-    assert precision.choose(resolved(False, precision="bf16")) == precision.Precision(
+    a_gpu((9, 0))
+    assert precision.choose(resolved(False, precision="bf16"), works) == precision.Precision(
         "mixed_bfloat16", FAST
     )
     assert "fused attention (cuDNN), no attention dropout" in caplog.text
     deterministic = precision.choose(
-        resolved(False, precision="bf16").model_copy(update={"deterministic": True})
+        resolved(False, precision="bf16").model_copy(update={"deterministic": True}), works
     )
     assert deterministic.operations == fast_but("lookup")
-    a_gpu((9, 0), "cuDNN is too old")
-    assert precision.choose(resolved(False, precision="bf16")).operations == fast_but(
-        "attention", "causal_attention"
-    )
+    old = precision.choose(resolved(False, precision="bf16"), lambda: "cuDNN is too old")
+    assert old.operations == fast_but("attention", "causal_attention")
     assert "precision bf16, plain attention: cuDNN is too old" in caplog.text
 
 
 def test_an_old_card_computes_in_float32_and_says_so(a_gpu, caplog):
-    a_gpu((7, 5), None)
-    assert precision.choose(resolved(False, precision="bf16")) == precision.Precision(
+    a_gpu((7, 5))
+    assert precision.choose(resolved(False, precision="bf16"), works) == precision.Precision(
         "float32", PLAIN
     )
     assert "needs compute capability 8.0, this card has 7.5: fp32" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -163,11 +164,13 @@ def test_a_trainer_that_says_nothing_is_named(group):
 
 
 def test_one_that_compiles_is_waited_for(group):
-    leader, (follower,) = group(2, timeout_s=0.8)
+    leader, (follower,) = group(2)
     follower.doing = "compiling bucket 2"
     until(lambda: leader._peers[1].doing.startswith("compiling"))
-    waits = in_thread(leader.meet)
-    time.sleep(1.6)  # twice the deadline
+    leader._parted = math.inf  # whoever does not compile is late when it is looked for first
+    looks = []
+    waits = in_thread(lambda: leader.meet(b"", lambda: bool(looks.append(1))))
+    until(lambda: waits or len(looks) >= 3)
     assert not waits
     theirs = in_thread(follower.meet)
     until(lambda: waits and theirs)
@@ -255,10 +258,17 @@ def test_a_second_process_of_a_rank_is_refused_and_another_launchers_ignored(
     group, address, monkeypatch
 ):
     leader, (first,) = group(2)
+    calls, welcome = [], leader._welcome
+
+    def counted(peer, word, now):
+        calls.append(word["family"])
+        welcome(peer, word, now)
+
+    monkeypatch.setattr(leader, "_welcome", counted)
     monkeypatch.setenv(SUPERVISOR, "1:2.0")
     stranger = Follower(address, 1, 2, FAR_S)
     try:
-        time.sleep(1.2)  # two of its calls
+        until(lambda: calls.count("1:2.0") >= 3)  # an answer to the first has come by then
         assert not stranger.ended
     finally:
         stranger.close()

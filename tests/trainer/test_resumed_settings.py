@@ -1,10 +1,12 @@
-"""What a resume changes is said and stands in the ledger; what it cannot change is named."""
+"""Changes at a resume are reported and recorded in the ledger; impossible ones are named."""
 
 from __future__ import annotations
 
 import logging
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -84,58 +86,51 @@ def test_s10_a_run_that_is_further_than_asked_for_says_so(tmp_path, caplog):
         assert "--max-steps" in said
 
 
-@pytest.fixture
-def small_disk():
-    """No file may become longer than so many bytes; the nearest to a full disk that needs no
-    mount.
+@contextmanager
+def small_disk(num_bytes: int) -> Iterator[None]:
+    """No file may become longer than so many bytes, pytest's own output included; the nearest to a
+    full disk that needs no mount.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    def limit(num_bytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 300, 3000, 9000, 20000])
-def test_s12_a_full_disk_at_creation_is_one_line_and_leaves_no_half_run(
-    tmp_path, small_disk, num_bytes
-):
+def test_s12_a_full_disk_at_creation_is_one_line_and_leaves_no_half_run(tmp_path, num_bytes):
     arithmetic_run(tmp_path / "whole", 12)  # what must not fail is loaded
     arithmetic_run_of = {"out": lambda line: None}
     (tmp_path / "b").mkdir()
     (tmp_path / "whole" / "corpus").rename(tmp_path / "b" / "corpus")
-    small_disk(num_bytes)
-    with pytest.raises(
-        BadInput, match=f"cannot write the run folder {tmp_path}/b/run: .*Make room"
-    ):
+    said = f"cannot write the run folder {tmp_path}/b/run: .*Make room"
+    with small_disk(num_bytes), pytest.raises(BadInput, match=said):
         arithmetic_run(tmp_path / "b", 12, **arithmetic_run_of)
-    small_disk(resource.RLIM_INFINITY)
     assert not (tmp_path / "b" / "run" / "identity.json").exists()
     assert not (tmp_path / "b" / "run" / ".new").exists()
     assert arithmetic_run(tmp_path / "b", 12).run_id
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3000])
-def test_s12_a_full_disk_at_a_resume_changes_nothing(tmp_path, small_disk, num_bytes):
+def test_s12_a_full_disk_at_a_resume_changes_nothing(tmp_path, num_bytes):
     run = arithmetic_run(tmp_path, 12)
     before = (run.path / "config.yaml").read_bytes(), (run.path / "manifest.sqlite").read_bytes()
-    small_disk(num_bytes)
-    with pytest.raises(BadInput, match="cannot write the run folder .*Make room"):
+    said = "cannot write the run folder .*Make room"
+    with small_disk(num_bytes), pytest.raises(BadInput, match=said):
         arithmetic_run(tmp_path, 12, train__max_steps=7)
-    small_disk(resource.RLIM_INFINITY)
     after = (run.path / "config.yaml").read_bytes(), (run.path / "manifest.sqlite").read_bytes()
     assert after == before
     assert arithmetic_run(tmp_path, 12).run_id == run.run_id
 
 
-def test_s12_a_disk_without_room_for_a_lock_is_one_line(tmp_path, small_disk):
+def test_s12_a_disk_without_room_for_a_lock_is_one_line(tmp_path):
     (tmp_path / "r").mkdir()
-    small_disk(0)
     with (
+        small_disk(0),
         pytest.raises(BadInput, match=r"cannot write .*/r/prepare.lock: .*; make room"),
         ownership.preparing(tmp_path / "r"),
     ):

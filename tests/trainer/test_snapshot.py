@@ -12,7 +12,7 @@ from trainer.step import snapshot
 
 @pytest.mark.parametrize("room", [1000, 25, 0])  # bytes: for both tensors, for the first, for none
 def test_held_values_survive_updates_in_place(room, monkeypatch):
-    """XLA writes an update into the variable's own memory, unless somebody holds it."""
+    """XLA writes an update into the variable's own memory, unless something else refers to it."""
     monkeypatch.setattr(snapshot.ROOM, "take", lambda num_bytes: min(room, num_bytes))
     layer = Linear(3, 2, name="l")
     layer.initialise(1)

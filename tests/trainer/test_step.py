@@ -110,7 +110,7 @@ def test_two_micro_batches_equal_one_of_both():
 
 
 def test_rows_of_weight_zero_leave_no_trace():
-    """Whatever a row of weight 0 holds, loss and gradients are those of the batch without it."""
+    """A row of weight 0 changes neither loss nor gradients, whatever it contains."""
     step = GptStep(model_dims(without_dropout(SMALL)), FAST, [])
     batch = make_batch(BUCKETS[0])
     empty = {name: np.concatenate([a, np.zeros_like(a[:1])]) for name, a in batch.items()}

@@ -144,8 +144,8 @@ def at_its_end(run) -> SimpleNamespace:
         (ImportError("No module named 'librosa'"), "ImportError: No module named 'librosa'"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "the disk takes nothing more ([Errno 28] No space left on device): make room, or a"
-            " quota larger; then the same command goes on from there",
+            "the disk takes nothing more ([Errno 28] No space left on device): make room, or"
+            " raise the quota; then the same command goes on from there",
         ),
     ],
 )
@@ -215,6 +215,8 @@ def test_people_read_the_same_figures(run):
             "10.0 %",
         ):
             assert expected in text, expected
+    figures["stages"]["gpt"]["epochs"] = 1
+    assert any(line.endswith("40, 1 skipped in 1 epoch") for line in summary.lines(figures))
 
 
 def test_what_is_worse_than_the_baseline_is_called_higher(run):

@@ -1,6 +1,10 @@
 import numpy as np
+import pytest
 import soundfile
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
@@ -60,3 +64,21 @@ def test_the_front_page_and_the_texts(tmp_path):
     of = metadata.parse_experiment_plugin_data(content[metadata.EXPERIMENT_TAG])
     assert sorted(i.name for i in of.hparam_infos) == sorted(values)
     assert of.metric_infos[0].name.tag == "eval/audio"
+
+
+def test_a_tag_is_of_one_kind(tmp_path):
+    """TensorBoard shows what a tag was first, and hides the rest without a word."""
+    writer = EventWriter(tmp_path)
+    writer.text(1, "samples/a/text", "hello")
+    writer.picture(1, "samples/a/mel", b"png", 4, 5)
+    writer.picture(2, "samples/a/mel", b"png", 4, 5)
+    with pytest.raises(ValueError, match="samples/a/text is a text"):
+        writer.picture(1, "samples/a/text", b"png", 4, 5)
+    writer.close()
+    board = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    shown = MultiplexerDataProvider(board, str(tmp_path))
+    where = {"ctx": RequestContext(), "experiment_id": ""}
+    texts = shown.list_tensors(**where, plugin_name="text")
+    pictures = shown.list_blob_sequences(**where, plugin_name="images")
+    assert [list(of) for of in texts.values()] == [["samples/a/text"]]
+    assert [list(of) for of in pictures.values()] == [["samples/a/mel"]]

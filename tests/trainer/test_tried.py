@@ -146,3 +146,13 @@ def test_nothing_is_noted_where_xla_keeps_nothing(card, tmp_path, monkeypatch):
     step, _, _ = begin()
     assert step.ran == [(2, False), (2, False)]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_note_that_cannot_be_removed_changes_no_exit(tmp_path, caplog):
+    (tmp_path / tried.FILE).mkdir()  # a folder cannot be unlinked
+    stop, codes = Stop(), []
+    tried.Tried(tmp_path).forget_if_hopeless(stop)
+    stop.at_exit(codes.append)
+    stop.run_hooks(HOPELESS)
+    assert codes == [HOPELESS]
+    assert "cannot be removed" in caplog.text

@@ -137,7 +137,7 @@ def feed_of(server, upload):
     )
 
 
-LATER_S = 60.0  # instead of 50 ms: whoever waits for a copy that is not issued waits for so long
+LATER_S = 60.0  # instead of 50 ms: how long one waits for a copy that is never issued
 
 
 def test_a_batch_is_handed_out_once_the_copy_of_the_next_is_issued(monkeypatch):

@@ -245,7 +245,7 @@ def test_steps_that_compile_are_left_out(tmp_path, monkeypatch):
 
 
 class Metered:
-    """In place of `GpuUse`: a card that is as busy as it is told, sampled when it is told."""
+    """Replaces `GpuUse`: a card as busy as the test sets it, sampled when the test says so."""
 
     def __init__(self):
         self.samples = []

@@ -39,7 +39,7 @@ IMPORT_FLAGS: dict[str, dict] = {
     "--out": {"metavar": "FOLDER", "required": True, "help": "the folder to make"},
     "--dvae": {"metavar": "PATH", "help": "dvae.pth: training needs it"},
     "--vocab": {"metavar": "PATH", "help": "vocab.json of the model"},
-    "--mel-stats": {"metavar": "PATH", "help": "mel_stats.pth, where model.pth holds none"},
+    "--mel-stats": {"metavar": "PATH", "help": "mel_stats.pth, if model.pth contains none"},
     "--speakers": {"metavar": "PATH", "help": "speakers_xtts.pth: named voices"},
     "--other-dvae": {
         "action": "store_true",
@@ -87,7 +87,7 @@ _VOICES_LIMIT_S = 3600
 def import_files(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """`--model` and what is named besides → the folder `--out`.
 
-    BadInput: what does not fit; RunError: no room, no permission.
+    BadInput: files that do not fit together; RunError: no room, no permission.
     """
     with _as_run_errors(args):
         named = {
@@ -108,11 +108,11 @@ def export(
 ) -> int:
     """`--weights`, or `--run` and `--step` → the folder, or the file x.pth, `--out`.
 
-    Errors as of `import_files`.
+    Errors: as for `import_files`.
 
     Args:
-        device: the one that voices are made on, and a child's environment for it; asked only where
-            there are voices to make.
+        device: () → the device for making voices, and a child's environment for it; called only if
+        there are voices to make.
     """
     if args.run is None and args.weights is None:
         raise BadInput("give one of --run RUN and --weights FOLDER")
@@ -141,7 +141,7 @@ def export(
 
 
 def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) -> Parts:
-    """What a run's checkpoint is exported with.
+    """The parts to export a run's checkpoint with.
 
     BadInput: there is none, or the run never had a vocoder.
     """
@@ -152,7 +152,7 @@ def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) 
     pieces = pieces_of(run.path, weights)
     if pieces is None:
         raise BadInput(
-            f"{run.path} began from nothing, not with imported weights (model.weights), and has no"
+            f"{run.path} started from nothing, not imported weights (model.weights), and has no"
             " vocoder: Coqui cannot speak without one"
         )
     return Parts(
@@ -169,7 +169,7 @@ def parts_of_run(run: RunFolder, which: str | None, weights: str | None = None) 
 
 
 def _with_voices(run: RunFolder, parts: Parts, most: int, aside: Path, tell, device) -> Parts:
-    """`parts` with voices of the run's speakers, made by a process of its own, since it needs
+    """`parts` with voices of the run's speakers, made by a process of its own because that needs
     TensorFlow.
     """
     chosen, environment = device()
@@ -212,7 +212,7 @@ def _rules(run: RunFolder | None, parts: Parts) -> Rules | None:
 
 
 def _tell_of_texts(run: RunFolder | None, rules: Rules | None, tell: Callable[[str], None]) -> None:
-    """Say where Coqui would read texts otherwise than training did, and what helps."""
+    """Report texts that Coqui would read differently from training, and what helps."""
     if rules is None:
         return
     if rules.unknown:
@@ -244,7 +244,7 @@ def _tell_of_texts(run: RunFolder | None, rules: Rules | None, tell: Callable[[s
 
 
 def _texts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(text, language) of utterances spread over the corpus."""
+    """(text, language) of utterances spread evenly over the corpus."""
     for u in manifest.utterances(range(0, len(manifest), max(1, len(manifest) // _COMPARED))):
         yield u.text, u.language
 

@@ -77,7 +77,7 @@ def main(stop: Stop) -> None:
 
 
 def _voice(synthesizer, name: str, utterances: list[Utterance]):
-    """(latents, embedding, recording) of a speaker; None, with a warning, where no clip can be read
+    """(latents, embedding, recording) of a speaker; None, with a warning, if no clip can be read
     any more.
     """
     from common.xtts.checkpoints.pretrained import EMBEDDING, LATENTS

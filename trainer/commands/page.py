@@ -38,7 +38,7 @@ SERVE_FLAGS = {
 
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """Write the page and say where it is."""
-    from trainer.page import report  # not before it is needed: every command loads this file
+    from trainer.page import report  # imported here, since every command loads this file
 
     if args.compare:
         if args.run:

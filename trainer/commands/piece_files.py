@@ -1,9 +1,9 @@
-"""The finished pieces of a long text, on disk beside the file that they become: what is there when
-the work stops, and where the same command goes on.
+"""The finished pieces of a long text, on disk beside the file that they become: they stay if the
+work stops, and the same command goes on from them.
 
-`OUT.wav.pieces/0001-<digest>.wav`: a WAV per piece, to be listened to at once. The digest is that
-of all that decides how it sounds (text, voice, weights, seed, options), so a piece is taken up
-again exactly where it would be said the same way.
+`OUT.wav.pieces/0001-<digest>.wav`: a WAV per piece, to listen to at once. The digest covers all
+that decides the sound (text, voice, weights, seed, options), so a piece is used again only if it
+would sound the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PieceFiles:
 
     Args:
         out: the file that they become.
-        sample_rate: of all of them.
+        sample_rate: the pieces' rate.
         decides: what decides the sound of every piece, JSON-able.
     """
 
@@ -38,12 +38,12 @@ class PieceFiles:
         self._decides = {**decides, "sample_rate": sample_rate}
 
     def path(self, number: int, ids: list[int]) -> Path:
-        """Of a piece by its number from 0, and its tokens."""
+        """A piece's file name, from its number (from 0) and its tokens."""
         name = digest({**self._decides, "number": number, "ids": ids})[:16]
         return self.folder / f"{number + 1:04d}-{name}.wav"
 
     def samples(self, path: Path) -> int | None:
-        """How many a finished piece has; None: it is not there, or no whole WAV of ours."""
+        """A finished piece's samples; None: it is not there, or not a complete WAV of ours."""
         try:
             with wave.open(str(path), "rb") as f:
                 whole = os.path.getsize(path) >= f.getnframes() * f.getsampwidth()
@@ -64,8 +64,8 @@ class PieceFiles:
         write_atomically(path, wav_bytes(wav, self.sample_rate))
 
     def join(self, paths: Iterable[Path], pauses: Iterable[float]) -> float:
-        """Write `out` from its pieces and seconds of silence after each; the pieces go. Gives the
-        whole's seconds.
+        """Write `out` from its pieces and seconds of silence after each, and delete the pieces.
+        Returns the total seconds.
 
         One piece is in memory at a time.
         """
@@ -88,7 +88,7 @@ class PieceFiles:
         return total / self.sample_rate
 
     def remove(self) -> None:
-        """Delete the pieces, those of other texts too, and the folder unless it holds anything
+        """Delete the pieces, including other texts', and the folder unless it contains anything
         else.
         """
         if not self.folder.is_dir():

@@ -1,7 +1,7 @@
-"""`launch.py profile`, the launcher's side: a run folder of its own beside the user's, and what
-came out of it as tables and one sentence.
+"""`launch.py profile`, the launcher's side: makes a run folder of its own beside the user's, and
+shows the results as tables and one sentence.
 
-TensorFlow is not loaded here.
+Loads no TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from common.run import beginning, recorded_settings
 from common.run.folder import RunFolder
 from common.run.proof import Proof
 from common.run.settings import Config
+from common.system import trace as spans
 from common.system.documents import read_json
 from common.system.errors import OK, BadInput, RunError
 from common.system.files import file_digest
 from trainer import profile
+from trainer.commands import trace
 
 FEWEST_STEPS = 20
 _MANY_EPOCHS = 10**6
@@ -42,7 +44,7 @@ _NEW_PLANS = (
     "text",
     "model",
     "batching",
-)  # settings that other plans than the run's would follow from
+)  # settings that would change the plans
 _LINKED = ("manifest.sqlite", "vocab.json", "mel_stats.safetensors")
 _STEP_ROWS = {
     "wait": "wait for data",
@@ -75,40 +77,54 @@ def run(
     prepare: Callable[[Config], RunFolder],
     supervise: Callable[[RunFolder], int],
     as_json: bool,
+    trace_file: Path | None = None,
 ) -> int:
-    """Profile and print; the exit code.
+    """Profile and print; return the exit code.
 
     Args:
-        config: of the run, or of one that is not there yet.
+        config: the settings of the run, or of one that does not exist yet.
         changed: the settings in which it differs from the existing run's; None: there is no such
-            run.
+        run.
         prepare, supervise: make a run folder, run a run's processes.
+        trace_file: gets every span of every process; None: nobody wants them.
 
     Raises:
-        BadInput: too few steps, or whatever `prepare` finds. RunError: no figures came of it.
+        BadInput: too few steps, a trace that cannot be written, or whatever `prepare` finds.
+        RunError: it gave no figures.
     """
     if free_steps < FEWEST_STEPS:
         raise BadInput(f"--steps {free_steps}: measure at least {FEWEST_STEPS} steps")
+    if trace_file is not None:
+        trace.check(trace_file)
     with temporary_folder(config.run_dir) as folder:
         mine = settings(config, folder, free_steps)
         existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
         made = prepare(mine) if existing is None else borrow(existing, mine)
         without_evaluation(made)
         os.environ[profile.ASKED] = str(free_steps)
+        os.environ[spans.ASKED] = "" if trace_file is None else "1"
         code = supervise(made)
         if code == OK:
-            document = read(folder)
+            document, untold = read(folder), None
+            if trace_file is not None:
+                try:
+                    count = trace.write(folder, trace_file)
+                    document["trace"] = {"file": str(trace_file), "events": count}
+                except (BadInput, RunError) as e:  # the figures took minutes: they come first
+                    untold = e
             text = json.dumps(document) if as_json else view(document)
             Console(width=None if sys.stdout.isatty() else 110, soft_wrap=as_json).print(
                 text, markup=False, highlight=False
             )
+            if untold is not None:
+                raise untold
     return code
 
 
 @contextmanager
 def temporary_folder(run_dir: Path) -> Iterator[Path]:
-    """A folder beside the run's, on the same disk; gone afterwards, by the next profile at the
-    latest where this process is killed. BadInput: it cannot be made.
+    """A folder beside the run's, on the same disk; removed afterwards, or by the next profile if
+    this process is killed. BadInput: it cannot be made.
     """
     prefix = f".profile@{socket.gethostname()}-"
     try:
@@ -129,7 +145,7 @@ def temporary_folder(run_dir: Path) -> Iterator[Path]:
 
 
 def settings(config: Config, folder: Path, free_steps: int) -> Config:
-    """The run's settings for a profile of `free_steps` and the steps that are waited for: no
+    """The run's settings for a profile of `free_steps` and the steps that wait for every call: no
     evaluation, no samples, another folder.
     """
     steps, optim = profile.all_steps(free_steps), config.train.optim
@@ -152,13 +168,13 @@ def settings(config: Config, folder: Path, free_steps: int) -> Config:
 
 
 def fits(changed: list[str]) -> bool:
-    """Whether a run's corpus and plans still hold with the settings of these keys changed."""
+    """Whether a run's corpus and plans stay valid if the settings of these keys change."""
     return not any(key.split(".")[0] in _NEW_PLANS for key in changed)
 
 
 def borrow(run: RunFolder, config: Config) -> RunFolder:
-    """Make `config.run` a run on another run's corpus, plans, DVAE and cached codes; its
-    checkpoints and ledger stay where they are.
+    """Make `config.run` a run on another run's corpus, plans, DVAE and cached codes, without that
+    run's checkpoints and ledger.
     """
     folder = config.run_dir
     for name in _LINKED:
@@ -205,7 +221,7 @@ def without_evaluation(run: RunFolder) -> None:
 
 
 def read(folder: Path) -> dict:
-    """What the trainer measured. RunError: it did not get that far."""
+    """The trainer's measurements. RunError: it did not get that far."""
     path = folder / profile.FILE
     if not path.is_file():
         raise RunError(
@@ -216,7 +232,7 @@ def read(folder: Path) -> dict:
 
 
 def view(document: dict) -> Group:
-    """Tables of the steps and the batches, the cards, the verdict."""
+    """Print tables of the steps and batches, the cards, and the verdict."""
     per_step = document["batches_per_step"]
     title = "each step" + (f" ({per_step:.1f} batches)" if per_step > 1 else "")
     parts = [
@@ -241,6 +257,9 @@ def view(document: dict) -> Group:
             f" {producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
+    if "trace" in document:
+        t = document["trace"]
+        parts.append(Text(f"trace: {t['file']} ({t['events']} events; open it in ui.perfetto.dev)"))
     return Group(*parts, Text(document["verdict"]["sentence"], style="bold"))
 
 

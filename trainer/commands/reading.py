@@ -1,5 +1,5 @@
-"""A text read aloud piece by piece: a line for each, those that are finished kept on disk, into a
-file or onto standard output.
+"""Reads a text aloud piece by piece, into a file or onto standard output: logs a line for each
+piece, and keeps finished ones on disk.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SEEN = 400  # recordings that a language's pace is taken from, spread over the corpus
+_SEEN = 400  # recordings, spread over the corpus, that give a language's pace
 _SAID_NOTHING = "the model stopped at once and said nothing: try another --seed, or train longer"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A text about to be read. `asked`: the command's options."""
+    """A text to read. `asked`: the command's options."""
 
     synthesizer: Synthesizer
     pieces: list[Piece]
@@ -41,18 +41,18 @@ class Reading:
     asked: dict
 
     def pauses(self) -> list[float]:
-        """Seconds of silence after each piece: none inside a sentence, and none at the end."""
+        """Seconds of silence after each piece: none inside a sentence, none at the end."""
         pause = self.asked["pause"]
         return [pause * piece.ends_sentence for piece in self.pieces[:-1]] + [0.0]
 
     def seed(self, number: int) -> tuple[int, int]:
-        """Of a piece."""
+        """The seconds of a piece."""
         return (self.asked["seed"], number)
 
 
 def pace_of(asked: dict) -> Pace:
-    """Seconds per character in the run's recordings of the language; without a run, or where it has
-    too few, those of any speech.
+    """Seconds per character in the run's recordings of the language; without a run, or if it has
+    too few, a value for any speech.
     """
     import numpy as np
 
@@ -76,7 +76,7 @@ def pace_of(asked: dict) -> Pace:
 
 
 def deciding(reading: Reading, sources) -> dict:
-    """What decides how every piece of a text sounds, JSON-able: files by path, size and time."""
+    """All that decides the sound of a text's pieces, JSON-able: files by path, size and time."""
     asked = reading.asked
     paths = [sources.gpt, sources.dvae, sources.vocab, sources.mel_stats]
     paths += asked["reference"] or []
@@ -99,10 +99,10 @@ def deciding(reading: Reading, sources) -> dict:
 
 
 def write(reading: Reading, out: Path, decides: dict) -> None:
-    """Say a text into a WAV file, a piece at a time; pieces that an earlier command finished are
-    not said again.
+    """Say a text into a WAV file, one piece at a time; pieces that an earlier command finished are
+    kept.
 
-    BadInput: nothing was said, or another command says a text into this file. NotFinite as in
+    BadInput: nothing was said, or another command is writing this file. NotFinite: as in
     `Synthesizer.say`.
     """
     held = lock(out.with_name(f".{out.name}.lock"), "synthesize", "name another --out")
@@ -150,7 +150,7 @@ def _write(reading: Reading, out: Path, decides: dict) -> None:
 
 
 def stream(reading: Reading) -> None:
-    """Say a text onto standard output, as 16-bit samples. BadInput, NotFinite as of `write`."""
+    """Say a text onto standard output, as 16-bit samples. BadInput, NotFinite: as for `write`."""
     from common.xtts.synthesize import pcm16
 
     rate, count = reading.synthesizer.sample_rate, len(reading.pieces)
@@ -191,7 +191,7 @@ def _tell(number: int, count: int, seconds: float, spent_s: float, draws: int = 
 
 
 def _heard(data: bytes) -> bool:
-    """Whether there is still a listener; all of it is written then."""
+    """Write it all; return whether there is still a listener."""
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

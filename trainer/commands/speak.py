@@ -1,5 +1,5 @@
 """`python -m trainer.commands.speak FD`: says a text in the voice of reference clips, with a run's
-checkpoint or with imported weights. FD: an open file that holds the options, as JSON.
+checkpoint or with imported weights. FD: an open file with the options as JSON.
 
 Started by `launch.py synthesize`, which has checked the options and pinned the device. With the
 imported vocoder the sound is HiFi-GAN's at 24 kHz; without, the DVAE's mel through Griffin-Lim at
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,17 +29,20 @@ from common.system.lifecycle import Stop, run_main
 from trainer.commands.reading import Reading, deciding, pace_of, stream, write
 from trainer.commands.synthesize import SAMPLING
 
+if TYPE_CHECKING:
+    from common.xtts.text.split import Piece
+
 log = logging.getLogger(__name__)
 
 _GOES_ON = "; the same command goes on after the last finished piece"
-GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference asks for
+GOOD_REFERENCE_S = 3.0  # of all clips together, as --reference requires
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a model's parts are.
+    """The places of a model's parts.
 
-    `pretrained`: the folder with vocoder, if there is one; `imported`: it speaks as XTTS v2 does.
+    `pretrained`: the folder with the vocoder, if any; `imported`: the model speaks as XTTS v2 does.
     """
 
     gpt: Path
@@ -54,7 +58,7 @@ class Sources:
 
     @property
     def imported(self) -> bool:
-        """The GPT is, or began as, a published XTTS v2."""
+        """Whether the GPT is a published XTTS v2, or started from one."""
         return self.pretrained is not None
 
 
@@ -62,7 +66,7 @@ def of_run(path: Path, which: str | None, weights: Path | None = None) -> Source
     """A run's checkpoint: a step, "newest", "best"; None: the best if there was an evaluation, else
     the newest.
 
-    `weights`: the folder with its vocoder, where the run's own is gone. BadInput: there is no such
+    `weights`: the folder with its vocoder, if the run's own is gone. BadInput: there is no such
     checkpoint, or no vocoder any more.
     """
     from common.run.folder import RunFolder
@@ -84,7 +88,7 @@ def of_run(path: Path, which: str | None, weights: Path | None = None) -> Source
 
 
 def of_weights(folder: Path) -> Sources:
-    """A folder made by import-coqui. BadInput: it is none, or lacks the vocabulary."""
+    """A folder made by import-coqui. BadInput: it is not one, or lacks the vocabulary."""
     from common.xtts.checkpoints import pretrained
 
     try:
@@ -100,7 +104,7 @@ def of_weights(folder: Path) -> Sources:
 
 
 def sources_of(options: dict) -> Sources:
-    """By the command's `run`, `step` and `weights`. BadInput as of `of_run` and `of_weights`."""
+    """By the command's `run`, `step` and `weights`. BadInput: as for `of_run`, `of_weights`."""
     weights = None if options["weights"] is None else Path(options["weights"])
     return (
         of_weights(weights)
@@ -109,10 +113,31 @@ def sources_of(options: dict) -> Sources:
     )
 
 
+def pieces_to_say(options: dict, sources: Sources) -> list[Piece]:
+    """The text, cut as the model takes it. Without TensorFlow: what cannot be said is refused
+    before that is loaded, for seconds.
+
+    BadInput: no words, a language that is not known or not in the vocabulary, no vocabulary.
+    """
+    from common.xtts.text.clean import LanguageUnavailable
+    from common.xtts.text.split import pieces
+    from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
+    try:
+        tokenizer = Tokenizer.load(sources.vocab, **sources.cleaning)
+    except (VocabularyError, OSError) as e:
+        raise BadInput(f"these weights cannot speak: {e}") from e
+    room = sources.dims.gpt.max_text_tokens - 1
+    try:
+        return pieces(tokenizer, options["text"], options["language"], room)
+    except (LanguageUnavailable, ValueError) as e:
+        raise BadInput(str(e)) from e
+
+
 def load(sources: Sources, jit: bool):
     """The `Synthesizer`.
 
-    BadInput: parts that do not fit one another, or nothing that turns codes into sound.
+    BadInput: parts that do not fit together, or nothing to turn codes into sound.
     """
     from safetensors.numpy import load_file
 
@@ -149,8 +174,8 @@ def load(sources: Sources, jit: bool):
 
 
 def sampling(asked: dict, imported: bool):
-    """`SamplingOptions`: XTTS v2's for imported weights, those of the training samples for models
-    from nothing, besides what is asked.
+    """`SamplingOptions`: the command's, else XTTS v2's for imported weights, or those of the
+    training samples for models from nothing.
     """
     from common.xtts.sampling import SamplingOptions
     from trainer.previews.samples import OPTIONS
@@ -166,7 +191,7 @@ def sampling(asked: dict, imported: bool):
 
 
 def main(stop: Stop) -> None:
-    """Load, say, write."""
+    """Load, speak, write."""
     for level, prefix in (
         (logging.INFO, ""),
         (logging.WARNING, "warning: "),
@@ -186,6 +211,7 @@ def main(stop: Stop) -> None:
         options["reference"] or [], sources.dims.audio.sample_rate, sources.treatment
     )
     named = named_voice(options, sources)
+    pieces = pieces_to_say(options, sources)
     from common.gpu.device import prove_device
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -197,12 +223,10 @@ def main(stop: Stop) -> None:
         if synthesizer.vocoder is None:  # librosa loads itself at its first use, for seconds
             synthesizer.from_mel(np.zeros((8, synthesizer.dims.audio.num_mels), np.float32))
     from common.xtts.clips import ReferenceClipError
-    from common.xtts.text.clean import LanguageUnavailable
 
     try:
-        pieces = synthesizer.pieces(options["text"], options["language"])
         voice = _voice(synthesizer, references) if references else named(synthesizer)
-    except (ReferenceClipError, LanguageUnavailable, ValueError) as e:
+    except (ReferenceClipError, ValueError) as e:
         raise BadInput(str(e)) from e
     pace = pace_of(options)
     read_aloud(Reading(synthesizer, pieces, voice, chosen, pace, options), sources)
@@ -228,8 +252,8 @@ def read_aloud(reading: Reading, sources: Sources) -> None:
 
 @contextmanager
 def libraries_held() -> Iterator[None]:
-    """What libraries write on standard error meanwhile is for nobody, unless this fails: then it
-    is shown. TensorFlow's first lines heed no setting.
+    """Hide what libraries write to standard error, and show it if the work inside fails. No setting
+    silences TensorFlow's first lines.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
@@ -237,7 +261,7 @@ def libraries_held() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except RunError:  # which says what is wrong
+        except RunError:  # it says what is wrong
             raise
         except BaseException:
             held.seek(0)
@@ -250,8 +274,8 @@ def libraries_held() -> Iterator[None]:
 
 
 def leave_when_stopped(stop: Stop, then: str) -> None:
-    """From now on a stop ends the process at once: what is finished is on disk, and nothing else
-    is worth the wait for a piece, or for a device. `then`: what to say besides.
+    """From now on a stop ends the process at once: what is finished is on disk, and waiting for a
+    piece or a device is not worth it. `then`: what to add to the message.
     """
 
     def leave() -> None:
@@ -264,9 +288,9 @@ def leave_when_stopped(stop: Stop, then: str) -> None:
 
 
 def references_of(paths: list[str], sample_rate: int, treatment=None) -> list:
-    """What is used of reference clips (`clips.Reference`), treated as those of the training were.
+    """The parts used of reference clips (`clips.Reference`), treated as in training.
 
-    Says what a user should know of them. BadInput: one is unusable.
+    Logs what a user should know about them. BadInput: one is unusable.
     """
     from common.xtts.clips import MIN_SECONDS, ReferenceClipError, load_reference
 
@@ -284,7 +308,7 @@ def references_of(paths: list[str], sample_rate: int, treatment=None) -> list:
         )
     if found and sound < GOOD_REFERENCE_S:
         log.warning(
-            "--reference has %.2f s of sound in all: the voice may not be alike; give recordings of"
+            "--reference has %.2f s of sound in all: the voice may differ; give recordings of"
             " %g s or more together",
             sound,
             GOOD_REFERENCE_S,

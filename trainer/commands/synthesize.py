@@ -1,5 +1,5 @@
-"""The command synthesize: checks what it is given, chooses the device, becomes the process that
-speaks (speak.py). No TensorFlow.
+"""The command synthesize: checks its flags, chooses the device, becomes the process that speaks
+(speak.py). Loads no TensorFlow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLAGS: dict[str, dict] = {
     "--reference": {
         "metavar": "CLIP",
         "nargs": "+",
-        "help": "recordings of the voice instead, together 3 s or more; 30 s are used",
+        "help": "recordings of the voice instead: 3 s or more in all, of which 30 s are used",
     },
     "--out": {"metavar": "WAV", "help": "the file to write, named .wav"},
     "--stream": {
@@ -143,8 +143,8 @@ def run(
 
 
 def _handed_over(options: dict) -> int:
-    """An open file that holds the options and outlives exec: an argument has at most 128 KiB, which
-    a chapter of a book exceeds.
+    """An open file with the options that outlives exec: an argument has at most 128 KiB, which a
+    chapter of a book exceeds.
     """
     with tempfile.TemporaryFile() as f:
         f.write(json.dumps(options).encode())
@@ -155,7 +155,7 @@ def _handed_over(options: dict) -> int:
 
 
 def list_voices(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """A line per voice that --voice may name. BadInput: no such run or weights."""
+    """One line per voice that --voice may name. BadInput: no such run or weights."""
     run = None if args.run is None else RunFolder(args.run)
     with as_bad_input(str(args.weights), "--weights"):
         weights = Path(args.weights) if run is None else pieces_of(run.path, args.weights)

@@ -1,8 +1,8 @@
-"""Named voices: those of a run's speakers and those that came with its weights.
+"""Named voices: a run's speakers, and the voices that came with its weights.
 
-A voice is what the model needs of a speaker: conditioning latents of up to 30 s of the speaker's
-clips, chunk by chunk and averaged, and the mean of the clips' speaker embeddings. The clip that is
-nearest to the mean goes along as the voice's recording.
+A voice is what the model needs to know about a speaker: conditioning latents of up to 30 s of the
+speaker's clips, chunk by chunk and averaged, and the mean of the clips' speaker embeddings. The
+clip nearest to the mean is kept as the voice's recording.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TOTAL_SAMPLES = 30 * 22050
 
 
 def clips_of(manifest: Manifest, most: int) -> dict[str, list[Utterance]]:
-    """The clips that each voice is made of: speaker → training utterances, 30 s or a little more
-    together, 3 s or more each where there
-    are such. At most `most` speakers, those with the most audio."""
+    """The clips for each voice: speaker → training utterances, 30 s or a little more together, each
+    3 s or longer if possible. At most `most` speakers, those with the most audio.
+    """
     columns = manifest.columns()
     speakers = list(_totals(columns))[:most]
     chosen = [manifest.utterances(_chosen(columns, speaker)) for speaker in speakers]
@@ -33,14 +33,14 @@ def clips_of(manifest: Manifest, most: int) -> dict[str, list[Utterance]]:
 
 
 def clips_of_speaker(manifest: Manifest, name: str) -> list[Utterance]:
-    """As `clips_of`, of one speaker by name; [] where the corpus has none of this name."""
+    """As `clips_of`, for one speaker by name; [] if the corpus has no such speaker."""
     columns = manifest.columns()
     named = (s for s in _totals(columns) if _name(manifest, columns, s) == name)
     return next((manifest.utterances(_chosen(columns, s)) for s in named), [])
 
 
 def listed(run: RunFolder | None, weights: Path | None) -> dict[str, str]:
-    """Names of the voices there are, each with where it comes from.
+    """Names of the available voices, each with its origin.
 
     A speaker of the run hides a voice of the same name.
     """
@@ -62,7 +62,7 @@ def came_with(weights: Path | None) -> dict:
 
 
 def no_such(name: str, voices: dict[str, str]) -> str:
-    """What to say where --voice names none of `voices`."""
+    """The message if --voice names none of `voices`."""
     near = difflib.get_close_matches(name, voices, 1, 0.6)
     hint = (
         f"did you mean {near[0]!r}?"
@@ -83,7 +83,7 @@ def as_voice(latents, embedding):
 
 
 def _totals(columns: dict[str, np.ndarray]) -> dict[int, int]:
-    """Samples of each speaker that is trained on, the most first."""
+    """Samples of each speaker in training, the most first."""
     trained = columns["split"] == TRAIN
     totals = np.bincount(columns["speaker"][trained], columns["num_samples"][trained]).astype(
         np.int64
@@ -105,7 +105,7 @@ def _chosen(columns: dict[str, np.ndarray], speaker: int) -> list[int]:
 
 
 def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[int]:
-    """Of `ids` as many as 30 s take; spread over all of them, or the first."""
+    """As many of `ids` as make 30 s: spread over all of them, or the first."""
     wanted = int(np.searchsorted(np.cumsum(num_samples[ids]), TOTAL_SAMPLES)) + 1
     if not spread or wanted >= len(ids):
         return ids[:wanted].tolist()
@@ -116,7 +116,7 @@ def _until_full(ids: np.ndarray, num_samples: np.ndarray, spread: bool) -> list[
 
 
 def voice_of(synthesizer, name: str, utterances: list[Utterance]):
-    """The `Voice` of a speaker's clips. ReferenceClipError: none can be read any more."""
+    """The `Voice` from a speaker's clips. ReferenceClipError: none can be read any more."""
     return synthesizer.voice(list(readable(synthesizer, name, utterances).values()))
 
 

@@ -72,8 +72,8 @@ def load_folder(folder: Path, step: int) -> Restored:
         tensors = {
             part: load_file(folder / f"{part}.safetensors", digests[part]) for part in _PARTS
         }
-    except (OSError, KeyError, TypeError, ValueError) as e:
-        raise ValueError(f"{type(e).__name__}: {e}") from e
+    except (OSError, KeyError, TypeError, ValueError, MemoryError) as e:
+        raise ValueError(f"{type(e).__name__}: {e}") from e  # MemoryError: a file of absurd size
     return Restored(step, state, tensors, folder)
 
 

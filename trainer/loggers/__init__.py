@@ -1,1 +1,1 @@
-"""Curves for services besides TensorBoard, sent by processes of their own while a run trains."""
+"""Sends curves to services besides TensorBoard, by separate processes while a run trains."""

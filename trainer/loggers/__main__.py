@@ -1,9 +1,9 @@
 """`python -m trainer.loggers --run RUN --to wandb`: sends a run's figures to a service while it
 trains.
 
-A process of its own for each service: whatever it does, the training neither waits nor ends. A
-service that fails is told about once and tried again; what it missed is sent when it answers, in a
-later start of the run at the latest.
+Each service has a process of its own: whatever happens to it, training neither waits nor ends. A
+failing service is reported once and tried again; what it missed is sent when it answers, at the
+latest in a later start of the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sender:
         self._said = False
 
     def round(self) -> bool:
-        """Send what is there; whether the service took it."""
+        """Send what is there; return whether the service took it."""
         try:
             if self._service is None:
                 self._service = self._connect(self._follower.known)
@@ -56,7 +56,7 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """The last records, and the end."""
+        """Send the last records and end."""
         if self.round():
             try:
                 self._service.close()
@@ -97,7 +97,7 @@ def main(stop: Stop) -> int:
             took = sender.round()
             report.update(phase="sending" if took else "waiting for the service")
             pause(stop, POLL_S if took else AGAIN_S)
-    finally:  # told to stop, too: a service may hold what it was given in a process of its own
+    finally:  # also after a stop: a service may keep its data in a process of its own
         sender.close()
     held.release()
     return OK

@@ -1,8 +1,8 @@
-"""A run's figures as they come: new whole lines of each stage's metrics.jsonl, from where an
+"""Reads a run's figures as they come: new whole lines of each stage's metrics.jsonl, from where an
 earlier process stopped.
 
-The files are the queue between the training and whoever sends its curves on: the trainer knows
-nothing of it, waits for nothing, and what a service misses while it is away is read later.
+The files are the queue between training and whoever forwards its curves: the trainer does not know
+the readers and waits for nothing, and what a service misses while it is away is read later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from common.system.files import write_atomically
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 1 << 20  # of a file at a time
+MOST_BYTES = 1 << 20  # bytes of a file at a time
 _PLACE = ("time", "step", "epoch")
 _SPEED = ("step_ms", "wait_ms", "ready", "target", "rows", "bytes")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a step of a stage: figures by name, `train/loss`, `eval/audio`,
+    """The figures of one step of a stage, by name: `train/loss`, `eval/audio`,
     `speed/step_ms`.
     """
 
@@ -40,8 +40,8 @@ class Follower:
     """Reads on from a position that outlives the process.
 
     Args:
-        files: stage → its metrics.jsonl, which need not be there yet.
-        memory: where the position is kept, and what a service needs to go on with its run.
+        files: stage → its metrics.jsonl, which need not exist yet.
+        memory: where to keep the position, and what a service needs to continue its run.
     """
 
     def __init__(self, files: Mapping[str, Path], memory: Path):
@@ -58,7 +58,7 @@ class Follower:
         self._next = dict(self._offsets)
 
     def read(self) -> list[Record]:
-        """What came since `sent` was last called, in order; a bounded part of it."""
+        """A bounded part of what came since the last `sent`, in order."""
         found = []
         self._next = dict(self._offsets)
         for stage, path in self._files.items():
@@ -70,10 +70,10 @@ class Follower:
         return found
 
     def _records(self, stage: str, file: BinaryIO) -> list[Record]:
-        """The next ones of a stage. A part that holds none, or no whole line, is passed over."""
+        """The next records of a stage. Skips a part without any, or without a whole line."""
         at = self._offsets.get(stage, 0)
         if file.seek(0, 2) < at:
-            at = 0  # the file was begun anew
+            at = 0  # the file was started over
         while True:
             file.seek(at)
             data = file.read(MOST_BYTES)
@@ -86,13 +86,13 @@ class Follower:
                 return found
 
     def sent(self) -> None:
-        """What `read` gave has arrived: it is not read again, by whatever process."""
+        """Mark what `read` gave as sent: no process reads it again."""
         if self._next != self._offsets:
             self._offsets = dict(self._next)
             self.keep()
 
     def keep(self) -> None:
-        """Write down the position and what is known."""
+        """Save the position and the memory."""
         self._memory.parent.mkdir(exist_ok=True)
         write_atomically(
             self._memory, json.dumps({"offsets": self._offsets, "known": self.known}) + "\n"
@@ -100,7 +100,7 @@ class Follower:
 
 
 def record_of(stage: str, line: bytes) -> Record | None:
-    """A line of metrics.jsonl; None: it holds no figures of a step, or is damaged."""
+    """A line of metrics.jsonl; None: it has no figures of a step, or is damaged."""
     try:
         found = json.loads(line)
         step, time_s = int(found["step"]), float(found["time"])

@@ -1,6 +1,6 @@
-"""The services that curves can be sent to: Weights & Biases and MLflow, behind one small interface.
+"""The services that curves can go to: Weights & Biases and MLflow, behind one small interface.
 
-Each is imported where it is used: by the process that sends to it, if the settings name it.
+Each package is imported where it is used: by the process that sends to it, if the settings name it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Service(Protocol):
     """Somewhere to send figures to. Any call may raise what the service's package raises."""
 
     def send(self, records: Sequence[Record]) -> None:
-        """Hand over the figures of some steps. Those of a step may come twice."""
+        """Pass on the figures of some steps. A step's figures may come twice."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End: nothing more comes."""
 
 
 class WeightsAndBiases:
-    """A run of W&B with this run's id: offline where nobody has logged in.
+    """A W&B run with this run's id; offline if nobody has logged in.
 
-    WANDB_PROJECT, WANDB_MODE and what else the package reads of its environment hold.
+    WANDB_PROJECT, WANDB_MODE and the package's other environment variables apply.
     """
 
     def __init__(self, run: RunFolder, known: dict):
@@ -62,7 +62,7 @@ class WeightsAndBiases:
             log.info("offline: `wandb sync %s` sends it", Path(self._run.dir).parent)
 
     def send(self, records: Sequence[Record]) -> None:
-        """To the package's own process, which writes and sends."""
+        """Pass them to the package's own process, which writes and sends."""
         for r in records:
             values = {f"{r.stage}/{k}": v for k, v in r.values.items()}
             self._run.log({f"{r.stage}/step": r.step} | values)
@@ -73,14 +73,14 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of MLflow: of the server that MLFLOW_TRACKING_URI names, else in files of the run's.
+    """An MLflow run: on the server that MLFLOW_TRACKING_URI names, else in files in the run folder.
 
-    `known`: keeps the run's id there, to go on with after a restart.
+    `known`: keeps the MLflow run's id, to continue it after a restart.
     """
 
     def __init__(self, run: RunFolder, known: dict):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if not uri:  # a database would need the whole of mlflow, the files do with its core
+        if not uri:  # a database would need all of mlflow; files need only its core
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
             uri = (run.path / "loggers" / "mlruns").resolve().as_uri()
         from mlflow import MlflowClient
@@ -98,7 +98,7 @@ class MLflow:
             made = self._client.create_run(experiment, run_name=run.path.resolve().name)
             self._id = made.info.run_id
             known.clear()
-            known.update(uri=uri, run=self._id)  # tried again, another one would be made
+            known.update(uri=uri, run=self._id)  # a retry would create another run
         if not known.get("described"):
             params = [
                 Param(k, str(v)[:_LONGEST]) for k, v in leaves(run.config.model_dump()).items()
@@ -109,7 +109,7 @@ class MLflow:
         log.info("run %s of %s", self._id, uri)
 
     def send(self, records: Sequence[Record]) -> None:
-        """In as few requests as MLflow allows."""
+        """Send them in as few requests as MLflow allows."""
         metrics = [
             self._metric(f"{r.stage}/{k}", v, round(1000 * r.time_s), r.step)
             for r in records
@@ -119,12 +119,12 @@ class MLflow:
             self._client.log_batch(self._id, metrics=metrics[at : at + _METRICS])
 
     def close(self) -> None:
-        """Say that the run is over."""
+        """Mark the run as finished."""
         self._client.set_terminated(self._id)
 
 
 def logged_in() -> bool:
-    """Whether W&B has a key: of the environment, or of `wandb login`, which writes ~/.netrc."""
+    """Whether W&B has a key: from the environment, or from `wandb login`, which writes ~/.netrc."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname

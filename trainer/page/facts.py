@@ -1,9 +1,10 @@
-"""What a page says in words: the settings that differ from the defaults, the corpus in ten lines,
-where the run stands.
+"""The facts on a page: the settings that differ from the defaults, the corpus in ten lines, how far
+the run is.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +19,13 @@ from common.system import status
 from trainer.report.pictures import Curve, Panel
 from trainer.report.summary import History
 
-SHOWN = 6  # languages or speakers in a line; the rest is counted
+SHOWN = 6  # languages or speakers in a line; the others are counted
 RATE = 22050  # of `num_samples`
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that is not as it is by default."""
+    """A setting that differs from its default."""
 
     key: str
     value: str
@@ -55,7 +56,7 @@ def flat(tree: dict, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A setting's value as a file of settings has it."""
+    """A setting's value as in a settings file."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -68,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def corpus_lines(manifest: Manifest) -> list[tuple[str, str]]:
-    """The corpus as (what, how much), at most ten of them."""
+    """The corpus as at most ten pairs (what, how much)."""
     c = manifest.columns()
     seconds = c["num_samples"] / RATE
     held_out = int((c["split"] == EVAL).sum())
@@ -126,7 +127,22 @@ def speed_panels(title: str, history: History) -> list[Panel]:
             [Curve("share of the step", steps, share, rough=True)],
             "% of the step's time",
         ),
+        *_gpu_panels(title, history),
     ]
+
+
+def _gpu_panels(title: str, history: History) -> list[Panel]:
+    """Use and memory of each card that the run has used; none on CPUs."""
+    panels = []
+    for what, unit, end in (("GPU use", "%", "_percent"), ("GPU memory", "MB", "_memory_mb")):
+        keys = {k for r in history.speed for k in r if re.fullmatch(rf"gpu\d+{end}", k)}
+        curves = []
+        for key in sorted(keys):
+            of = [(r["step"], r[key]) for r in history.speed if key in r]
+            curves.append(Curve(key.removesuffix(end).upper(), *zip(*of, strict=True)))
+        if curves:
+            panels.append(Panel(f"{title}: {what}", curves, unit))
+    return panels
 
 
 def stands(run: RunFolder) -> str:

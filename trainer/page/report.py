@@ -1,14 +1,14 @@
-"""RUN/report.html, written from what the run folder holds: one file that opens without a network.
+"""Writes RUN/report.html from the run folder: one file that opens without a network.
 
-Reads only, beside the one file that it writes; loads no TensorFlow. Templates escape whatever a
-corpus or a setting holds (Jinja2's autoescape).
+Apart from that file it only reads, and loads no TensorFlow. Templates escape whatever a corpus or a
+setting contains (Jinja2's autoescape).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,7 +30,7 @@ RIGHT_TO_LEFT = ("ar", "fa", "he", "ur", "ps", "ckb", "yi")
 
 @dataclass(frozen=True)
 class Player:
-    """A take as a page shows it; `src` is empty where there is nothing to hear."""
+    """A take as a page shows it; `src` is empty if there is nothing to hear."""
 
     title: str
     note: str
@@ -38,6 +38,8 @@ class Player:
     seconds: float = 0.0
     mel: str = ""
     width: int = 0
+    attention: str = ""
+    aligned: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,14 @@ def write(run_dir: str | Path, audio: str = EMBED) -> Path:
 
 def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
     """The page of one run as HTML. `live`: as `launch.py serve` shows it, which updates itself."""
-    figures = summary.summarise(run, summary.unigram_of(run))
+    read = summary.histories(run)
+    figures = summary.summarise(run, summary.unigram_of(run), read=read)
     return _template("report.html.j2").render(
         title=run.path.resolve().name,
         size=figures["size"],
         stands=facts.stands(run),
         written=time.strftime("%Y-%m-%d %H:%M"),
-        stages=[_stage(run, name, figures["stages"][name]) for name in run.stages],
+        stages=[_stage(run, name, read[name], figures["stages"][name]) for name in run.stages],
         settings=facts.changed_settings(run.config),
         corpus=facts.corpus_lines(run.manifest),
         rows=_rows(run, audio),
@@ -99,7 +102,7 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path, audio: str = EMBED) -> Path:
     """Write one page about several runs to `out`; returns its path.
 
-    BadInput: less than two runs, a folder that is none, or `out` cannot be written.
+    BadInput: fewer than two runs, a folder that is not a run, or `out` cannot be written.
     """
     if len(run_dirs) < 2:
         raise BadInput("--compare takes two run folders or more")
@@ -144,8 +147,8 @@ def _save(path: Path, html: str) -> None:
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def _stage(run: RunFolder, name: str, figures: dict) -> Stage:
-    spec, history = run.spec(name), summary.History.read(run.stage_folder(name))
+def _stage(run: RunFolder, name: str, history: summary.History, figures: dict) -> Stage:
+    spec = run.spec(name)
     panels = load(spec.panels)(history, figures)
     title = spec.title[:1].upper() + spec.title[1:]
     panels += facts.speed_panels(title, history)
@@ -195,7 +198,9 @@ def _player(take, root: Path, audio: str, scale: sounds.Scale) -> Player:
     mel, src = sound.log_mel, _address(sound, root, audio)
     width = sounds.width_of(len(mel) * sounds.HOP / sounds.MEL_RATE) if len(mel) else 0
     picture = sounds.picture(mel, scale) if len(mel) else ""
-    return Player(take.title, take.note, src, sound.seconds, picture, width)
+    drawn = sounds.shrunk(take.attention) if take.attention else ""
+    shown = (picture, width, drawn, take.aligned)
+    return Player(take.title, take.note, src, sound.seconds, *shown)
 
 
 def _address(sound: sounds.Sound, root: Path, audio: str) -> str:
@@ -211,7 +216,7 @@ def _address(sound: sounds.Sound, root: Path, audio: str) -> str:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Short and different: the folders' names, with their parents' where two are alike."""
+    """Short, distinct names: the folders', with their parents' if two are equal."""
     short = [p.resolve().name for p in paths]
     return [
         s if short.count(s) == 1 else "/".join(p.resolve().parts[-2:])
@@ -255,7 +260,7 @@ def _compared(runs: list[RunFolder], names: list[str], figures: list[dict]) -> l
 
 
 def _differing(configs: list) -> list[tuple[str, list[str]]]:
-    """(key, its value in each run) of the settings that are not the same in all."""
+    """(key, its value in each run) for the settings that differ between runs."""
     flat = [dict(facts.flat(c.model_dump())) for c in configs]
     keys = dict.fromkeys(k for f in flat for k in f)
     shown = [(k, [facts.shown(f.get(k)) for f in flat]) for k in keys]
@@ -280,7 +285,7 @@ def _rows_compared(runs: list[RunFolder], names: list[str]) -> list[Row]:
             for take in spoken[-1:]:
                 p = _player(take, runs[0].path, EMBED, scale)
                 title = f"{name}, {p.title}"
-                players.append(Player(title, p.note, p.src, p.seconds, p.mel, p.width))
+                players.append(replace(p, title=title))
         rows.append(
             Row(row.text, row.language, row.direction, row.speaker, row.name, tuple(players), ())
         )

@@ -21,18 +21,21 @@ MOST_CANDIDATES = 2000  # utterances that are looked through for a sample's reco
 
 @dataclass(frozen=True)
 class Take:
-    """One thing to listen to. `note`: what is to be known of it; `sound` is None where the file
-    cannot be had any more.
+    """One thing to listen to. `note`: what to know about it; `sound` is None if the file is no
+    longer there; `attention`: a picture of which text was read when, and `aligned` how well the
+    text was followed.
     """
 
     title: str
     sound: Sound | None
     note: str = ""
+    attention: Path | None = None
+    aligned: float = 0.0
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text, whose voice says it, and its takes: the recording, through the codes, each
+    """A text, its voice, and its takes: the recording, through the codes, each
     checkpoint.
     """
 
@@ -46,7 +49,7 @@ class Sentence:
 
 @dataclass
 class _Found:
-    """What samples.json files say of one sentence, by step."""
+    """The entries for one sentence in samples.json files, by step."""
 
     info: dict
     spoken: dict[int, tuple[Path, dict]] = field(default_factory=dict)
@@ -86,7 +89,7 @@ def step_of_samples(path: Path) -> int | None:
 
 
 def scale_of(of: list[Sentence]) -> Scale:
-    """One scale for a page: that of the recordings, without any that of everything."""
+    """One scale for a page: the recordings', or without any, that of all sounds."""
     sounds = [t.sound for s in of for t in s.takes if t.sound and t.title == "recording"]
     sounds = sounds or [t.sound for s in of for t in s.takes if t.sound]
     return Scale.of([m for s in sounds if len(m := s.log_mel)])
@@ -151,7 +154,10 @@ def _spoken(step: int, folder: Path, info: dict) -> Take:
         return Take(title, None, "stopped at once: nothing was said")
     take = _take(title, folder / info["synth"])
     note = "" if info["stopped"] else "cut off: did not stop by itself"
-    return Take(title, take.sound, take.note or note)
+    drawn = info.get("attention")  # samples of before have none
+    if not drawn:
+        return Take(title, take.sound, take.note or note)
+    return Take(title, take.sound, take.note or note, folder / drawn, info["aligned"])
 
 
 def spread(steps: list[int], most: int) -> list[int]:

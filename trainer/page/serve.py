@@ -31,8 +31,8 @@ from trainer.page import report
 
 log = logging.getLogger(__name__)
 
-PAGE_EVERY_S = 30.0  # a page is written anew at most so often, however many look at it
-REQUEST_S = 10.0  # a client that says nothing is left after that
+PAGE_EVERY_S = 30.0  # a page is written anew at most so often, however many readers it has
+REQUEST_S = 10.0  # after so long, a silent client is dropped
 MOST_CLIENTS = 128
 # Of a trainer's status, as gauges: (field, metric, meaning).
 GAUGES = (
@@ -52,7 +52,7 @@ MADE = ("xtts_batches_made", "Batches that a producer has made since it started"
 
 
 class RunCollector:
-    """Prometheus metrics of a run's processes, as their status files say them at a scrape."""
+    """Prometheus metrics of a run's processes, from their status files at the time of a scrape."""
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
@@ -77,7 +77,7 @@ class RunCollector:
 
 
 class Pages:
-    """The newest page, written when somebody asks and the last one is old: one writer at a time."""
+    """The newest page: written when somebody asks and the last one is old, one at a time."""
 
     def __init__(self, run_dir: Path, every_s: float = PAGE_EVERY_S):
         self._run_dir, self._every_s = run_dir, every_s
@@ -113,7 +113,7 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
 
     def process_request(self, request, client_address) -> None:
-        """In a thread; one client too many is turned away."""
+        """Answer in a thread; turn away one client too many."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -127,8 +127,8 @@ class Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request, client_address) -> None:
-        """A client that hung up is nobody's concern; anything else is logged."""
-        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+        """Ignore a client that hung up; log anything else."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             log.error("client %s", client_address[0], exc_info=True)
 
 
@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args) -> None:
-        """Nothing: the address may hold the token."""
+        """Log nothing: the address may contain the token."""
 
 
 def is_loopback(host: str) -> bool:
@@ -200,7 +200,7 @@ def is_loopback(host: str) -> bool:
 
 
 def server_of(run_dir: Path, host: str, port: int) -> Server:
-    """A server that listens; off the loopback with a token.
+    """A listening server; with a token if not on the loopback.
 
     BadInput: no run folder, or the address cannot be had.
     """

@@ -1,4 +1,4 @@
-"""What a page holds of a recording: a player's sound, and its mel in Hz as a small picture."""
+"""A recording on a page: a player's sound, and its mel in Hz as a small picture."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sound:
 
     @property
     def seconds(self) -> float:
-        """How long it plays."""
+        """Its length in seconds."""
         return len(self.samples) / self.rate
 
     @property
@@ -97,6 +97,17 @@ def picture(log_mel: np.ndarray, scale: Scale) -> str:
     return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()
 
 
+def shrunk(path: Path) -> str:
+    """A picture file as a `data:` address of WebP; "" where it cannot be read."""
+    out = io.BytesIO()
+    try:
+        with Image.open(path) as found:
+            found.convert("RGB").save(out, "WEBP", quality=55)
+    except (OSError, ValueError):
+        return ""
+    return "data:image/webp;base64," + base64.b64encode(out.getvalue()).decode()
+
+
 def _colours() -> np.ndarray:
     """uint8[256, 3]."""
     known = np.array([[int(c[i : i + 2], 16) for i in (0, 2, 4)] for c in _MAGMA], np.float64)
@@ -106,10 +117,10 @@ def _colours() -> np.ndarray:
 
 
 def height_of(hz: float) -> float:
-    """Where a frequency stands in a picture: 0 at its top (8000 Hz), 1 at its foot (0 Hz)."""
+    """A frequency's place in a picture: 0 at the top (8000 Hz), 1 at the bottom (0 Hz)."""
     return 1.0 - float(hz_to_mel(hz)) / float(hz_to_mel(TOP_HZ))
 
 
 def width_of(seconds: float) -> int:
-    """Pixels that so many seconds take on a page: the same for every mel."""
+    """Pixels for so many seconds on a page: the same scale for every mel."""
     return max(1, math.ceil(seconds * SECOND_PX))

@@ -1,8 +1,9 @@
-"""How good a checkpoint is: held-out cross-entropy by language and speaker, likeness of the voice,
-and what a recogniser understands.
+"""Judges a checkpoint: held-out cross-entropy by language and speaker, similarity of the voice, and
+what a recogniser understands.
 
-Measured by whoever speaks the samples, on its device; the trainer knows nothing of it. A judgement
-is a line of RUN/metrics.jsonl, {"time", "step", "quality": {…}}; docs/quality.md names its fields.
+The process that speaks the samples measures it on its device; the trainer does not know of it. A
+judgement is a line of RUN/metrics.jsonl, {"time", "step", "quality": {…}}; docs/quality.md names
+its fields.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class HeldOut:
     """An utterance with its audio float32[N] at the model's rate, its text's ids and its codes."""
 
-    id: int  # in the manifest: names may be there twice
+    id: int  # its id in the manifest: names may occur twice
     language: str
     speaker: str
     text: str
@@ -43,18 +44,18 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What was said for an utterance: float32[N] at the synthesizer's rate; empty: nothing."""
+    """What was spoken for an utterance: float32[N] at the synthesizer's rate; empty: nothing."""
 
     of: HeldOut
     wav: np.ndarray
 
 
 class Judge:
-    """Judges checkpoints of one run by the same utterances each time.
+    """Judges checkpoints of one run, by the same utterances each time.
 
     Args:
         synthesizer: holds the networks; their weights may change between judgements.
-        held_out: whose codes are predicted.
+        held_out: the utterances whose codes to predict.
         recognise: see `recognise.recogniser`; None: nobody listens.
     """
 
@@ -70,12 +71,12 @@ class Judge:
         self._recordings: dict[int, str | None] = {}  # by id: what is heard in the recording
 
     def __call__(self, spoken: Sequence[Spoken]) -> dict:
-        """The figures; one that cannot be measured is absent."""
+        """The figures, without those that cannot be measured."""
         return self._cross_entropy() | self._likeness(spoken) | self._understood(spoken)
 
     def _cross_entropy(self) -> dict:
-        """Nats per code, STOP included. The voice is of another utterance of the speaker where
-        there is one: of its own, half of the answer would be heard.
+        """Nats per code, including STOP. The voice comes from another utterance of the speaker if
+        there is one: the utterance's own clip would reveal half of the answer.
         """
         voices: dict[int, Voice] = {}
         sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(2))
@@ -104,7 +105,7 @@ class Judge:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(codes, logits).numpy()
 
     def _likeness(self, spoken: Sequence[Spoken]) -> dict:
-        """Cosine of the speaker embeddings of the spoken and of the true clip, in the mean."""
+        """Mean cosine of the speaker embeddings of the spoken and the true clip."""
         vocoder = self._synthesizer.vocoder
         if vocoder is None:
             return {}
@@ -119,7 +120,7 @@ class Judge:
         return {"similarity": float(np.mean(cosines))} if cosines else {}
 
     def _understood(self, spoken: Sequence[Spoken]) -> dict:
-        """Error rates by language and in all, of what was spoken and of the recordings."""
+        """Error rates by language and overall, for the spoken texts and the recordings."""
         if self._listen is None or not spoken:
             return {}
         rate, own = self._synthesizer.sample_rate, self._synthesizer.dims.audio.sample_rate
@@ -152,7 +153,7 @@ class Judge:
         texts = [text for text, _, _ in rows]
         try:
             said, true = (recognise.rates(texts, [row[i] for row in rows], clean) for i in (1, 2))
-        except ValueError:  # a language whose texts are signs alone
+        except ValueError:  # a language whose texts consist of signs
             return {}
         return {
             "cer": said.cer,
@@ -162,7 +163,7 @@ class Judge:
         }
 
     def _cleaned(self, language: str) -> Callable[[str], str]:
-        """As training cleans texts: a recogniser that writes 21 has heard "twenty-one"."""
+        """Cleans texts as training does: a recogniser that writes 21 has heard "twenty-one"."""
         return lambda text: self._synthesizer.tokenizer.clean(text, language)
 
 
@@ -173,13 +174,12 @@ def judge_checkpoint(
     events: EventWriter,
     is_too_late: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Judge a step's weights and tell it: metrics.jsonl, TensorBoard, the log. A step is judged
+    """Judge a step's weights and report it: metrics.jsonl, TensorBoard, the log. Judges a step only
     once.
 
     Args:
         judge: gives the figures (`samples.SampleMaker.judge`).
-        is_too_late: whether the run's summary is written already; a judgement after that is not
-            kept.
+        is_too_late: whether the run's summary is written already; later judgements are not kept.
     """
     if step in judgements.read(run.path):
         return
@@ -198,12 +198,12 @@ def judge_checkpoint(
     by = run.config.train.best_by
     if by != "audio_ce" and by not in figures:
         log.warning(
-            "step %d has no %s, by which train.best_by chooses: it cannot become the best", step, by
+            "step %d has no %s, which train.best_by needs: it cannot become the best", step, by
         )
 
 
 def in_words(figures: dict) -> str:
-    """One line for people."""
+    """The figures in one line."""
     parts = []
     if "audio_ce" in figures:
         by = figures["audio_ce_by_language"]
@@ -219,13 +219,13 @@ def in_words(figures: dict) -> str:
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Of two vectors; 0 where one is zero."""
+    """Cosine of two vectors; 0 if one is zero."""
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(np.dot(a, b) / size) if size else 0.0
 
 
 def rounded(figures: dict) -> dict:
-    """For JSON: six places, without what is not finite."""
+    """The figures for JSON: six places, without those that are not finite."""
     out = {}
     for name, value in figures.items():
         if isinstance(value, dict):

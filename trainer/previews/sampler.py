@@ -1,21 +1,21 @@
 """`python -m trainer.previews.sampler --run RUN`: speaks the samples of a run's checkpoints while
 the run trains.
 
-A process of its own, which reads what the trainer has saved and which the trainer knows nothing of:
-its weights, random numbers and ledger are what they are without it, a step never waits for it, and
-a kill loses nothing but samples. Within the trainer, compiling the sampling loop and speaking would
-hold up the step for a minute each time. It computes on the producers' GPU, which is nearly idle:
-memory grows as needed there, by the networks and the caches of a few rows (`samples.ROWS`). Where
-the trainer shares that GPU its memory is divided already, so samples are made on the CPU. Its
-priority is low: producers and trainer go first where cores are short.
+A process of its own, which reads what the trainer has saved and is unknown to it: the trainer's
+weights, random numbers and ledger are the same without it, a step never waits for it, and a kill
+loses only samples. Inside the trainer, compiling the sampling loop and speaking would delay the
+step by a minute each time. It computes on the producers' GPU, which is nearly idle: memory grows
+there as needed, by the networks and the caches of a few rows (`samples.ROWS`). If the trainer
+shares that GPU, its memory is divided already, so samples are made on the CPU. Its priority is low:
+producers and trainer go first if cores are scarce.
 
-Which: the first checkpoint at or after each multiple of `samples.every`. One at a time: while it
-speaks others may come, of which it takes the newest next and says what it left out. The last step
-is left to the trainer, which speaks at the run's end in any case (finale.py). A checkpoint that is
-removed before it was read is passed over. RUN/sampler.lock makes it the only one of a run; another,
-of `launch.py trainer` beside a running launch.py, waits for its place.
+It speaks the first checkpoint at or after each multiple of `samples.every`, one at a time. Others
+may come while it speaks: it takes the newest next and reports what it left out. It leaves the last
+step to the trainer, which speaks at the run's end in any case (finale.py), and skips a checkpoint
+that is removed before it was read. RUN/sampler.lock makes it the only one of a run; another one,
+from `launch.py trainer` beside a running launch.py, waits for its place.
 
-What takes time to load is imported where it is used.
+Modules that are slow to load are imported where they are used.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SPEAKING = "speaking"  # its phase while it speaks and judges a checkpoint
 
 
 def next_step(steps: Iterable[int], every: int, last: int, total: int) -> int | None:
-    """Which of the checkpoints `steps` to speak next, where `last` was spoken before: of the newest
-    stretch of `every` steps that has
-    one, the first; None: nothing new. The step `total` is the trainer's own."""
+    """Which of the checkpoints `steps` to speak next, after `last`: the first in the newest stretch
+    of `every` steps that has one; None: nothing new. The trainer speaks step `total` itself.
+    """
     first: dict[int, int] = {}
     for step in sorted(s for s in steps if every and s < total):
         first.setdefault(step // every, step)
@@ -59,13 +59,13 @@ def next_step(steps: Iterable[int], every: int, last: int, total: int) -> int | 
 
 
 def unspoken(run: RunFolder, tried: int, total: int) -> int | None:
-    """The checkpoint on disk to speak next, where `tried` was the last one; None: nothing new."""
+    """The checkpoint on disk to speak next, after `tried`; None: nothing new."""
     last = max({tried, *_steps_in(run.path / "samples")})
     return next_step(_steps_in(run.path / "checkpoints"), run.config.sample_every, last, total)
 
 
 def own_of_trainer(run: RunFolder) -> int:
-    """The step that the trainer speaks itself: the last one, or where it ends before that."""
+    """The step that the trainer speaks itself: the last one, or the one at which it ends early."""
     from trainer.history.schedule import schedule_of
 
     s, total = status.read(run.path, "trainer"), schedule_of(run, "gpt").total_steps
@@ -73,8 +73,8 @@ def own_of_trainer(run: RunFolder) -> int:
 
 
 def is_too_late(run: Path) -> bool:
-    """Whether the trainer is writing the summary, or has left: which checkpoint is the best is
-    settled.
+    """Whether the trainer is writing the summary, or has left: the best checkpoint is
+    decided.
     """
     s = status.read(run, "trainer")
     settled = (status.SUMMING_UP, status.DONE, status.LEFT)
@@ -86,9 +86,9 @@ class Gone(Exception):
 
 
 class Networks:
-    """A run's networks in this process, given the weights of one checkpoint after another.
+    """A run's networks in this process, loaded with one checkpoint's weights after another.
 
-    TensorFlow is loaded with the first.
+    The first one loads TensorFlow.
     """
 
     def __init__(self, run: RunFolder):
@@ -104,7 +104,7 @@ class Networks:
         self._maker = maker_of(run, self._gpt, dvae)
 
     def speak(self, state: dict[str, np.ndarray], step: int) -> int:
-        """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; returns how many
+        """Write RUN/samples/step-…, whole or not at all, and TensorBoard's copies; return how many
         were spoken.
         """
         from common.xtts import weights
@@ -119,7 +119,7 @@ class Networks:
         )
         try:
             spoken = self._maker.make(aside, step, events, interim=True)
-            # Judged first: what has a folder is not spoken again after a kill.
+            # Judge first: after a kill, a step with a folder is not spoken again.
             judge_checkpoint(
                 self.run, self._maker.judge, step, events, lambda: is_too_late(self.run.path)
             )
@@ -139,14 +139,14 @@ class PreviewProcess:
         self.status = StatusFile(path, "sampler", "sampler")
         stop.at_exit(self.status.finish)
         self._networks: Networks | None = None
-        self._nothing_in: set[int] | None = None  # these checkpoints held nothing to do
+        self._nothing_in: set[int] | None = None  # these checkpoints needed nothing
         self._tried, self._took_s, self._complained = 0, 0.0, False
-        # The main thread has to hear of a stop, and the loop over a text's codes cannot be
+        # The main thread must notice a stop, and the loop over a text's codes cannot be
         # interrupted.
         self._worker = ThreadPoolExecutor(1, "speaker")
 
     def run(self, done: Callable[[], bool]) -> None:
-        """Until the trainer is `done`; a stop raises."""
+        """Work until the trainer is `done`; a stop raises."""
         folder = self.path / "samples"
         folder.mkdir(exist_ok=True)
         for left in folder.glob(".tmp-*"):
@@ -165,7 +165,7 @@ class PreviewProcess:
         steps = _steps_in(self.path / "checkpoints")
         if steps == self._nothing_in:
             return None
-        run = RunFolder(self.path)  # anew: settings can be changed while it trains
+        run = RunFolder(self.path)  # read again: settings can change while it trains
         step, every = unspoken(run, self._tried, own_of_trainer(run)), run.config.sample_every
         self._nothing_in = steps if step is None else None
         if step is not None and self._tried and step // every > self._tried // every + 1:
@@ -185,10 +185,10 @@ class PreviewProcess:
         self._complained = True
 
     def _round(self, step: int) -> None:
-        """Speak one checkpoint. What goes wrong is told; the next one is tried.
+        """Speak one checkpoint. Log a failure; the next one is tried.
 
         Raises:
-            BadInput: the device cannot be used. Hopeless: its memory does not suffice.
+            BadInput: the device cannot be used. Hopeless: it has too little memory.
         """
         began = time.perf_counter()
         work = self._worker.submit(self._speak, step)
@@ -220,9 +220,9 @@ class PreviewProcess:
             )
 
     def _speak(self, step: int) -> int:
-        """In the worker.
+        """Runs in the worker.
 
-        The weights are read first: while TensorFlow loads, the checkpoint may be removed.
+        Reads the weights first: the checkpoint may be removed while TensorFlow loads.
         """
         from common.run.folder import RunFolder
 
@@ -267,7 +267,7 @@ def _steps_in(folder: Path) -> set[int]:
 
 
 def pause(stop: Stop, seconds: float) -> None:
-    """Sleep; raises as soon as the process is asked to leave."""
+    """Sleep; raise as soon as the process is asked to leave."""
     stop.wait(seconds)
     stop.check()
 
@@ -275,7 +275,7 @@ def pause(stop: Stop, seconds: float) -> None:
 def take_place(
     run: Path, stop: Stop, done: Callable[[], bool], name: str = "sampler"
 ) -> lock.Lock | None:
-    """The lock of the run's only process of a name, as soon as it is free; None: the run was done
+    """Take the lock of the run's only process of a name as soon as it is free; None: the run ended
     first.
     """
     file, said = run / f"{name}.lock", False

@@ -1,10 +1,11 @@
-"""What a model sounds like: held-out utterances in their own voice, and sentences of the user's.
+"""What a model sounds like: held-out utterances in their own voice, and the user's sentences.
 
-For each: `synth_<language>_<id>.wav` (its text, said with its own audio as the reference),
-`recon_<language>_<id>.wav` (the true clip's codes made sound again: the best that a model of codes
-can say) and `mel_<language>_<id>.png` (true, through the codes, spoken). `samples.json` says what
-each file should say. Every wav passes Griffin-Lim or, where the run began with imported weights
-that have one, the vocoder: only the models differ.
+For each: `synth_<language>_<id>.wav` (its text, spoken with its own audio as the reference),
+`recon_<language>_<id>.wav` (the true clip's codes turned back into sound: the best that a model of
+codes can do), `mel_<language>_<id>.png` (true, through the codes, spoken) and
+`attention_<language>_<id>.png` (which part of the text each moment was read from). `samples.json`
+lists the text of each file. Every wav comes from Griffin-Lim, or from the vocoder if the run
+started from imported weights that have one: only the models differ.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from common.run.beginning import FOLDER
 from common.run.folder import RunFolder
 from common.run.recognise import recogniser
 from common.system.files import write_atomically
+from common.xtts.alignment import align, attention_over_text
 from common.xtts.audio import DvaeMel, resample
 from common.xtts.checkpoints.pretrained import CoquiError, read_vocoder_dims
 from common.xtts.dvae import Dvae
@@ -31,14 +33,14 @@ from common.xtts.text.tokenizer import Tokenizer
 from common.xtts.weights import WeightsError
 from trainer.previews.judge import Judge, Spoken
 from trainer.previews.script import Line, Script
-from trainer.report.pictures import MelRow, mel_picture
+from trainer.report.pictures import AttentionRow, MelRow, attention_picture, mel_picture
 from trainer.report.tensorboard import EventWriter, wav_bytes
 
 log = logging.getLogger(__name__)
 
 ROWS = 4  # spoken at once: bounds the memory of the caches
 # Small models trained on little data repeat codes rightly (silence, long vowels): a penalty would
-# break their speech up.
+# break up their speech.
 OPTIONS = SamplingOptions(repetition_penalty=1.0, temperature=0.85, fake_history=False)
 
 
@@ -47,11 +49,12 @@ class SampleInfo:
     """One spoken text.
 
     Attributes:
-        step: of the weights that spoke.
+        step: the step of the weights.
         reference: the utterance, or the user's clip, whose audio is the voice.
-        synth, recon, picture: file names in the folder; None where there is none (nothing spoken, a
-            text without recording).
-        stopped: the model ended it by itself; False: it was cut off at its limit.
+        synth, recon, picture, attention: file names in the folder; None if there is none (nothing
+            spoken, a text without recording).
+        aligned: how well the best head follows the text (`path_scores`); None: nothing spoken.
+        stopped: whether the model ended it by itself; False: it was cut off at its limit.
         seconds, true_seconds: length of the spoken sound, and of the utterance's recording.
         level: root mean square of the spoken sound; 0 is silence.
     """
@@ -65,6 +68,8 @@ class SampleInfo:
     synth: str | None
     recon: str | None
     picture: str | None
+    attention: str | None
+    aligned: float | None
     num_codes: int
     true_codes: int | None
     stopped: bool
@@ -74,18 +79,18 @@ class SampleInfo:
 
 
 class SampleMaker:
-    """Speaks a run's samples again and again, with whatever weights `gpt` holds then; compiled
-    functions and recordings are kept.
+    """Speaks a run's samples repeatedly, with the current weights of `gpt`; keeps compiled
+    functions and recordings.
 
     `samples.count` held-out utterances, and `samples.texts` in the voices of `samples.references`,
     else of the first utterance of their language. An utterance is cut off at 4 times its own codes,
-    a text of the config at the model's positions; that is logged. An utterance or a clip that
-    cannot be read any more is passed over with a warning.
+    a text of the config at the model's positions; the log reports that. An utterance or a clip that
+    can no longer be read is skipped with a warning.
 
     Args:
         dvae: its weights no longer change.
-        options, reference: default for models trained from nothing here; imported weights want
-            those of the published XTTS.
+        options, reference: the defaults suit models trained from nothing here; imported weights
+        need those of the published XTTS.
         vocoder: makes the sounds; None: Griffin-Lim.
     """
 
@@ -117,15 +122,15 @@ class SampleMaker:
     def make(
         self, folder: Path, step: int, events: EventWriter | None = None, interim: bool = False
     ) -> list[SampleInfo]:
-        """Write the files of the present weights into `folder`; equal weights give equal files on
-        the same device.
+        """Write the current weights' files into `folder`; equal weights give equal files on the
+        same device.
 
         Args:
-            step: of the weights; goes into the pictures' titles.
-            events: gets the sounds and pictures too, under tags without the step.
-            interim: of a model in training: the recordings' codes as sound, which stay the same,
-            only the first time; no warnings where it does not end a text, which it has yet to
-            learn.
+            step: the weights' step, for the pictures' titles.
+            events: also gets the sounds and pictures, under tags without the step.
+            interim: for a model in training: writes the recordings' codes as sound only the first
+            time, since they stay the same; does not warn if the model does not end a text,
+            which it has yet to learn.
         """
         if not self._lines:
             log.info("no samples: samples.count is 0, or no utterance could be read")
@@ -147,12 +152,12 @@ class SampleMaker:
         return infos
 
     def judge(self) -> dict:
-        """How good the weights are, by what `make` said last (`judge.Judge`)."""
+        """How good the weights are, judged by what `make` spoke last (`judge.Judge`)."""
         return self._judge(self._spoken)
 
     def _speak(self, voices: list[Voice], interim: bool) -> list[Generated]:
-        """Codes of all lines, a few rows at a time; a line's draws depend on the run's seed and its
-        own number alone.
+        """Codes of all lines, a few rows at a time; a line's draws depend only on the run's seed
+        and its own number.
         """
         out: list[Generated] = []
         for first in range(0, len(self._lines), ROWS):
@@ -173,7 +178,7 @@ class SampleMaker:
                     len(generated.codes),
                 )
             elif not len(generated.codes):
-                log.log(level, "sample %s: the model stopped at once, nothing was said", line.name)
+                log.log(level, "sample %s: the model stopped at once and said nothing", line.name)
         return out
 
     def _write(
@@ -200,18 +205,19 @@ class SampleMaker:
         if len(wav):
             sounds["synth"] = wav
             rows.append(MelRow("spoken", (self._mel_of_sound(wav) if mel is None else mel) * stats))
-        # The same at every step: once, for a run that ends early; and at the run's end.
+        # The same at every step: write it once, for a run that ends early, and at the run's end.
         if r is not None and not (interim and line.name in self._recon_made):
             sounds["recon"] = self._recon(line, voice)
             self._recon_made.add(line.name)
         if events is not None and sounds:
-            events.text(step, f"samples/{line.name}", line.text)
+            events.text(step, f"samples/{line.name}/text", line.text)
         for kind, samples in sounds.items():
             (folder / f"{kind}_{line.name}.wav").write_bytes(wav_bytes(samples, rate))
             if events is not None:
                 events.sound(step, f"samples/{line.name}/{kind}", samples, rate)
         if rows:
             self._draw(line, rows, folder, step, events)
+        aligned = self._draw_attention(line, voice, generated, folder, step, events)
         return SampleInfo(
             name=line.name,
             step=step,
@@ -222,6 +228,8 @@ class SampleMaker:
             synth=f"synth_{line.name}.wav" if "synth" in sounds else None,
             recon=f"recon_{line.name}.wav" if "recon" in sounds else None,
             picture=f"mel_{line.name}.png" if rows else None,
+            attention=None if aligned is None else f"attention_{line.name}.png",
+            aligned=aligned,
             num_codes=len(generated.codes),
             true_codes=None if r is None else len(r.codes),
             stopped=generated.stopped,
@@ -243,7 +251,39 @@ class SampleMaker:
         )
         (folder / f"mel_{line.name}.png").write_bytes(png.data)
         if events is not None:
-            events.picture(step, f"samples/{line.name}", png.data, png.width, png.height)
+            events.picture(step, f"samples/{line.name}/mel", png.data, png.width, png.height)
+
+    def _draw_attention(
+        self,
+        line: Line,
+        voice: Voice,
+        generated: Generated,
+        folder: Path,
+        step: int,
+        events: EventWriter | None,
+    ) -> float | None:
+        """Draw which tokens were read when; the score of the best head. None: nothing was said, or
+        the weights are not finite.
+        """
+        s = self._synthesizer
+        if not len(generated.codes) or not np.isfinite(generated.states).all():
+            return None
+        stop = self._options.text_stop_input
+        attention = attention_over_text(s.gpt, voice.latents, line.ids, generated.codes, stop)
+        found = align(attention)
+        rows = (
+            AttentionRow(
+                f"layer {found.layer}, head {found.head}: aligned {found.score:.2f}", found.best
+            ),
+            AttentionRow("mean of all heads", found.mean),
+        )
+        tokens = [s.tokenizer.decode([i]) for i in line.ids]
+        png = attention_picture(f"{line.name}, step {step}: attention", rows, s.code_s, tokens)
+        (folder / f"attention_{line.name}.png").write_bytes(png.data)
+        if events is not None:
+            tag = f"samples/{line.name}/attention"
+            events.picture(step, tag, png.data, png.width, png.height)
+        return round(found.score, 4)
 
     def _mel_of_sound(self, wav: np.ndarray) -> np.ndarray:
         """Normalised mel [F, M] of a vocoder's sound."""
@@ -253,8 +293,8 @@ class SampleMaker:
         )[0].numpy()
 
     def _recon(self, line: Line, voice: Voice) -> np.ndarray:
-        """The recording's codes as sound: by the DVAE and Griffin-Lim; with a vocoder from the
-        states that the GPT reads them with.
+        """The recording's codes as sound: by the DVAE and Griffin-Lim; with a vocoder, from the
+        GPT's states for them.
         """
         s, r = self._synthesizer, line.recording
         if s.vocoder is None:
@@ -269,19 +309,19 @@ class SampleMaker:
 def maker_of(run: RunFolder, gpt: Gpt, dvae: Dvae) -> SampleMaker:
     """The maker for a run's weights.
 
-    Those that began as imported ones speak as XTTS does at inference: text STOP visible, references
-    unpadded, through their vocoder."""
+    Runs that started from imported weights speak as XTTS does at inference: text STOP visible,
+    references unpadded, through their vocoder."""
     folder = run.pretrained
     try:
         if folder is None and run.identity.get("weights") is not None:
-            raise CoquiError(f"{run.path / FOLDER} is not there any more")
+            raise CoquiError(f"{run.path / FOLDER} is no longer there")
         if folder is None or read_vocoder_dims(folder) is None:
             return SampleMaker(run, gpt, dvae)
         vocoder = Vocoder.load(folder)
         if vocoder is None:
-            raise CoquiError(f"{folder} does not hold its vocoder any more")
+            raise CoquiError(f"{folder} no longer contains its vocoder")
     except (CoquiError, WeightsError, OSError) as e:
-        log.warning("samples pass Griffin-Lim instead of the vocoder: %s", e)
+        log.warning("samples use Griffin-Lim instead of the vocoder: %s", e)
         vocoder = None
     return SampleMaker(
         run, gpt, dvae, SamplingOptions(text_stop_input=True), ReferenceOptions(), vocoder

@@ -1,5 +1,5 @@
-"""What a run's samples say, and in whose voice: held-out utterances in their own, and sentences of
-the user's.
+"""What a run's samples say, and in whose voice: held-out utterances in their own, and the user's
+sentences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AUDIO_SUFFIX = re.compile(r"\.(wav|flac|mp3|ogg|opus|m4a)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Reference:
-    """Whose voice: a clip float32[n] of an utterance or of the user's."""
+    """A voice: a clip float32[n] of an utterance, or the user's."""
 
     name: str
     speaker: str
@@ -39,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Recording:
-    """An utterance with its audio, and what the DVAE makes of it. Mels [F, M] are normalised."""
+    """An utterance with its audio, and the DVAE's result for it. Mels [F, M] are normalised."""
 
     utterance: Utterance
     reference: Reference
@@ -57,7 +57,7 @@ class Recording:
 class Line:
     """Something to say in the reference's voice.
 
-    `limit`: most codes. `recording`: of this very text, where there is one.
+    `limit`: most codes. `recording`: one of exactly this text, if there is one.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Line:
 
 
 class Script:
-    """A run's lines to speak, and the utterances that its checkpoints are judged by.
+    """A run's lines to speak, and the utterances for judging its checkpoints.
 
-    An utterance or a clip that cannot be read any more is passed over with a warning.
+    An utterance or a clip that can no longer be read is skipped with a warning.
 
     Attributes:
-        lines: what is said, always in this order.
+        lines: what to speak, always in this order.
         held_out: the first `samples.judged` utterances of the same choice.
     """
 
@@ -118,8 +118,8 @@ class Script:
     def _clip(
         self, path: Path | str, name: str, utterance: Utterance | None = None
     ) -> np.ndarray | None:
-        """A clip that a voice can be made of: an utterance's, or the best 30 s of the user's; None,
-        with a warning, where it cannot be had any more.
+        """A clip to make a voice from: an utterance's, or the best 30 s of the user's; None, with a
+        warning, if it can no longer be read.
         """
         rate, least_s = (
             self._synthesizer.dims.audio.sample_rate,
@@ -161,7 +161,7 @@ class Script:
                 log.warning("samples.texts[%d] is skipped: %s", i, e)
                 continue
             if not voices:
-                log.warning("samples.texts[%d] is skipped: there is no voice to say it in", i)
+                log.warning("samples.texts[%d] is skipped: there is no voice for it", i)
             for k, piece in enumerate(pieces):
                 name = f"{language}_text{i}" + (f"-{k}" if len(pieces) > 1 else "")
                 lines.append(
@@ -176,17 +176,17 @@ class Script:
 
 
 def choose(columns: dict[str, np.ndarray], count: int) -> list[int]:
-    """Ids of `count` utterances, fewer where there are fewer: languages in turn, speakers not heard
-    yet first, then the lowest id.
+    """Ids of `count` utterances, or of all if there are fewer: languages in turn, new speakers
+    first, then the lowest id.
 
-    `columns` as from `Manifest.columns`. From the evaluation split, or from the training split
-    where that is empty.
+    `columns`: from `Manifest.columns`. Chooses from the evaluation split, or from the training
+    split if that is empty.
     """
     ids = np.flatnonzero(columns["split"] == EVAL)
     if not len(ids):
         ids = np.flatnonzero(columns["split"] == TRAIN)
         if count and len(ids):
-            log.warning("no evaluation utterances: the samples are of the training set")
+            log.warning("no evaluation utterances: the samples come from the training set")
     left = {int(language): [] for language in sorted(set(columns["language"][ids].tolist()))}
     for i in ids.tolist():
         left[int(columns["language"][i])].append(i)
@@ -206,7 +206,7 @@ def _own_texts(recordings: list[Recording]) -> list[Line]:
     for r in recordings:
         u = r.utterance
         name = _file_name(u.name)
-        if not name.startswith(f"{u.language}_"):  # ids may begin with it themselves
+        if not name.startswith(f"{u.language}_"):  # ids may begin with it already
             name = f"{u.language}_{name}"
         if any(line.name == name for line in lines):  # two sources may use one id
             name = f"{name}-{u.id}"

@@ -1,3 +1,3 @@
-"""Several trainers that make each step together: who computes which
-batch, and what they say to each other.
+"""Several trainers that make each step together: who computes which batch, and the messages between
+them.
 """

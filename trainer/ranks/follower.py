@@ -1,4 +1,4 @@
-"""The other trainers' end: batches from the first one, meetings with it, and its end.
+"""A follower's end of the link to the first trainer: batches, meetings, and the end of the work.
 
 A thread owns the socket and answers for this process while the trainer computes.
 """
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from common.system.errors import RunError, Stopped
 from common.transport import wire
@@ -45,10 +44,10 @@ class Follower:
 
     Args:
         count: trainers in all.
-        timeout_s: how long the first trainer may say nothing.
+        timeout_s: how long the first trainer may be silent.
 
-    `digests(step)` is asked, in a thread of its own, for name → digest of the weights after a step;
-    `on_lost` is called once, when the first trainer is lost.
+    `digests(step)` is called in a thread of its own, and gives name → digest of the weights after a
+    step; `on_lost` is called once, when the first trainer is lost.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Follower:
     # -- for the trainer ---------------------------------------------------------------------------
 
     def wait(self, kind: str, stopping: Callable[[], bool]) -> Word:
-        """The first trainer's word `kind`, once. Raises as `check`, and Stopped."""
+        """Wait for the first trainer's word `kind`. Raises like `check`, and Stopped."""
         with self._changed:
             while kind not in self._words:
                 self._raise_if_ended()
@@ -102,7 +101,7 @@ class Follower:
     def meet(
         self, payload: bytes = b"", stopping: Callable[[], bool] = lambda: False
     ) -> list[bytes]:
-        """See `Ranks.meet`. Raises as `check`, and Stopped."""
+        """See `Ranks.meet`. Raises like `check`, and Stopped."""
         self._number += 1
         self._tell("meet", number=self._number, payload=payload)
         go = self.wait("go", stopping)
@@ -111,7 +110,7 @@ class Follower:
         return go["payloads"]
 
     def check(self) -> None:
-        """Ended, RankLost: the first trainer says that this one ends, or is lost."""
+        """Raise Ended if the first trainer ends this one, RankLost if it is lost."""
         with self._changed:
             self._raise_if_ended()
 
@@ -121,7 +120,7 @@ class Follower:
         return self._ended is not None
 
     def close(self) -> None:
-        """Close; bounded."""
+        """Close, within bounded time."""
         self._closing = True
         self._asked.put(None)
         self._wake.set()
@@ -130,7 +129,7 @@ class Follower:
     # -- as the feed's server ----------------------------------------------------------------------
 
     def next(self, timeout_s: float, should_stop: Callable[[], bool]) -> Delivery | None:
-        """The next batch that was handed on. The first trainer says when no more will come."""
+        """The next batch passed on. The first trainer announces when no more will come."""
         del timeout_s  # the first trainer's own deadline holds
         with self._changed:
             while not self._batches:
@@ -140,15 +139,15 @@ class Follower:
             return self._batches.popleft()
 
     def release(self) -> None:
-        """The oldest batch is used."""
+        """Report that the oldest batch is used."""
         self._tell("used", g=0)
 
     def reject(self, delivery: Delivery, reason: str, strike: bool = False) -> None:
-        """The first trainer has held it to its spec already. RankLost."""
+        """Raise RankLost: the first trainer has already checked the batch against its spec."""
         raise RankLost(f"batch {delivery.g} came damaged from the first trainer: {reason}")
 
     def ready_count(self) -> int:
-        """Batches that wait here."""
+        """Batches waiting here."""
         return len(self._batches)
 
     def target(self) -> int:
@@ -174,7 +173,7 @@ class Follower:
             self.on_lost()
 
     def _answer(self) -> None:
-        """Say what the weights are when that is asked for."""
+        """Answer requests for the weights' digests."""
         while (step := self._asked.get()) is not None:
             try:
                 lines = "\n".join(f"{k} {v}" for k, v in self.digests(step).items())
@@ -212,7 +211,7 @@ class Follower:
             last = now
             self._hear_all(now)
             while self._monitor.poll(0):
-                recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                self._monitor.recv_multipart(zmq.NOBLOCK)  # it tells of nothing but the end
                 self._hear_all(now)  # its last word came before it was gone
                 if self._session:
                     self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))

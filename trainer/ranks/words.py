@@ -1,8 +1,8 @@
-"""What the trainers of a run say to each other: words of one frame, and batches with their arrays
-behind it.
+"""The messages between a run's trainers: words of one frame, and batches with their arrays
+after it.
 
 The first trainer leads; the others follow. Every word but `hello` has the leader's `session`, so
-that nothing of an earlier leader is taken for the present one's.
+that nothing from an earlier leader is taken for the current one's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RanksDiffer(RunError):
 
 @dataclass(frozen=True)
 class Word:
-    """A word that came."""
+    """A received word."""
 
     kind: str
     session: str
@@ -67,7 +67,7 @@ def encode(kind: str, session: str, **fields: Any) -> bytes:
 
 
 def decode(frame: bytes | memoryview, table: dict[str, dict[str, type]]) -> Word:
-    """Inverse of `encode`. WireError: it is no word of `table`."""
+    """Inverse of `encode`. WireError: it is not a word of `table`."""
     if len(frame) > MAX_PAYLOAD + MAX_HEADER_BYTES:
         raise WireError(f"a word of {len(frame)} bytes")
     try:

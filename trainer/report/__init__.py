@@ -1,1 +1,1 @@
-"""What a run says of itself: metrics, speed and its causes, pictures, TensorBoard, the summary."""
+"""What a run reports: metrics, speed and its causes, pictures, TensorBoard, the summary."""

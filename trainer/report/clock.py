@@ -1,10 +1,10 @@
-"""When the device really finished each step: computing goes on after a step's call has returned,
-and the loop does not wait for it.
+"""Measures when the device really finished each step: it goes on computing after a step's call has
+returned, and the loop does not wait for it.
 
-`Clock.watch(step)` gives a step that does the same and is timed. The loop has a thread read each
-update's scalars as soon as it was issued (`Step.read`); that returns when the update has ended,
-which is what the clock notes. For profiles, `sync_from` makes later calls wait for the device, and
-keeps what each took.
+`Clock.watch(step)` gives a step that does the same and is timed. The loop has a thread that reads
+each update's scalars as soon as it was issued (`Step.read`); the read returns when the update has
+ended, and the clock notes that time. For profiles, `sync_from` makes later calls wait for the
+device, and keeps the time of each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Clock:
         return ClockedStep(step, self)
 
     def take(self) -> Tick | None:
-        """The oldest update's tick that was not taken yet; None: its scalars have not been read."""
+        """The oldest tick not yet taken; None: its update's scalars have not been read."""
         with self._changed:
             self._changed.wait_for(lambda: self._ticks or not self._running, _PATIENCE_S)
             return self._ticks.popleft() if self._ticks else None
@@ -87,7 +87,7 @@ class Clock:
         self.updates += 1
 
     def finished(self) -> None:
-        """The oldest update's scalars are here."""
+        """The oldest update's scalars have arrived."""
         now = time.perf_counter()
         with self._changed:
             if self._running:

@@ -20,8 +20,8 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 
 @dataclass(frozen=True)
 class Use:
-    """One card over a stretch of time: mean utilisation in %, the most memory that was taken, of
-    how much.
+    """One card over a stretch of time: mean utilisation in %, the most memory taken, and its total
+    memory.
     """
 
     index: int
@@ -107,7 +107,7 @@ class GpuUse:
             for uuid in set(roles) & set(known):
                 handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
                 self._facts[uuid] = (handle, known[uuid].index, known[uuid].memory_mb)
-        except self._nvml.NVMLError:  # a card that fell off the bus: the trainer will say so
+        except self._nvml.NVMLError:  # a card that fell off the bus: the trainer will report it
             return
         with self._lock:
             self._roles = roles

@@ -1,5 +1,5 @@
-"""What a stage shows while it runs: metrics.jsonl, TensorBoard, the status file that the console
-reads, and the log.
+"""Reports a running stage: to metrics.jsonl, TensorBoard, the status file that the console reads,
+and the log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
+from common.system import trace
 from common.system.status import StatusFile
 from common.system.stopwatch import Stopwatch
 from trainer.report.tensorboard import EventWriter
@@ -27,8 +28,8 @@ class Observer:
     Args:
         folder: gets metrics.jsonl and tensorboard/.
         stage: (number, name), for the status.
-        step: where the stage stands, by its newest checkpoint.
-        watch: where the time goes; None: the loop's own clock alone.
+        step: the stage's current step, by its newest checkpoint.
+        watch: measures where the time goes; None: only the loop's own clock.
     """
 
     def __init__(
@@ -125,8 +126,10 @@ class Observer:
                 ready=server.ready_count(),
                 target=server.target(),
             )
+        now, seconds = time.perf_counter(), own.spent_s["logging"]
+        trace.span("loop", "logging", now - seconds, now, step=line["step"])
         if self._watch is not None:
-            self._watch.logged_s.append(own.spent_s["logging"])
+            self._watch.logged_s.append(seconds)
 
     def times(self, line: dict, rows: int) -> dict[str, float]:
         """`step_ms` and `wait_ms` (without data) of a finished step: by the device's clock where
@@ -244,7 +247,7 @@ class Observer:
             self._disk_fails(e)
 
     def _disk_fails(self, error: OSError) -> None:
-        """Curves with gaps are no reason to end a run; the checkpoints say when the disk is."""
+        """Log the loss: gaps in curves are no reason to end a run; a failing save would be one."""
         if not self._disk_said:
             log.error("metrics are being lost: %s", error.strerror or error)
         self._disk_said = True
@@ -323,7 +326,7 @@ class Observer:
 
 
 class Reminder:
-    """Says a text again every `every_s` seconds until it is stopped: what takes a minute should not
+    """Repeats a text every `every_s` seconds until it is stopped: what takes a minute should not
     look like a hang.
     """
 
@@ -332,7 +335,7 @@ class Reminder:
         self._stop: threading.Event | None = None
 
     def start(self, text: str) -> None:
-        """From now on; in place of an earlier text."""
+        """Start with a text, in place of an earlier one."""
         self.stop()
         self._stop = threading.Event()
         threading.Thread(
@@ -340,7 +343,7 @@ class Reminder:
         ).start()
 
     def stop(self) -> None:
-        """It is done."""
+        """Stop: it is done."""
         if self._stop is not None:
             self._stop.set()
             self._stop = None

@@ -64,7 +64,7 @@ def gpt_panels(history: History, figures: dict) -> list[Panel]:
 
 
 def loss_panels(history: History, figures: dict) -> list[Panel]:
-    """The curve of a stage of which nothing else is known."""
+    """The curve of a stage without panels of its own."""
     return [
         Panel(
             figures["title"],

@@ -1,4 +1,4 @@
-"""Pictures of a run: loss curves and mels, as PNG bytes.
+"""Pictures of a run: loss curves, mels and attention, as PNG bytes.
 
 Matplotlib without a display and without its global state, loaded with the first picture; no
 TensorFlow.
@@ -24,6 +24,7 @@ INK, FAINT = "#333333", "#999999"
 FEW_POINTS = 40
 SPREAD = 30  # a panel whose largest value is this many times its smallest gets a logarithmic axis
 LONGEST_LABEL = 90
+MOST_TOKENS = 30  # whose names have room at an axis
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ class MelRow:
 
     title: str
     mel: np.ndarray
+
+
+@dataclass(frozen=True)
+class AttentionRow:
+    """Attention float[n, l] of n codes over l text tokens."""
+
+    title: str
+    attention: np.ndarray
 
 
 def curves_picture(title: str, panels: Sequence[Panel]) -> Png:
@@ -133,6 +142,55 @@ def mel_picture(title: str, rows: Sequence[MelRow], hop_s: float, note: str = ""
         _plain(ax)
     axes[-1].set_xlabel("seconds", fontsize=9)
     figure.colorbar(image, ax=list(axes), label="log mel", pad=0.01, fraction=0.03)
+    return _encode(figure)
+
+
+def attention_picture(
+    title: str, rows: Sequence[AttentionRow], code_s: float, tokens: Sequence[str]
+) -> Png:
+    """Attention of codes over a text, one above the other: time to the right, the text upwards.
+    Read aloud in order, it is a line from the lower left to the upper right.
+
+    Args:
+        code_s: seconds a code lasts.
+        tokens: of the text, in order; numbers stand in their place where they are too many, or in
+            a script that needs shaping.
+
+    ValueError: no rows, or one without codes or tokens.
+    """
+    if not rows or not all(row.attention.size for row in rows):
+        raise ValueError("no attention to draw")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.8, 2.3 * len(rows) + 0.5), dpi=DPI, layout="constrained")
+    figure.suptitle(title, fontsize=9, color=INK)
+    labels = [t if t.strip() else "␣" for t in tokens]
+    labelled = len(labels) <= MOST_TOKENS and all(_drawable(t) for t in labels)
+    axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, row in zip(axes, rows, strict=True):
+        num_codes, num_tokens = row.attention.shape
+        extent = (0, num_codes * code_s, -0.5, num_tokens - 0.5)
+        most = float(np.percentile(row.attention, 99))  # a single code must not pale the rest
+        image = ax.imshow(
+            row.attention.T,
+            origin="lower",
+            aspect="auto",
+            interpolation="nearest",
+            cmap="magma",
+            vmin=0,
+            vmax=max(most, 1e-6),
+            extent=extent,
+        )
+        ax.set_title(row.title, fontsize=8, loc="left", color=INK)
+        if labelled:
+            ax.set_yticks(range(num_tokens), labels)
+        else:
+            ax.set_ylabel("text token", fontsize=7)
+        _plain(ax)
+        ax.tick_params(labelsize=7 if not labelled or num_tokens <= 14 else 5)
+        bar = figure.colorbar(image, ax=ax, pad=0.02, fraction=0.05)
+        bar.ax.tick_params(labelsize=6)
+    axes[-1].set_xlabel("seconds", fontsize=7)
     return _encode(figure)
 
 

@@ -15,7 +15,7 @@ from trainer.report.pictures import Curve, Panel
 
 
 def judged(run: RunFolder) -> dict:
-    """The best checkpoint and how good it is, beside the last that was judged."""
+    """The best checkpoint and its quality, beside the last one judged."""
     found = judgements.read(run.path)
     try:
         path = checkpoint_of(run.path, None, verify=False)
@@ -33,7 +33,7 @@ def judged(run: RunFolder) -> dict:
 
 
 def _why_otherwise(run: RunFolder, best: Path) -> str | None:
-    """What chose the best checkpoint where it was not `train.best_by`; None: that did."""
+    """What chose the best checkpoint instead of `train.best_by`; None: that setting did."""
     by, notes = run.config.train.best_by, []
     if by != "audio_ce":
         if judgements.best_of(run.path, by) is not None:
@@ -46,7 +46,7 @@ def _why_otherwise(run: RunFolder, best: Path) -> str | None:
 
 
 def rows(figures: dict) -> list[tuple[str, str]]:
-    """Lines of the summary for people; none where nothing was saved."""
+    """The summary's lines; none if nothing was saved."""
     if figures.get("best_checkpoint") is None:
         return []
     note = figures.get("best_note")

@@ -1,9 +1,9 @@
-"""The end of a run in figures: what was learnt, how fast, what was left out.
+"""The end of a run in figures: what it learnt, how fast, what it left out.
 
-Read from the run folder alone, without TensorFlow.
+Reads only the run folder, without TensorFlow.
 
 `write` and `draw` make RUN/summary.json and RUN/curves.png; `table` and `lines` show the same
-figures to people. Steps that were trained again after a crash count once, as in the folded ledger.
+figures to people. Steps repeated after a crash count once, as in the folded ledger.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from common.run.folder import RunFolder
 from common.run.stages import load
 from common.system.documents import read_json
 from common.system.files import write_atomically
-from trainer.history import differing, judgements, ledger
+from trainer.history import differing, ledger
 from trainer.report import quality
 from trainer.report.pictures import Png, curves_picture
 from trainer.report.quality import number, percent
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 log = logging.getLogger(__name__)
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
@@ -38,20 +39,21 @@ class History:
     """A stage's metrics.jsonl: training and evaluation lines by step, ascending, each step once.
 
     `retraces`: how many functions the last process that trained it compiled again; None: it was
-    killed before it could say.
+    killed before it could say. `speed`: where the time went, of the last steps before `step`.
     """
 
     steps: list[dict]
     evaluations: list[dict]
     retraces: int | None = None
     quality: dict[int, dict] = field(default_factory=dict)  # judgements of samples, by step
+    speed: list[dict] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """From a stage's folder, without a torn line and without steps that the folded ledger no
         longer has. BadInput: a damaged ledger.
         """
-        steps, evaluations, retraces = {}, {}, None
+        steps, evaluations, quality, speed, retraces = {}, {}, {}, {}, None
         path = folder / "metrics.jsonl"
         for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             try:
@@ -60,23 +62,23 @@ class History:
                 ValueError
             ):  # a SIGKILL in the middle of a write; the next process went on after it
                 continue
-            if any(k.startswith("eval_") for k in line):
-                kind = evaluations
+            # A step trained again after a crash: the later line is what the weights saw.
+            if "quality" in line:
+                quality[line["step"]] = line["quality"]
+            elif any(k.startswith("eval_") for k in line):
+                evaluations[line["step"]] = line
             elif "step_ms" in line:
-                kind = steps
+                steps[line["step"]] = line
             elif "traces" in line:
                 retraces = sum(n - 1 for n in line["traces"].values())
-                continue
-            else:  # where the time goes
-                continue
-            kind[line["step"]] = (
-                line  # a step trained again after a crash: the later line is what the weights saw
-            )
+            elif "speed" in line:
+                speed[line["step"]] = {"step": line["step"], **line["speed"]}
         last = len(ledger.fold(ledger.read(folder / "ledger.jsonl")))
         return cls(
             *([kind[s] for s in sorted(kind) if s <= last] for kind in (steps, evaluations)),
             retraces,
-            {step: f for step, f in judgements.read(folder).items() if step <= last},
+            {step: quality[step] for step in sorted(quality) if step <= last},
+            [speed[s] for s in sorted(speed) if s <= last],
         )
 
     def series(self, name: str, evaluated: bool = False) -> tuple[list[int], list[float]]:
@@ -87,9 +89,14 @@ class History:
         ]
 
 
+def histories(run: RunFolder) -> dict[str, History]:
+    """Of every stage. BadInput: a damaged ledger."""
+    return {stage: History.read(run.stage_folder(stage)) for stage in run.stages}
+
+
 def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
-    """Entropy in nats of the distribution that `counts` [V] are drawn from, as its best constant
-    prediction scores on the same targets.
+    """Entropy in nats of the targets counted in `counts` [V]: the score of the best constant
+    prediction on these targets.
 
     A model whose cross-entropy is below it has learnt more than how often each code occurs. NaN
     without any count.
@@ -102,25 +109,30 @@ def unigram_entropy(counts: Sequence[float] | np.ndarray) -> float:
 
 
 def count_targets(audio_targets: np.ndarray, num_audio_tokens: int) -> np.ndarray:
-    """int64[V]: how often each id is a target in a batch, STOP included; -1 (no target) is passed
-    over.
+    """int64[V]: how often each id is a target in a batch, including STOP; -1 (no target) is
+    skipped.
     """
     targets = np.asarray(audio_targets)
     return np.bincount(targets[targets >= 0].astype(np.int64), minlength=num_audio_tokens)
 
 
-def summarise(run: RunFolder, unigram_nats: float | None = None, ended: str = "finished") -> dict:
+def summarise(
+    run: RunFolder,
+    unigram_nats: float | None = None,
+    ended: str = "finished",
+    read: dict[str, History] | None = None,
+) -> dict:
     """The figures, by stage; what a stage does not have is absent, what could not be computed is
     None.
 
     Args:
+        read: `histories` of the run; None: they are read here.
         unigram_nats: `unigram_entropy` of the evaluation set's audio targets.
         ended: "finished", "patience" or "stopped".
     """
     stages = {}
-    for stage in run.stages:
+    for stage, history in (histories(run) if read is None else read).items():
         spec = run.spec(stage)
-        history = History.read(run.stage_folder(stage))
         figures = {
             "title": spec.title,
             **_speed(history),
@@ -158,24 +170,25 @@ def unigram_of(run: RunFolder) -> float | None:
         return None
 
 
-def curves(run: RunFolder, summary: dict) -> Png:
+def curves(run: RunFolder, summary: dict, read: dict[str, History]) -> Png:
     """Training and evaluation curves of all stages in one picture."""
     panels = []
-    for stage in run.stages:
-        history, figures = History.read(run.stage_folder(stage)), summary["stages"][stage]
-        panels += load(run.spec(stage).panels)(history, figures)
+    for stage, history in read.items():
+        panels += load(run.spec(stage).panels)(history, summary["stages"][stage])
     return curves_picture(f"{run.path.name}: model size {summary['size']}", panels)
 
 
 def finish(run: RunFolder, unigram_nats: float | None = None) -> dict:
     """`write` and `draw`; returns the figures."""
-    figures = write(run, unigram_nats)
-    draw(run, figures)
+    read = histories(run)
+    figures = write(run, read, unigram_nats)
+    draw(run, read, figures)
     return figures
 
 
 def write(
     run: RunFolder,
+    read: dict[str, History],
     unigram_nats: float | None = None,
     ended: str = "finished",
     samples: dict | None = None,
@@ -183,17 +196,18 @@ def write(
     """Write RUN/summary.json; returns the figures, as `summarise`.
 
     Args:
+        read: `histories` of the run.
         samples: "step": what RUN/samples is of; None: of no end of this run.
     """
-    figures = summarise(run, unigram_nats, ended) | {"samples": samples}
+    figures = summarise(run, unigram_nats, ended, read) | {"samples": samples}
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
     write_atomically(run.path / "summary.json", text)
     return figures
 
 
-def draw(run: RunFolder, figures: dict) -> None:
+def draw(run: RunFolder, read: dict[str, History], figures: dict) -> None:
     """Write RUN/curves.png, with matplotlib."""
-    write_atomically(run.path / "curves.png", curves(run, figures).data)
+    write_atomically(run.path / "curves.png", curves(run, figures, read).data)
 
 
 # -- for people ------------------------------------------------------------------------------------
@@ -201,6 +215,8 @@ def draw(run: RunFolder, figures: dict) -> None:
 
 def table(summary: dict) -> Table:
     """The figures as a rich table, a column per stage."""
+    from rich.table import Table  # slow to load, and not needed where the figures are made
+
     out = Table(title=f"{summary['run']} (model size {summary['size']})", title_justify="left")
     out.add_column("")
     for figures in summary["stages"].values():
@@ -225,6 +241,8 @@ def show(run_dir: Path, out: TextIO) -> str:
         figures = read_json(path)
     except (OSError, ValueError) as e:
         return f"; summary.json cannot be read: {e}"
+    from rich.console import Console
+
     width = None if out.isatty() else 110
     Console(file=out, width=width, markup=False).print(table(figures))
     differing = sum(stage.get("differing", 0) for stage in figures["stages"].values())
@@ -283,8 +301,9 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
 
 def _ran(figures: dict) -> list[tuple[str, str]]:
     skipped = f", {figures['skipped']} skipped" if figures["skipped"] else ""
+    epochs = "1 epoch" if figures["epochs"] == 1 else f"{figures['epochs']} epochs"
     rows = [
-        ("steps", f"{figures['steps']}{skipped} in {figures['epochs']} epochs"),
+        ("steps", f"{figures['steps']}{skipped} in {epochs}"),
         ("utterances/s, last half", number(figures["utterances_per_s"])),
         ("ms/step, median of the last half", number(figures["step_ms"])),
         ("waiting for data, last half", percent(figures["data_wait"])),
@@ -306,7 +325,7 @@ def _lower(value: float | None) -> str:
 
 
 def _speed(history: History) -> dict:
-    """The last half of the steps: compilation, caches and the filling of buffers are behind it."""
+    """The last half of the steps, after compilation and the filling of caches and buffers."""
     steps = history.steps
     half = steps[len(steps) // 2 :]
     seconds = sum(s["step_ms"] for s in half) / 1e3

@@ -46,10 +46,16 @@ class EventWriter:
         )
         self._records = RecordWriter(self._file)
         self._flushed = 0.0
+        self._kinds: dict[str, str] = {}
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _add(self, step: int, values: list[Summary.Value]) -> None:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def _is(self, tag: str, kind: str) -> None:
+        """ValueError: the tag is of another kind; TensorBoard would show the first alone."""
+        if self._kinds.setdefault(tag, kind) != kind:
+            raise ValueError(f"tag {tag} is a {self._kinds[tag]}, and cannot be a {kind}, too")
 
     def _write(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
@@ -59,15 +65,19 @@ class EventWriter:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Curves, by tag."""
+        for tag in values:
+            self._is(tag, "curve")
         self._add(step, [Summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()])
 
     def picture(self, step: int, tag: str, png: bytes, width: int, height: int) -> None:
         """An encoded PNG of `width` x `height` pixels."""
+        self._is(tag, "picture")
         image = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=3)
         self._add(step, [Summary.Value(tag=tag, image=image)])
 
     def sound(self, step: int, tag: str, samples: np.ndarray, sample_rate: int) -> None:
         """float32[N] mono audio."""
+        self._is(tag, "sound")
         audio = Summary.Audio(
             encoded_audio_string=wav_bytes(samples, sample_rate),
             sample_rate=sample_rate,
@@ -79,6 +89,7 @@ class EventWriter:
 
     def text(self, step: int, tag: str, text: str) -> None:
         """A text, for the tab TEXT."""
+        self._is(tag, "text")
         self._add(step, [board.text_value(tag, text)])
 
     def front_page(self, settings: Mapping[str, object], run: str) -> None:

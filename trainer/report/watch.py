@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from common.system import trace
 from common.transport.messages import Notes
 from trainer.report.clock import Clock, Tick
 from trainer.report.gpu_use import GpuUse, Use
@@ -30,12 +31,12 @@ MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean:
 
 @dataclass(frozen=True)
 class FedRecord:
-    """A batch that the step has taken.
+    """A batch taken by the step.
 
     `asked`, `got`: time.perf_counter around the loop's wait for it; `feed_s`: check and transfer.
 
-    `notes`: what the producer says of how it was made; `transit_s`: from there to the feed, None if
-    it had waited here.
+    `notes`: the producer's notes on making it; `transit_s`: from there to the feed, None if it had
+    to wait here.
     """
 
     bucket: int
@@ -62,7 +63,7 @@ class StepRecord:
     # its batches were made while training went on; before, producers wait for leases for other
     # reasons
     settled: bool = True
-    # something else happened since the step before: it is timed, and says nothing about speed
+    # something else happened since the step before: it is timed, but tells nothing about speed
     interrupted: bool = False
 
     @property
@@ -73,7 +74,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the last steps come to."""
+    """The figures of the last steps."""
 
     steps: int
     measured: Measured
@@ -175,19 +176,19 @@ class Watch:
         self._gpus: tuple[Use, ...] = ()
 
     def fed(self, g: int, record: FedRecord) -> None:
-        """The loop has taken train batch `g`."""
+        """Note that the loop has taken train batch `g`."""
         self._fed[g] = record
 
     def interrupted(self) -> None:
-        """Something else than training steps happens now: the step around it says nothing about
-        speed.
+        """Note that something other than training happens now: the step around it tells nothing
+        about speed.
         """
         self._interrupted = True
         self._left_out = max(self._left_out, 1)
         self._unsettled = self.settings.high_water_mark
 
     def step(self, first_g: int, count: int) -> StepRecord | None:
-        """The next step has finished; what is known of it, or None."""
+        """Note that the next step has finished; return its record, or None."""
         batches = tuple(
             b for g in range(first_g, first_g + count) if (b := self._fed.pop(g, None)) is not None
         )
@@ -197,6 +198,8 @@ class Watch:
         record = _record(
             self._last, tick, batches, self._interrupted, self._number, self._unsettled <= 0
         )
+        if record is not None:
+            _trace(self._last, tick, batches, self._interrupted, (first_g, count))
         self._number += 1
         self._unsettled -= count
         self._last, self._interrupted = tick.finished, False
@@ -209,7 +212,7 @@ class Watch:
         return record
 
     def speed(self, steps: Sequence[StepRecord] | None = None) -> Speed | None:
-        """What the last steps (or those given) come to; None if they are too few."""
+        """The figures of the last steps (or of those given); None if there are too few."""
         steps = self.steps if steps is None else steps
         if len(steps) < ENOUGH:
             return None
@@ -248,15 +251,15 @@ class Watch:
         )
 
     def look(self) -> None:
-        """Note the cards' use since the last look; in a profile, during all steps that run freely,
-        and none that is waited for.
+        """Note the cards' use since the last call; in a profile, during the steps that run freely,
+        not during those that wait.
         """
         profiled = self.clock is not None and self.clock.sync_from is not None
         if self._gpu_use is not None and not (profiled and self.clock.sync):
             self._gpus = tuple(self._gpu_use.take(keep=profiled)) or self._gpus
 
     def warnings(self, speed: Speed) -> list[str]:
-        """What deserves a line, each cause once."""
+        """Warnings worth a line, each cause once."""
         found = []
         v = speed.verdict
         if speed.measured.wait > MAX_WAIT and v.cause != "trainer":  # which is as it should be
@@ -298,7 +301,7 @@ class Watch:
 
 
 def spare(gpus: Sequence[Use]) -> str:
-    """What a producers' card that has little to do is good for; "" if there is none."""
+    """What an idle producers' card could be used for; "" if there is none."""
     idle = [u for u in gpus if u.roles == ("producer",) and u.percent < NEARLY_IDLE]
     if not idle:
         return ""
@@ -336,6 +339,26 @@ def _record(
     return StepRecord(
         total, min(wait, total), max(0.0, busy), batches, number, settled, interrupted
     )
+
+
+def _trace(
+    last: float,
+    tick: Tick,
+    batches: tuple[FedRecord, ...],
+    interrupted: bool,
+    group: tuple[int, int],
+) -> None:
+    """The step as the device sees it, and the calls that the loop made for it."""
+    about = {"g": group[0], "count": group[1]}
+    if interrupted:
+        last = max(last, min(b.asked for b in batches))
+    trace.span("device", "step", last, tick.finished, **about)
+    trace.span("device", "compute", max(last, tick.began), tick.finished, **about)
+    for b in batches:
+        since = max(b.asked, last)
+        if b.got > since:
+            trace.span("device", "wait", since, b.got, **about)
+    trace.span("loop", "issue", tick.began, tick.issued, **about)
 
 
 def _trainer_parts(clock: Clock | None, per_step: float) -> dict[str, float]:

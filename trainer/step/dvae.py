@@ -67,7 +67,8 @@ class DvaeStep:
                     f"bucket {i}: crops of {bucket.row_len} frames do not divide into codes of 4"
                     " frames; change crop_frames"
                 )
-        self._operations = Operations(products=options.jit)
+        on_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._operations = Operations(products=options.jit and on_gpu)  # as the producers'
         self.model = Dvae(dims.dvae, dtype=options.compute_dtype)
         if options.init_seed is not None:
             self.model.initialise(options.init_seed)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from common.run.settings import Config
-from common.xtts.attention_check import why_not
 from common.xtts.fast_operations import fast_but
 from common.xtts.operations import PLAIN, Operations
 
@@ -38,7 +37,7 @@ def allow_tf32(config: Config) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(config.train.precision != "fp32")
 
 
-def choose(config: Config, why_not: Callable[[], str | None] = why_not) -> Precision:
+def choose(config: Config, why_not: Callable[[], str | None]) -> Precision:
     """Decide for the GPT, before anything is traced.
 
     Args:

@@ -22,7 +22,7 @@ from common.xtts.gpt import Gpt
 from common.xtts.layers import Tensor
 from common.xtts.operations import Operations, use
 from trainer.step.optimizer import AdamW, packed_squares
-from trainer.step.regions import Program, Region, as_ints, as_words
+from trainer.step.regions import Program, Region, as_computed, as_ints, as_words
 
 # Each call costs the fusions that it cuts; larger programs take longer to compile.
 BLOCKS_PER_PROGRAM = 3
@@ -337,7 +337,8 @@ class BucketPrograms:
                     tape.watch(watched)
                     out = self._head(x, text_targets, audio_targets, row_weights, *weights)
                     scaled = out["loss"] * tf.cast(scale, out["loss"].dtype)
-                gradients = tape.gradient(scaled, watched)
+                dx, *gradients = tape.gradient(scaled, watched)
+            gradients = [dx, *map(as_computed, gradients)]
             if adds:
                 for total, gradient in zip(variables[len(given) :], gradients[1:], strict=True):
                     total.assign_add(tf.cast(gradient, total.dtype))

@@ -43,6 +43,15 @@ def word_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape, tf.float32) if spec.dtype == tf.int32 else spec
 
 
+def as_computed(gradient: tf.Tensor) -> tf.Tensor:
+    """A weight's gradient before it was widened to the weight's dtype, which adds nothing to it: a
+    program that returns it would write and others read twice the bytes.
+    """
+    op = gradient.op
+    widened = op.type == "Cast" and op.inputs[0].dtype.is_floating
+    return op.inputs[0] if widened and op.inputs[0].dtype.size < gradient.dtype.size else gradient
+
+
 class Program:
     """`function(*tensors, *variables)` as one XLA program, called from within a function that XLA
     does not compile.
@@ -196,6 +205,7 @@ def _traced(
         without = [x.shape for x, g in zip(watched, gradients, strict=True) if g is None]
         if without:
             raise ValueError(f"arguments of shape {without} have no part in the outputs")
+    gradients[len(wrt) :] = [as_computed(g) for g in gradients[len(wrt) :]]
     return _Traced(graph, args, len(inputs), outputs, d_outputs, gradients, boundary)
 
 

@@ -1,1 +1,1 @@
-"""Coqui's checkpoint files in and out, without PyTorch."""
+"""Reads and writes Coqui's checkpoint files without PyTorch."""

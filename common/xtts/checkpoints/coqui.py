@@ -1,5 +1,5 @@
-"""Coqui's checkpoints in: a folder, or model.pth and what belongs to it → the folder of
-`pretrained.py`. NumPy alone.
+"""Imports Coqui's checkpoints: a folder, or model.pth and its companions → the folder of
+`pretrained.py`. Uses only NumPy.
 
 Tensors pass through one at a time, so that memory does not grow with the file. The way back is
 `coqui_export.py`.
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,11 +42,13 @@ from common.xtts.checkpoints.pretrained import (
     write_document,
 )
 from common.xtts.dims import GptDims, ModelDims
-from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
+if TYPE_CHECKING:
+    from common.xtts.text.tokenizer import Tokenizer
 
 NUM_MELS = 80
 _V1_AUDIO_TOKENS = 8194
-# What trainers and other versions leave in the file; the DVAE of a trainer's file is used where no
+# What trainers and other versions leave in the file; the DVAE in a trainer's file is used if no
 # other is given.
 _SURPLUS = tuple(
     re.compile(pattern)
@@ -72,16 +74,16 @@ def import_model(
     other_dvae: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> ModelDims:
-    """Make the folder `out` from Coqui's files; an existing one is replaced whole, or not at all.
+    """Make the folder `out` from Coqui's files; replace an existing one whole, or not at all.
 
     Args:
-        model: a model.pth or .safetensors; or a folder, of which all that is there is taken:
-            config.json (sizes and heads), vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth.
-            Files named besides win over those of the folder.
+        model: a model.pth or .safetensors; or a folder, with all that it contains of:
+        config.json (sizes and heads), vocab.json, dvae.pth, mel_stats.pth, speakers_xtts.pth.
+        Files given separately win over the folder's.
         other_dvae: take a DVAE that is not the one the GPT was trained with.
 
     Raises:
-        CoquiError: a file is no XTTS v2 checkpoint, tensors are missing, surplus or of another
+        CoquiError: a file is not an XTTS v2 checkpoint, tensors are missing, surplus or of another
             shape (at most 20 are named), the vocabulary, the statistics, the DVAE or the voices do
             not belong to it, or `out` holds something else.
         PthError: a file that cannot be read.
@@ -121,7 +123,7 @@ def fill_folder(
     other_dvae: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> ModelDims:
-    """`import_model` into an empty folder that is there."""
+    """`import_model` into an existing empty folder."""
     with coqui_folder.open_file(files.model) as file:
         state, said = model_state(file), _said_by(file, files)
         parts = {
@@ -154,7 +156,7 @@ def fill_folder(
 def read_sizes(files: CoquiFiles) -> ModelDims:
     """The sizes of a model of Coqui's, no tensor read.
 
-    CoquiError, PthError as of `import_model`.
+    CoquiError, PthError: as for `import_model`.
     """
     with coqui_folder.open_file(files.model) as file:
         state = model_state(file)
@@ -170,9 +172,9 @@ def read_sizes(files: CoquiFiles) -> ModelDims:
 
 
 def model_state(file: CoquiFile) -> dict[str, Any]:
-    """The weights of an open checkpoint under Coqui's present names: no `xtts.` or `module.`
-    prefix, no surplus groups, weight norm
-    as parametrizations. CoquiError: there are none, or they are of something else; says of what.
+    """The weights of an open checkpoint under Coqui's current names: no `xtts.` or `module.`
+    prefix, no surplus groups, weight norm as parametrizations. CoquiError: there are none, or they
+    belong to something else; says to what.
     """
     tensors = {plain_key(k): t for k, t in tensors_in(file).items()}
     kept = {_modern(k): t for k, t in tensors.items() if not any(p.fullmatch(k) for p in _SURPLUS)}
@@ -199,7 +201,7 @@ def _modern(key: str) -> str:
 
 
 def _said_by(file: CoquiFile, files: CoquiFiles) -> dict[str, int]:
-    """What the configuration says about sizes: config.json before the one beside the weights."""
+    """What the configuration says about sizes: config.json's, else the one beside the weights."""
     inside = coqui_folder.said_sizes(
         file.value.get("config") if isinstance(file.value, dict) else None
     )
@@ -212,7 +214,7 @@ def _said_by(file: CoquiFile, files: CoquiFiles) -> dict[str, int]:
 def _checked_sizes(
     path: Path, state: Mapping[str, Any], parts: Mapping[str, Mapping], said: dict[str, int]
 ):
-    """(GptDims, VocoderDims) of a whole model. CoquiError: it is not whole."""
+    """(GptDims, VocoderDims) of a complete model. CoquiError: it is not complete."""
     where = sizes_of(path)
     gpt, vocoder = (
         where(shapes.gpt_dims, parts["model"], said),
@@ -235,6 +237,10 @@ def _checked_sizes(
 
 
 def _tokenizer(gpt: GptDims, vocab: Path) -> Tokenizer:
+    # Every process of a run opens its folder, and with it this module; rules for texts take longer
+    # to load than all else here, and few of them read a text.
+    from common.xtts.text.tokenizer import Tokenizer, VocabularyError
+
     try:
         tokenizer = Tokenizer.load(vocab)
     except (OSError, VocabularyError) as e:
@@ -309,7 +315,7 @@ def _write_mel_stats(path, tensor: Any, folder: Path) -> str:
 
 def _import_speakers(path: Path, gpt: GptDims, vocoder: shapes.VocoderDims, folder: Path) -> str:
     """speakers_xtts.pth: name → two tensors, the conditioning latents [1, L, C] and the embedding
-    [1, E, 1]. Coqui goes by their order.
+    [1, E, 1]. Coqui identifies them by their order.
     """
     latents, embedding = (1, gpt.num_latents, gpt.width), (1, vocoder.speaker_dim, 1)
     with coqui_folder.open_file(path) as file:

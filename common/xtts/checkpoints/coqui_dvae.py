@@ -1,5 +1,5 @@
-"""The DVAE that comes with a model of Coqui's: read, written, and held
-against the one that the GPT was trained with.
+"""The DVAE that comes with a Coqui model: reads it, writes it, and compares it with the one that
+the GPT was trained with.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def _write_dvae(file: CoquiFile, part: dict[str, Any], gpt: GptDims, folder: Pat
 
 
 def dvae_said_by(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None:
-    """The digest of the DVAE that the GPT was trained with, where the model's file says so (an
-    export of ours does) and it is not the
-    folder's own. CoquiError: the folder's own is another one, and that is not meant."""
+    """The digest of the DVAE that the GPT was trained with, if the model's file says so (our
+    exports do) and it is not the folder's own. CoquiError: the folder's own is another one, and not
+    on purpose.
+    """
     config = model.value.get("config") if isinstance(model.value, dict) else None
     said = config.get(TRAINED_WITH) if isinstance(config, dict) else None
     path = folder / "dvae.safetensors"
@@ -87,8 +88,8 @@ def dvae_said_by(model: CoquiFile, folder: Path, other_dvae: bool) -> str | None
 
 
 def check_same_dvae(there: Path, given: Path) -> None:
-    """CoquiError where two files hold different DVAEs: that of a model's folder is the one it was
-    trained with.
+    """CoquiError if two files contain different DVAEs: the one in a model's folder is the one it
+    was trained with.
     """
     with coqui_folder.open_file(there) as a, coqui_folder.open_file(given) as b:
         own, other = dvae_part(a), dvae_part(b)

@@ -1,5 +1,5 @@
-"""Coqui's files out: a folder that `Xtts.load_checkpoint(checkpoint_dir=…)` takes as it is, or
-model.pth alone. NumPy alone.
+"""Exports Coqui's files: a folder that `Xtts.load_checkpoint(checkpoint_dir=…)` loads as it is, or
+only model.pth. Uses only NumPy.
 
 model.pth          GPT, vocoder, speaker encoder and statistics, loaded with strict=True
 config.json        sizes, languages and sampling settings, as `XttsConfig.load_json` reads them; an
@@ -69,7 +69,7 @@ _STAGE = ".export"
 
 @dataclass(frozen=True)
 class Parts:
-    """What an export is made of.
+    """The parts of an export.
 
     Attributes:
         weights: a folder of weights (`pretrained.py`) with vocoder and speaker encoder; its
@@ -93,7 +93,7 @@ class Parts:
 
     @classmethod
     def of_weights(cls, folder: str | os.PathLike) -> Parts:
-        """Those of a folder of weights alone.
+        """The parts from a folder of weights alone.
 
         CoquiError: not such a folder, or not what was imported.
         """
@@ -201,7 +201,7 @@ def export_folder(
 
 
 def _replace(new: Path, old: Path) -> None:
-    """`new` in the place of `old`; where there is no `new`, `old` goes too."""
+    """Put `new` in place of `old`; if there is no `new`, remove `old` too."""
     if old.is_dir() and not old.is_symlink():
         shutil.rmtree(old)
     if new.exists():
@@ -247,7 +247,7 @@ def _voices(parts: Parts) -> dict[str, tuple]:
 
 
 def _copy_clips(parts: Parts, named: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Copies of the voices' recordings; name → file, below the export."""
+    """Copy the voices' recordings; return name → file, below the export."""
     files: dict[str, str] = {}
     for name, clip in (parts.clips or {}).items():
         if name in named:
@@ -260,8 +260,8 @@ def _copy_clips(parts: Parts, named: Mapping[str, Any], folder: Path) -> dict[st
 
 
 def settings(parts: Parts, rules: Rules | None) -> dict:
-    """config.json: the imported one, else that of the published XTTS v2, with the model's sizes and
-    the vocabulary's languages.
+    """config.json: the imported one, else the published XTTS v2's, with the model's sizes and the
+    vocabulary's languages.
     """
     dims, vocoder, path = (
         _gpt_dims(parts),
@@ -328,8 +328,8 @@ def _sizes(d: GptDims) -> dict[str, int]:
 def export_model(
     parts: Parts, out: str | os.PathLike, tell: Callable[[str], None] = lambda line: None
 ) -> int:
-    """Write `model.pth` as Coqui's `Xtts` loads it with strict=True, nothing beside it; returns the
-    number of tensors.
+    """Write only `model.pth`, as Coqui's `Xtts` loads it with strict=True; return the number of
+    tensors.
 
     Raises:
         CoquiError: parts are missing or not what was imported, or the GPT is of other sizes than
@@ -388,7 +388,7 @@ def _gpt_dims(parts: Parts) -> GptDims:
 
 
 def _not_coquis(d: GptDims, vocoder: shapes.VocoderDims) -> list[str]:
-    """Sizes that Coqui's classes do not let be set, where they are not theirs."""
+    """Sizes that are fixed in Coqui's classes and differ here."""
     coquis = GptDims()
     fixed = (
         "num_latents",

@@ -1,6 +1,6 @@
 """Which of Coqui's files a folder holds, and opening any of them: PyTorch's zip or safetensors.
 
-NumPy alone.
+Uses only NumPy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CoquiFiles:
 
 
 class SafetensorsFile:
-    """A .safetensors file with the manners of `PthFile`: `value` is a dict of tensors."""
+    """A .safetensors file with the interface of `PthFile`: `value` is a dict of tensors."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
@@ -67,7 +67,7 @@ def open_file(path: str | os.PathLike) -> CoquiFile:
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder holds a model as Coqui lays it out."""
+    """Whether a folder contains a model in Coqui's layout."""
     return any((path / name).is_file() for name in _MODELS)
 
 
@@ -119,7 +119,7 @@ def _only_model(folder: Path) -> Path:
 
 
 def read_config(path: Path) -> dict:
-    """A config.json. CoquiError: it is none."""
+    """Read a config.json. CoquiError: it is not one."""
     try:
         tree = read_json(path)
     except (OSError, ValueError) as e:
@@ -156,7 +156,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def plain_key(key: str) -> str:
-    """A tensor's name without what wrappers put before it (`module.`, `xtts.`, …)."""
+    """A tensor's name without wrappers' prefixes (`module.`, `xtts.`, …)."""
     while found := next((p for p in _PREFIXES if key.startswith(p)), None):
         key = key.removeprefix(found)
     return key
@@ -202,7 +202,7 @@ def tensors_in(file: CoquiFile) -> dict[str, Any]:
 
 
 def what_else(tensors: Mapping[str, Any]) -> str:
-    """Words for weights that are not XTTS's, by their names."""
+    """What weights are that are not XTTS's, by their names."""
     if "codebook.embed" in tensors or any(k.startswith("dvae.codebook.") for k in tensors):
         return "is a DVAE, not the model itself; give it as --dvae, and the model as --model"
     if "mel_head.weight" in tensors and "text_head.weight" in tensors:

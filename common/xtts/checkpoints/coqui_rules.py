@@ -1,5 +1,5 @@
-"""What Coqui's tokenizer makes of texts against ours, and the module `coqui_languages.py` that is
-written where they differ.
+"""Compares Coqui's tokenizer with ours on texts, and writes the module `coqui_languages.py` where
+they differ.
 
 Coqui knows 17 languages, cleans each in its own way, and uses all merges of a vocabulary for all of
 them. What a voice was trained with may differ: a new language, our cleaning, a vocabulary that
@@ -32,7 +32,7 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class Differs:
-    """A text that Coqui reads in other tokens than training did, both as text."""
+    """A text that Coqui turns into other tokens than training did, both as text."""
 
     language: str
     text: str
@@ -41,7 +41,7 @@ class Differs:
 
 
 class Rules:
-    """How a voice's texts become tokens, against how Coqui does it.
+    """How a voice's texts become tokens, compared with Coqui's way.
 
     Args:
         vocab: the voice's vocab.json.
@@ -81,8 +81,8 @@ class Rules:
     def differences(
         self, pairs: Iterable[tuple[str, str]]
     ) -> tuple[dict[str, int], dict[str, int], list[Differs]]:
-        """Of (text, language) pairs in languages that Coqui knows: how many were compared and how
-        many differ, by language, and a few.
+        """For (text, language) pairs in languages that Coqui knows: how many were compared and how
+        many differ, by language, and a few examples.
 
         Texts that cannot be cleaned here are not compared.
         """
@@ -169,19 +169,22 @@ def _sources() -> dict[str, str]:
 
 
 def _packages(sources: dict[str, str]) -> dict[str, str]:
-    """The packages that modules import at once: name → requirement, the version that is installed
-    here.
+    """The packages that modules import, but for those that one language alone needs: name →
+    requirement, the version that is installed here.
     """
     found = set()
     for source in sources.values():
-        for node in ast.parse(source).body:
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ImportFrom):
                 found.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
+    backends = {
+        module.partition(".")[0] for needs in rules.BACKENDS.values() for module, _ in needs
+    }
     return {
         x: f"{x}=={metadata.version(x)}"
-        for x in sorted(found - {*sys.stdlib_module_names, _CARRIED})
+        for x in sorted(found - {*sys.stdlib_module_names, *backends, _CARRIED})
     }
 
 

@@ -1,3 +1,3 @@
-"""Text to token ids: cleaning by the rules of each language, numbers in words, the vocabulary, and
+"""Text to token ids: cleaning by each language's rules, numbers in words, the vocabulary, and
 splitting.
 """

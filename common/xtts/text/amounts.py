@@ -1,9 +1,9 @@
 """Amounts of money, counted units and shortened numbers in words: "$5.5 million", "20k", "12 km",
 "SGD 5".
 
-Works on text that is normalised but not yet lower case ("5 M" and "5 m" differ). What is read here
-leaves no digit and no sign behind; an amount in a currency without a name is a TextError, never the
-number alone.
+Works on text that is normalised but not yet lower case ("5 M" and "5 m" differ). It leaves no digit
+and no sign of what it reads; an amount in a currency without a name is a TextError, never only the
+number.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import unicodedata
 from dataclasses import dataclass
 from decimal import Decimal
 
-from babel.units import format_unit
-
 from common.xtts.text import currencies, numbers, rules
 from common.xtts.text.errors import TextError
 
@@ -23,6 +21,7 @@ _UNSPACED = ("zh", "ja")
 _FIGURE = r"(?:[0-9]{1,3}(?:[ '][0-9]{3}){1,5}(?![0-9])|[0-9]+)(?:[.,][0-9]+){0,9}|[.,][0-9]+"
 
 _FEET = re.compile("(?<![\\w.,'])([1-9])'(1[01]|[0-9])\"")  # 5'10"
+_ASCII_DIGIT = re.compile("[0-9]")
 _NO_CENTS = re.compile("(?<=[0-9])[.,]--?(?![0-9-])")  # "5,- €" and "20.--"
 
 
@@ -45,7 +44,7 @@ class Figure:
 
 
 def parse(written: str, language: str, currency: str | None = None) -> Figure | None:
-    """The number that is written: both separators, spaces and apostrophes between groups; None for
+    """The number as written, with both separators, spaces or apostrophes between groups; None for
     "2.0.1".
 
     A single separator before three digits groups thousands where the language, or the currency's
@@ -84,9 +83,9 @@ def _grouped(groups: list[str]) -> bool:
 def expand(text: str, language: str) -> str:
     """`text` with every amount of money, unit and shortened number in words.
 
-    TextError: a currency sign that stands by a number and has no name in `language`.
+    TextError: a currency sign beside a number has no name in `language`.
     """
-    if any(c.isdigit() for c in text):
+    if _ASCII_DIGIT.search(text) or not text.isascii() and any(c.isdigit() for c in text):
         text = _NO_CENTS.sub("", text)
         if language == "en":
             text = _FEET.sub(
@@ -100,7 +99,7 @@ def expand(text: str, language: str) -> str:
 
 
 def placed(match: re.Match, words: str, language: str) -> str:
-    """Words in the place of a match, kept apart from letters beside it; a dot that ends the text
+    """Words in place of a match, separated from letters beside it; a dot that ends the text
     stays.
     """
     if match.group().endswith(".") and not match.string[match.end() :].strip():
@@ -128,16 +127,16 @@ def number(figure: Figure, language: str) -> str:
 
 
 def _beside(language: str) -> str:
-    """What may not stand beside a code or a unit, inside of brackets: letters, but particles follow
-    without a space in East Asia.
+    """What may not be beside a code or a unit, for use in brackets: letters, but in East Asia
+    particles follow without a space.
     """
     return "A-Za-z0-9_" if language in ("zh", "ja", "ko") else r"\w"
 
 
 @functools.cache
 def _marks(language: str) -> tuple[str, str]:
-    """Signs as a pattern before and after a number: one that begins or ends with a letter is no
-    part of a word.
+    """Signs as a pattern before and after a number: one that begins or ends with a letter must not
+    be part of a word.
     """
     signs = sorted(currencies.signs(language), key=len, reverse=True)
     word = _beside(language)
@@ -226,7 +225,7 @@ def amount(
     """An amount of money in words.
 
     Args:
-        power: of ten, that a suffix stands for ("k" is 3). typed: the suffix where it is a word.
+        power: the power of ten of a suffix ("k" is 3). typed: the suffix if it is a word.
         sign: as written, for the message of the TextError of a currency without a name.
     """
     mantissa = figure
@@ -297,11 +296,13 @@ def _cents(figure: Figure, language: str) -> str:
 
 
 def _name_signs(text: str, language: str) -> str:
-    """Signs that stand alone, as the currency's name; those without a name in `language` are
-    refused.
+    """Read signs that stand alone as the currency's name; refuse those without a name in
+    `language`.
 
     "$" and "£" have XTTS's own words and are left to the table of symbols.
     """
+    if text.isascii() and "$" not in text:  # most rows of a scan; no other ASCII sign is money's
+        return text
     for sign in {c for c in text if unicodedata.category(c) == "Sc"} - set(
         rules.symbol_words(language, parity=False)
     ):
@@ -332,7 +333,7 @@ def _power(letter: str | None, word: str | None, language: str) -> int:
 
 
 def _scale_word(power: int, typed: str | None, language: str) -> str:
-    """What is said for a power of ten after a decimal number: the word as typed, else the
+    """The word for a power of ten after a decimal number: as typed, else the
     language's.
     """
     if typed and typed in rules.SCALE_WORDS.get(language, {}):
@@ -345,8 +346,8 @@ def _scale_word(power: int, typed: str | None, language: str) -> str:
 
 @functools.cache
 def _scaled(language: str) -> re.Pattern:
-    """A number with a suffix that is no unit: "20k", "1.5M", "5 Mio.". 4K and 8K are the names of
-    screens.
+    """Read a number with a suffix that is not a unit: "20k", "1.5M", "5 Mio.". 4K and 8K are names
+    of screens.
     """
     short = "|".join(re.escape(w) for w in rules.SCALE_ABBREVIATIONS.get(language, {}))
     spaced = rf"| ?(?P<word>{short})" if short else r"|(?P<word>(?!))"
@@ -407,6 +408,8 @@ def _unit_pattern(language: str, unit: str, value: Decimal) -> str | None:
         value = value % 10**6 + 10**6  # of the same plural form
     if value.as_tuple().exponent < -3:
         value = round(value, 3)
+    from babel.units import format_unit
+
     written = currencies.plain(format_unit(value, unit, "long", "0.###", locale=known), language)
     pattern, found = re.subn(r"[0-9]+(?:[.,٫][0-9]+)?", "{0}", written, count=1)
     if not found:

@@ -1,5 +1,5 @@
-"""Where a text may be cut, and how much each cut hurts: between sentences nothing, inside a
-quotation or at a comma more, between words much, inside a word most.
+"""Where a text may be cut, and the cost of each cut: none between sentences, more inside a
+quotation or at a comma, much between words, most inside a word.
 
 Nothing is cut between an enumerator and its item ("7. Milk"), nor before a mark that closes. The
 costs are compared with each other and with those of pieces (`split.py`).
@@ -55,14 +55,14 @@ class Boundary:
 
     @property
     def ends_sentence(self) -> bool:
-        """A speaker would pause here."""
+        """Whether a speaker would pause here."""
         return self.cost <= INNER
 
 
 def boundaries(text: str, language: str, longest: int) -> list[Boundary]:
     """All places to cut a text that has no space at its ends, the last one its end.
 
-    Inside a word there are some only where the word is longer than `longest`. UnknownLanguage as in
+    Places inside a word exist only if the word is longer than `longest`. UnknownLanguage: as in
     `text.clean`.
     """
     out: list[Boundary] = []
@@ -117,7 +117,7 @@ def _between_words(text: str, language: str) -> Iterator[Boundary]:
 
 
 def _number_at(text: str, at: int) -> int:
-    """Of the item that begins there; 0: none does."""
+    """The number of the list item that begins there; 0: no item does."""
     word = text[at : at + 8].split(maxsplit=1)
     item = _ENUMERATOR.match(word[0]) if word else None
     return int(item.group("number") or 0) if item else 0
@@ -164,7 +164,7 @@ def _begins_item(text: str, at: int) -> bool:
 
 
 class _Quotations:
-    """Where quotations begin and end; one that its paragraph does not close is none."""
+    """Where quotations begin and end; one that its paragraph does not close does not count."""
 
     def __init__(self, text: str):
         self._inside = bytearray(len(text) + 1)

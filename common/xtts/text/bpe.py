@@ -1,4 +1,4 @@
-"""Learning byte-pair merges: the same merges from the same words, whatever the hash seed or the
+"""Learns byte-pair merges: the same merges from the same words, whatever the hash seed or the
 number of threads.
 """
 
@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 Pair = tuple[str, str]
-# A pair must occur at least so often to be merged, or the token would name a single word.
+# A pair must occur at least this often to be merged, or the token would name a single word.
 _MIN_COUNT = 2
 # Rarer words hardly change the merges; each costs about 1 kB while learning.
 _MAX_WORDS = 150_000
@@ -60,9 +60,9 @@ def _merge(
     pair_counts: Counter[Pair],
     where: dict[Pair, set[int]],
 ) -> set[Pair]:
-    """Merges `pair` in every word that holds it; returns the pairs whose counts changed.
+    """Merge `pair` in every word that contains it; return the pairs whose counts changed.
 
-    `where` may go on naming words that have lost a pair: they are looked at in vain.
+    `where` may still name words that have lost a pair: checking them is harmless.
     """
     left, right = pair
     merged = left + right

@@ -1,9 +1,9 @@
-"""Chinese: numbers, dates, amounts and telephone numbers written out in Chinese characters, and
-pinyin.
+"""Chinese: writes out numbers, dates, amounts and telephone numbers in Chinese characters, and
+converts to pinyin.
 
 Source: the rules of XTTS's Chinese normaliser (coqui-tts, TTS/tts/layers/xtts/zh_num2words.py),
-written anew. Each rule finds its matches in the text as it stood before the rule and replaces their
-first occurrence, as there.
+rewritten. Each rule finds its matches in the text before the rule and replaces their first
+occurrence, as there.
 """
 
 from __future__ import annotations

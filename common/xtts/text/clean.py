@@ -1,4 +1,4 @@
-"""Text as the tokenizer wants it: lower case, numbers, abbreviations and symbols read out, one
+"""Prepares text for the tokenizer: lower case, numbers, abbreviations and symbols read out, one
 spelling per sound.
 
 `clean` does what XTTS's VoiceBpeTokenizer does (coqui-tts, TTS/tts/layers/xtts/tokenizer.py), for
@@ -53,8 +53,9 @@ _HAMZA_HEH = re.compile("ه\u0654 ?")
 _PERCENT_FIRST = re.compile("[%٪]([0-9][0-9.,]*)")
 
 
+@functools.lru_cache(1024)
 def normalize_language(code: str) -> str:
-    """The code that all of the project uses: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa".
+    """The code used in this project: "ZH-CN", "zh" and "cmn" are "zh", "fa-IR" is "fa".
 
     UnknownLanguage if there is none.
     """
@@ -71,8 +72,8 @@ def char_limit(language: str) -> int:
 
 
 def require_backend(language: str) -> None:
-    """LanguageUnavailable, naming the package to install, if `language` needs one that is absent;
-    fast where none is needed.
+    """Raise LanguageUnavailable, naming the package to install, if `language` needs one that is
+    missing; fast if it needs none.
     """
     language = normalize_language(language)
     for module, package in rules.BACKENDS.get(language, ()):
@@ -212,7 +213,7 @@ def _percent_last(text: str) -> str:
 
 @functools.cache
 def _translation(language: str) -> dict[int, str | None]:
-    table: dict[int, str | None] = dict(numbers.FOREIGN_DIGITS)
+    table: dict[int, str | None] = dict(numbers.foreign_digits())
     table |= numbers.separators(language)
     if language not in ("zh", "ja"):  # there, XTTS has rules of its own for these
         table |= rules.TYPOGRAPHY | rules.CJK_PUNCTUATION

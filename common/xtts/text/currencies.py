@@ -1,4 +1,4 @@
-"""Currencies in words: which sign, code or local abbreviation means which, and its name in the
+"""Currencies in words: the meaning of each sign, code and local abbreviation, and the name in the
 number's plural form.
 
 Short names ("dollars", not "US dollars") of the currencies that have a sign are listed here for the
@@ -12,11 +12,12 @@ import functools
 import re
 import unicodedata
 from decimal import Decimal
-
-from babel import Locale, UnknownLocaleError
-from babel.numbers import get_currency_name
+from typing import TYPE_CHECKING
 
 from common.xtts.text.marks import remove_silent
+
+if TYPE_CHECKING:
+    from babel import Locale
 
 # Signs, the longest first where one begins another. "¥" is the yuan in Chinese.
 SIGNS = {
@@ -194,6 +195,8 @@ def _forms(language: str, code: str, small: bool) -> _Forms | None:
 @functools.cache
 def locale(language: str) -> Locale | None:
     """CLDR's data of a language; None where Babel has none."""
+    from babel import Locale, UnknownLocaleError  # slow to load
+
     try:
         return Locale.parse(_LOCALES.get(language, language))
     except (UnknownLocaleError, ValueError):
@@ -212,6 +215,8 @@ def name(language: str, code: str, count: Decimal) -> tuple[str, str] | None:
     if forms:
         return forms.of(plural(language, count)), forms.gender
     known = locale(language)
+    from babel.numbers import get_currency_name
+
     found = get_currency_name(code, count=abs(count), locale=known) if known else code
     if found == code:
         return None

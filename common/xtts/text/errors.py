@@ -6,15 +6,13 @@ from collections.abc import Iterable
 
 
 class TextError(ValueError):
-    """This text cannot be turned into tokens that say what it says; the row is to be rejected with
-    this message.
+    """This text cannot be turned into tokens that say the same; the row is rejected with this
+    message.
     """
 
 
 class DamagedText(TextError):
-    """A text that was decoded wrongly before it came here: letters are lost, and none is to be
-    guessed.
-    """
+    """A text that was decoded wrongly earlier: letters are lost, and none can be guessed."""
 
 
 class UnknownLanguage(ValueError):
@@ -41,8 +39,8 @@ class LanguageNotInVocabulary(ValueError):
 
 
 class LanguageUnavailable(RuntimeError):
-    """A language whose cleaning needs a package that is not installed: a matter of the machine, not
-    of a row.
+    """A language whose cleaning needs a package that is not installed: the machine's fault, not a
+    row's.
     """
 
     def __init__(self, language: str, package: str):

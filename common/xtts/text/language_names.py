@@ -23,8 +23,8 @@ _CLOSE = 0.8  # of difflib's ratio: one letter of five
 
 
 def code_of(name: str) -> str | None:
-    """The code of a language called by its English or its own name, or nearly so; None where none
-    comes near.
+    """The code of a language from its English or native name, or a near miss; None if none comes
+    near.
     """
     wanted = re.split(r"[\s,(_-]", name.strip().lower(), maxsplit=1)[0]
     known = _names()

@@ -1,5 +1,5 @@
-"""Characters that say nothing, which cleaning removes, and text that was decoded wrongly, which
-nobody can repair.
+"""Silent characters, which cleaning removes, and text that was decoded wrongly, which nobody can
+repair.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-
-import ftfy
-from ftfy.badness import is_bad
 
 from common.xtts.text.errors import DamagedText
 
@@ -21,7 +18,7 @@ _SPOKEN_SIGNS = frozenset("°№℃℉")
 _FILLERS = frozenset(
     "\u034f\u0640\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2800\u3164\uffa0\u20e3"
 )
-# Invisible between letters: taken out without parting them. Anything else leaves a space.
+# Invisible between letters: removed without separating them. Anything else leaves a space.
 _JOINED = frozenset("\u034f\u0640")
 _ANSI = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
 _CAPITALS = re.compile(r"(\w)Ã ")
@@ -50,7 +47,7 @@ def is_silent(character: str) -> bool:
 
 
 def remove_silent(text: str) -> str:
-    """`text` without what says nothing; where an emoji stood between words, they stay apart."""
+    """`text` without silent characters; words with an emoji between them stay separate."""
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     found = {c for c in set(text) if is_silent(c)}
@@ -88,6 +85,9 @@ def require_undamaged(text: str, scripts: tuple[tuple[int, int], ...]) -> None:
 
 
 def _repaired(text: str) -> str:
+    import ftfy  # slow to load, and most processes read no such text
+    from ftfy.badness import is_bad
+
     if is_bad(text):
         capitals = _CAPITALS.search(
             text

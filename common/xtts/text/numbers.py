@@ -1,5 +1,5 @@
-"""Numbers read out in words, by num2words, in the order and with the patterns of XTTS, and what
-num2words lacks.
+"""Numbers in words, by num2words, in the order and with the patterns of XTTS, plus what num2words
+lacks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import re
 import sys
 import unicodedata
 
-from num2words import num2words
-
 from common.xtts.text import chinese, hindi, rules
 from common.xtts.text.errors import TextError
 
-# num2words raises these for a language, currency, kind or size of number that it does not have.
+# num2words raises these for a language, currency, kind or size of number that it lacks.
 _UNSPELLABLE = (
     NotImplementedError,
     ArithmeticError,
@@ -29,11 +27,6 @@ _UNSPELLABLE = (
 _MAX_DIGITS = 15
 _MOST_DIGITS_AT_ONCE = 3  # of a fraction: "sixty-seven hundredths", beyond that digit by digit
 
-FOREIGN_DIGITS = {
-    code: str(unicodedata.decimal(chr(code)))
-    for code in range(0x80, sys.maxunicode + 1)
-    if unicodedata.category(chr(code)) == "Nd"
-}
 _HAS_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile("[0-9]+")
 _XTTS_COMMA_GROUPS = re.compile(r"\b\d{1,3}(,\d{3})*(\.\d+)?\b")
@@ -68,6 +61,16 @@ _DIGITS_HYPHEN_DIGITS = re.compile("(?<=[0-9])-(?=[0-9])")  # "1990-2000" is not
 _PERSIAN_FRACTIONS = {1: "دهم", 2: "صدم", 3: "هزارم"}
 
 
+@functools.cache
+def foreign_digits() -> dict[int, str]:
+    """Every decimal digit of Unicode outside of ASCII, as the ASCII digit that it stands for."""
+    return {
+        code: str(unicodedata.decimal(chr(code)))
+        for code in range(0x80, sys.maxunicode + 1)
+        if unicodedata.category(chr(code)) == "Nd"
+    }
+
+
 def separators(language: str) -> dict[int, str]:
     """The Arabic separators of thousands and decimals and percent sign, as `language` writes them
     in ASCII.
@@ -77,7 +80,7 @@ def separators(language: str) -> dict[int, str]:
 
 
 def ungroup(text: str) -> str:
-    """Removes thin and no-break spaces that group thousands."""
+    """Remove thin and no-break spaces that group thousands."""
     return _THIN_GROUPS.sub("", text)
 
 
@@ -126,6 +129,8 @@ def _unspelled(language: str, error: Exception) -> TextError:
 
 @functools.lru_cache(maxsize=1 << 14, typed=True)  # 2 and 2.0 are read differently
 def _words(value: int | float, language: str, to: str = "cardinal") -> str:
+    from num2words import num2words  # slow to load: it loads all of its languages
+
     try:
         words = num2words(value, lang=language, to=to)
     except _UNSPELLABLE as error:
@@ -143,8 +148,8 @@ def _integer(digits: str, language: str) -> int:
 
 
 def _spelled(value: int, language: str) -> str:
-    """num2words, but for Hindi, which it lacks, Turkish, where it loses thousands (491 027),
-    Italian 118, Arabic 2000.
+    """num2words, except for Hindi, which it lacks, Turkish, where it loses thousands (491 027),
+    Italian 118 and Arabic 2000.
     """
     if language == "hi":
         return hindi.number_words(value)
@@ -228,7 +233,7 @@ def decimal(whole: str, fraction: str, language: str, mark: str = ",") -> str:
 
 @functools.cache
 def _point_word(language: str) -> str | None:
-    """What num2words says between two and three in 2.3; None where it says something else."""
+    """num2words' word between two and three in 2.3; None if it says something else."""
     try:
         words, two, three = _words(2.3, language), _words(2, language), _words(3, language)
     except TextError:
@@ -239,8 +244,8 @@ def _point_word(language: str) -> str | None:
 
 @functools.cache
 def minus_word(language: str) -> str | None:
-    """What the language says for a minus sign: of our table, else as num2words has it; None where
-    neither does.
+    """The language's word for a minus sign: from our table, else from num2words; None if neither
+    has one.
     """
     if language in rules.MINUS_WORDS:
         return rules.MINUS_WORDS[language]
@@ -352,7 +357,7 @@ def ordinal(number: int, language: str) -> str:
 
 
 def year(number: int, language: str) -> str:
-    """A year as it is said: "nineteen eighty-four"."""
+    """A year as spoken: "nineteen eighty-four"."""
     return _words(number, language, "year").lower()
 
 
@@ -417,6 +422,8 @@ def _persian_ordinal(digits: str) -> str:
 
 
 def _amount_words(match: str, language: str, code: str) -> str:
+    from num2words import num2words
+
     amount = float(re.sub(r"[^\d.]", "", match.replace(",", ".")))
     words = num2words(amount, to="currency", currency=code, lang=language)
     if amount.is_integer():

@@ -1,4 +1,4 @@
-"""Tables for cleaning text, one entry per language: what is read out, and which letters belong to
+"""Tables for cleaning text, one entry per language: what to read out, and which letters belong to
 it.
 
 Source: the rules that XTTS's tokenizer applies, plus Persian and the entries marked "ours", which

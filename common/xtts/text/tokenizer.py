@@ -182,7 +182,11 @@ class Tokenizer:
         """32 hex digits over everything that decides ids: tokens, merges, the options and the
         version of cleaning.
         """
-        parts = [self._document(), self._clean_options, cleaning.VERSION]
+        return self.digest_at(cleaning.VERSION)
+
+    def digest_at(self, version: int) -> str:
+        """The digest that this vocabulary has, or had, with a version of cleaning."""
+        parts = [self._document(), self._clean_options, version]
         return hashlib.blake2b(
             json.dumps(parts, sort_keys=True).encode(), digest_size=16
         ).hexdigest()

@@ -1,1 +1,1 @@
-"""The scan's report as one self-contained page: figures drawn, clips to listen to."""
+"""The scan's report as one self-contained page, with charts and clips to listen to."""

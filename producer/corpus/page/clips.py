@@ -1,4 +1,4 @@
-"""Clips as a page can hold them: a few seconds of MP3 in the text of a link."""
+"""Clips embedded in a page: a few seconds of MP3 in the text of a link."""
 
 from __future__ import annotations
 

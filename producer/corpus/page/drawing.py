@@ -1,4 +1,4 @@
-"""Where the bars of a chart stand, in the units of an SVG picture."""
+"""The places of a chart's bars, in the units of an SVG picture."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from producer.corpus.figures import Histogram
 
-WIDTH, HEIGHT = 440, 120  # of the part that is drawn on; labels lie below and beside it
+WIDTH, HEIGHT = 440, 120  # of the plot; labels are below and beside it
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle and what a pointer over it is told."""
+    """A rectangle and its tooltip."""
 
     x: float
     y: float
@@ -27,7 +27,7 @@ class Picture:
     bars: list[Bar]
     ticks: list[tuple[float, str]]
     top: str
-    says: str  # for readers who do not see it
+    says: str  # for readers who cannot see it
 
 
 def of_histogram(histogram: Histogram, unit: str, digits: int = 0) -> Picture:

@@ -1,4 +1,4 @@
-"""The scan's report as one HTML file that needs nothing else: no script, no font, no picture from
+"""The scan's report as one HTML file that needs nothing else: no script, font or picture from
 elsewhere.
 """
 
@@ -32,7 +32,7 @@ HISTOGRAMS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row that something is said of."""
+    """A row with a remark."""
 
     at: str
     said: str
@@ -54,7 +54,7 @@ class Found:
 
 
 def write_page(report: Report, figures: Figures, manifest_path: Path, path: Path) -> None:
-    """Write the page of a scan, aside and renamed. BadInput: the disk refuses."""
+    """Write the page of a scan in one step. BadInput: the disk refuses."""
     with Manifest.open(manifest_path) as manifest:
         text = render(report, figures, manifest)
     try:
@@ -103,7 +103,7 @@ def _pictures(figures: Figures) -> Iterator[tuple[str, drawing.Picture]]:
 
 
 def _general(report: Report) -> list[str]:
-    """Warnings that are no finding's."""
+    """Warnings that do not belong to a finding."""
     of_findings = {f["message"] for f in report.findings}
     return [w for w in report.warnings if w not in of_findings]
 
@@ -124,5 +124,6 @@ def _finding(finding: dict, manifest: Manifest) -> Found:
     utterances = manifest.utterances(finding["utterances"])
     for at, said, u in zip(finding["worst"], finding["said"], utterances, strict=True):
         sound, why_not = clips.as_link(u) if len(rows) < PLAYABLE else ("", "")
-        rows.append(Row(at, said, u.text, u.language, u.speaker, sound, why_not))
+        more = said.removeprefix(at).lstrip(", ")  # the place has its own line
+        rows.append(Row(at, more, u.text, u.language, u.speaker, sound, why_not))
     return Found(finding["kind"], finding["rows"], finding["message"], rows)

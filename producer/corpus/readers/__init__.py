@@ -1,5 +1,5 @@
-"""Corpus formats: each reader is a function (path, columns that the user named) → rows, errors and
-notices; they are all in one dict.
+"""Corpus formats: each reader is a function (path, columns named by the user) → rows, errors and
+notices; one dict lists them all.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _TREES_WITHOUT_METADATA: dict[str, Callable[[Path], bool]] = {
 
 
 def tree_of(path: Path) -> str | None:
-    """The format of a folder that its own folders and files' names tell; None: its
-    metadata has to.
+    """The format of a folder by the names of its folders and files; None: only its metadata can
+    tell.
     """
     if not path.is_dir():
         return None
@@ -99,7 +99,7 @@ def detect(path: Path) -> str:
     and first lines.
 
     Raises:
-        BadInput: nothing there that a reader could read.
+        BadInput: there is nothing that a reader could read.
     """
     tree = tree_of(path)
     if tree is not None:
@@ -122,8 +122,8 @@ def detect(path: Path) -> str:
 def parts_of(
     path: Path, format_name: str, separate: bool
 ) -> tuple[list[tuple[Path, str, bool]], list[Notice]]:
-    """What of a source is read: (path, format, whether it is the evaluation set), and what to say
-    of it (`splits.parts`).
+    """The parts of a source to read: (path, format, whether it is the evaluation set), and notices
+    about them (`splits.parts`).
 
     Raises:
         BadInput: as `detect`.

@@ -1,8 +1,8 @@
 """Which column of a table is the recording, the text, the speaker, the language: by their names,
-else by what they hold.
+else by their contents.
 
-`data.columns` settles what neither tells: `{text: sentence}` or, counted from 1, `{text: 3}`; null:
-there is no such column.
+`data.columns` decides where neither tells: `{text: sentence}` or, counted from 1, `{text: 3}`;
+null: there is no such column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from producer.corpus.readers.paths import has_audio_suffix
 ROLES = ("audio", "text", "speaker", "language")
 Given = Mapping[str, "str | int | None"]
 
-# role → the names it goes by, compared in lower case, the best first
+# role → its usual names, compared in lower case, the best first
 NAMES = {
     "audio": (
         "audio_file", "audio", "audio_path", "audio_filepath", "file", "file_name", "filename",
@@ -39,14 +39,14 @@ NAMES = {
     "language": ("language", "lang", "locale", "language_id", "lang_id"),
 }  # fmt: skip
 _NUMBER = re.compile(r"[-+]?[0-9]+([.,:][0-9]+)*( ?s)?\Z")
-_ENOUGH = 3  # rows before what a column holds says what it is
+_ENOUGH = 3  # rows needed to tell a column by its contents
 _MOST_LANGUAGES = 30
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Index of each role's column; `texts`: the text's first, then those to take where
-    it is empty.
+    """Index of each role's column; `texts`: the text's first, then those to use if it is
+    empty.
     """
 
     audio: int
@@ -57,7 +57,7 @@ class Columns:
     names: tuple[str, ...] = field(default=())  # of a header
 
     def describe(self) -> str:
-        """What was taken for what."""
+        """Which column was taken for which role."""
         roles = [
             ("audio", self.audio),
             ("text", self.texts[0]),
@@ -76,12 +76,12 @@ class Columns:
 
 
 def is_number(value: str) -> bool:
-    """Whether a field is a bare number, a duration say."""
+    """Whether a field is a bare number, for example a duration."""
     return bool(_NUMBER.match(value))
 
 
 def by_name(names: Sequence[str], given: Given | None = None, where: str = "") -> Columns | None:
-    """The columns of a header; None: the names are no header's.
+    """The columns of a header; None: the names are not a header's.
 
     BadInput: `given` names a column that is not there.
     """
@@ -143,7 +143,7 @@ def _settle(
 def by_content(
     rows: Sequence[Sequence[str]], given: Given | None = None, where: str = ""
 ) -> Columns:
-    """The columns of rows without a header, by what the rows of the commonest width hold."""
+    """The columns of rows without a header, by the contents of the rows of the commonest width."""
     widths = [len(r) for r in rows]
     width = max(sorted(set(widths)), key=widths.count)
     width = 3 if width == 2 and 3 in widths else width  # id|text among id|raw text|text
@@ -171,7 +171,7 @@ def by_content(
         found["speaker"] = speaker.index
         rest = [c for c in rest if not c.is_few(len(rows)) or c.distinct > speaker.distinct]
     texts = [c.index for c in reversed(rest)] or [width - 1]
-    if width != 3:  # only beside a normalised text there is another
+    if width != 3:  # only beside a normalised text is there another
         texts = texts[:1]
     found["text"] = texts[0]
     if given:
@@ -185,7 +185,7 @@ def by_content(
 
 
 class _Column:
-    """What is known of a column's values."""
+    """Statistics of a column's values."""
 
     def __init__(self, index: int, values: list[str]):
         self.index = index
@@ -201,14 +201,14 @@ class _Column:
 
     @property
     def is_language(self) -> bool:
-        """Whether all that is there is a code of a language."""
+        """Whether every value is a language code."""
         codes = {v for v in self.values if v}
         return 0 < len(codes) <= _MOST_LANGUAGES and all(
             len(c) <= 7 and _is_language(c) for c in codes
         )
 
     def is_few(self, rows: int) -> bool:
-        """Whether its values come again and again, as the names of speakers do."""
+        """Whether its values repeat often, as speakers' names do."""
         return 0 < self.distinct <= max(1, rows // 2) and self.words <= 3 and self.decimals < 0.5
 
 
@@ -221,10 +221,10 @@ def _is_language(code: str) -> bool:
 
 
 def _speaker(columns: list[_Column], rows: int) -> _Column | None:
-    """The column of few values beside one of many; of two such columns the one with more values.
+    """The column of few values beside one of many; of two such columns, the one with more values.
 
-    Numbers behind the text are
-    durations."""
+    Numbers after the text are durations.
+    """
     if rows < _ENOUGH or len(columns) < 2:
         return None
     most = max(c.distinct for c in columns)

@@ -14,7 +14,7 @@ from producer.corpus.readers.row import Item, Notice
 from producer.corpus.readers.table import Table
 
 NAME = "validated.tsv"
-_PARTS = ("train.tsv", "dev.tsv", "test.tsv")  # chosen from the validated clips; no more than those
+_PARTS = ("train.tsv", "dev.tsv", "test.tsv")  # chosen from the validated clips, and no other clips
 _UNUSED = ("invalidated.tsv", "other.tsv")
 
 
@@ -35,7 +35,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     A row's language is its locale, else its folder's name, where that is a language.
 
     Raises:
-        BadInput: no `validated.tsv` there, or `given` names a column that it has not.
+        BadInput: no `validated.tsv` there, or `given` names a column that it does not have.
     """
     folders = [path.parent] if path.is_file() else _folders(path)
     if not folders:

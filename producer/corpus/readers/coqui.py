@@ -15,13 +15,13 @@ from producer.corpus.readers.table import Table
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a file with a header, or of the folder it lies in.
+    """Rows of a file with a header, or of the folder it is in.
 
     A row's id is its audio path as written.
 
     Raises:
-        BadInput: no such file, its first line is no header, or `given` names a column that it has
-            not.
+        BadInput: no such file, its first line is not a header, or `given` names a column that it
+        does not have.
     """
     metadata = find_metadata(path)
     table = Table(metadata, "coqui", given)

@@ -1,5 +1,5 @@
 """CSS10: `transcript.txt` with lines `folder/file.wav|raw text|normalised text|seconds`, one
-speaker a folder.
+speaker per folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAME = "transcript.txt"
 
 
 def is_css10(path: Path) -> bool:
-    """True for such a file, or a folder that holds one under its usual name."""
+    """True for such a file, or a folder that contains one under its usual name."""
     file = path if path.is_file() else path / NAME
     if not file.is_file():
         return False
@@ -27,7 +27,7 @@ def is_css10(path: Path) -> bool:
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of a CSS10 folder, or of its transcript.
 
-    BadInput: there is none, or `given` names a column that it has not.
+    BadInput: there is none, or `given` names a column that it does not have.
     """
     metadata = path / NAME if (path / NAME).is_file() else find_metadata(path)
     yield from Table(metadata, "css10", given).read()

@@ -1,4 +1,4 @@
-"""CSV: fields separated by commas or semicolons, quoted where they hold one; as Hugging Face's
+"""CSV: fields separated by commas or semicolons, quoted where they contain one; as Hugging Face's
 `audiofolder` and pandas write them.
 """
 
@@ -13,8 +13,8 @@ from producer.corpus.readers.table import Table
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a CSV file, or of the folder it lies in.
+    """Rows of a CSV file, or of the folder it is in.
 
-    BadInput: no such file, or `given` names a column that it has not.
+    BadInput: no such file, or `given` names a column that it does not have.
     """
     yield from Table(find_metadata(path), "csv", given).read()

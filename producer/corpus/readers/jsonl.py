@@ -1,5 +1,5 @@
-"""JSON, one object a line: NeMo's manifests, Hugging Face's `metadata.jsonl`, Lhotse's cuts; or one
-list of such objects.
+"""JSON, one object per line: NeMo's manifests, Hugging Face's `metadata.jsonl`, Lhotse's cuts; or
+one list of such objects.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def is_jsonl(path: Path) -> bool:
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of a file of JSON objects.
 
-    Paths count from its folder. An object that is no recording is an error of its line.
+    Paths are relative to its folder. An object that is not a recording is an error of its line.
 
     Raises:
-        BadInput: no such file, or nothing in its first object is called as a recording or as a text
-            is.
+        BadInput: no such file, or no key of its first object is a known name for a recording or a
+        text.
     """
     metadata = find_metadata(path)
     file, locator, keys, in_a_row = str(metadata), Locator(metadata.parent), None, 0
@@ -56,8 +56,8 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
             in_a_row += 1
             if in_a_row > _MOST_IN_A_ROW:
                 raise BadInput(
-                    f"{file}:{number}: {in_a_row} entries in a row are no JSON objects; is this the"
-                    " metadata file?"
+                    f"{file}:{number}: {in_a_row} entries in a row are not JSON objects; is this"
+                    " the metadata file?"
                 )
             yield entry
             continue
@@ -80,7 +80,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict | RowError]]:
-    """(line, object) of a file; of one JSON list (its place in it, object)."""
+    """(line, object) of a file; for one JSON list (index, object)."""
     if path.name.lower().endswith(".gz"):
         yield from _parsed(path, enumerate(_unpacked(path), 1))
         return
@@ -109,7 +109,7 @@ def _entries(path: Path) -> Iterator[tuple[int, dict | RowError]]:
 
 
 def _listed(text: str) -> Iterator[object]:
-    """The values of a JSON list, one at a time: no more of it is built than that."""
+    """The values of a JSON list, parsed one at a time to save memory."""
     space = re.compile(r"[ \t\r\n]*")
 
     def after(at: int) -> int:
@@ -130,11 +130,11 @@ def _listed(text: str) -> Iterator[object]:
             if end == "]":
                 break
     if after(at) != len(text):
-        raise ValueError(f"more behind the list, at character {at}")
+        raise ValueError(f"more after the list, at character {at}")
 
 
 def _one(text: str, at: int) -> tuple[object, int]:
-    """(the value that begins there, where it ends); of a usual size first, whose copy is cheap."""
+    """(the value that begins there, where it ends); tries a usual size first: its copy is cheap."""
     for size in (_USUAL, MOST_LINE):
         part = text[at : at + size]
         try:
@@ -143,7 +143,7 @@ def _one(text: str, at: int) -> tuple[object, int]:
             if len(part) < size:
                 raise
             continue
-        if end < len(part) or at + end == len(text):  # a number may go on behind the part
+        if end < len(part) or at + end == len(text):  # a number may go on after the part
             return value, at + end
     raise ValueError(f"no value of at most {MOST_LINE >> 20} MiB at character {at}")
 
@@ -222,7 +222,7 @@ def _keys(entry: dict, given: Given | None, where: str) -> dict[str, str]:
     for role in ("audio", "text"):
         if role not in keys:
             raise BadInput(
-                f"{where}: nothing is called as the {role} is; name it with data.columns.{role}=;"
+                f"{where}: no key is a known name for the {role}: set data.columns.{role}=;"
                 f" there are {', '.join(plain)}"
             )
     return keys
@@ -240,7 +240,7 @@ def _row(file: str, number: int, entry: dict, keys: dict[str, str], locator: Loc
             file,
             number,
             name,
-            f"{keys['text']!r} is no text but {type(text).__name__}",
+            f"{keys['text']!r} is not a text but {type(text).__name__}",
             "not a text",
         )
     offset = entry.get("offset") or 0
@@ -257,13 +257,13 @@ def _row(file: str, number: int, entry: dict, keys: dict[str, str], locator: Loc
 
 
 def _own(found: dict) -> list[str | None]:
-    """Language and speaker that an object names, whatever its writer took for a name."""
+    """Language and speaker that an object names, of whatever type its writer gave them."""
     values = (found.get(role) for role in ("language", "speaker"))
     return [None if v is None or v == "" else str(v) for v in values]
 
 
 def _cut(file: str, number: int, cut: dict, locator: Locator) -> Item:
-    """A Lhotse cut: one supervision, of the whole recording."""
+    """The row of a Lhotse cut with one supervision of the whole recording."""
     name, recording = str(cut.get("id", "")), cut.get("recording")
     sources = recording.get("sources") if isinstance(recording, dict) else None
     said = cut.get("supervisions")

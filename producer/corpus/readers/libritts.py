@@ -18,13 +18,13 @@ _DEEPEST = 5
 
 
 def is_libritts(path: Path) -> bool:
-    """True for a folder in which, four folders down at most, a `*.normalized.txt` lies."""
+    """True for a folder with a `*.normalized.txt` at most four folders down."""
     return path.is_dir() and next(_texts(path, SEARCH_S), None) is not None
 
 
 def _texts(path: Path, most_s: float = float("inf")) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, the clips with a text there, all files there) of the folders that have such texts,
-    in the order of their names.
+    """(folder, its clips with a text, all its files) for each folder with such texts, in the order
+    of their names.
     """
     for folder, files in walk(path, _DEEPEST, most_s):
         clips = [f.removesuffix(_ENDING) for f in files if f.endswith(_ENDING)]

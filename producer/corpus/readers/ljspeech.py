@@ -15,11 +15,11 @@ from producer.corpus.readers.table import Table
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of an LJSpeech folder, or of its metadata file.
 
-    The text is the last column. A last column that is a bare number beside a worded one (a duration
-    that some tool appended) is not the text, nor is one of few values beside one of sentences: that
-    is the speaker. Where the first line names the columns, the names count.
+    The text is the last column. A last column with bare numbers beside one of words (durations that
+    some tool appended) is not the text, nor is one of few values beside one of sentences: that is
+    the speaker. If the first line names the columns, the names decide.
 
     Raises:
-        BadInput: there is no metadata file, or `given` names a column that it has not.
+        BadInput: there is no metadata file, or `given` names a column that it does not have.
     """
     yield from Table(find_metadata(path), "ljspeech", given).read()

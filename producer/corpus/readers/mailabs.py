@@ -41,7 +41,7 @@ def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     The speaker is the folder below `female` or `male`; in `mix` a book has many, and none is named.
 
     Raises:
-        BadInput: not such a tree, or `given` names a column that a table has not.
+        BadInput: not such a tree, or `given` names a column that a table does not have.
     """
     found = [(folder, book) for folder in _by_book(path) for book in _books(folder)]
     if not found:

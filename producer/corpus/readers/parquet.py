@@ -1,9 +1,9 @@
 """Parquet:
 
-Hugging Face's data sets with the audio embedded, or with its paths. Needs the package pyarrow.
+Hugging Face's data sets, with embedded audio or with paths. Needs the package pyarrow.
 
-Embedded recordings are unpacked, once, into a folder beside the file (`train-0.parquet` →
-`train-0.audio/`), since they are read again in every epoch, at random.
+Embedded recordings are unpacked once into a folder beside the file (`train-0.parquet` →
+`train-0.audio/`), since every epoch reads them again in random order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def files_in(path: Path) -> list[Path]:
 
 
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
-    """Rows of a parquet file, or of all those of a folder; their line counts rows from 1.
+    """Rows of a parquet file, or of all those in a folder; a row's line is its number, from 1.
 
     Raises:
-        BadInput: pyarrow is not installed, the file is damaged or has no columns of audio and text,
-            or its folder is read-only.
+        BadInput: pyarrow is not installed, the file is damaged or lacks columns of audio and text,
+        or its folder is read-only.
     """
     try:
         import pyarrow
@@ -130,7 +130,7 @@ def _columns(names: list[str], given: Given | None, where: str) -> dict[str, str
 
 
 def _unpacked(folder: Path, number: int, audio: dict, file: Path) -> tuple[str, FixedPlace]:
-    """The id and place of an embedded recording; it is written unless it is there."""
+    """The id and place of an embedded recording; writes it unless it exists."""
     data, stem = audio["bytes"], f"{number:08d}"
     written = os.path.basename(str(audio.get("path") or "").replace("\\", "/"))
     suffix = os.path.splitext(written)[1].lower() or _SUFFIXES.get(

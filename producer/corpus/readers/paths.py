@@ -1,10 +1,10 @@
-"""Where the recording lies that a row names: paths as people write them, and as other machines left
+"""Finds the recording that a row names: paths as people write them, and as other machines left
 them.
 
-First come the places that a name may mean, without looking; then, where none of them holds a file,
-what bears the name anywhere below the corpus. That finds a Windows path's `000.wav`, another
-machine's absolute path, `A.WAV` for `a.wav`, `caf%C3%A9.wav`, and a name in the other of Unicode's
-two forms of accents.
+First come the places that a name may mean, without looking; then, if none of them is a file, any
+file of that name below the corpus. That finds a Windows path's `000.wav`, another machine's
+absolute path, `A.WAV` for `a.wav`, `caf%C3%A9.wav`, and a name in the other of Unicode's two forms
+of accents.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AUDIO_SUFFIXES = (
     ".sph", ".wave", ".snd", ".3gp", ".wv",
 )  # fmt: skip
 AUDIO_FOLDERS = ("wavs", "", "wav", "audio", "clips")
-MOST_FILES = 2_000_000  # of a folder that are listed in search of a name
-SEARCH_S = 60.0  # and no longer: the folder may be a home, or a network's
+MOST_FILES = 2_000_000  # files listed at most in search of a name
+SEARCH_S = 60.0  # and for so long: the folder may be a home, or on a network
 _DEEPEST = 8  # folders below the corpus that are searched
-_ELSEWHERE = re.compile(r"[A-Za-z]:/|//")  # a drive, a server: nothing on this machine
+_ELSEWHERE = re.compile(r"[A-Za-z]:/|//")  # a drive or a server: nothing on this machine
 
 
 def has_audio_suffix(name: str) -> bool:
@@ -45,8 +45,8 @@ def audio_candidates(root: os.PathLike | str, name: str) -> tuple[str, ...]:
     """Every path that `name` in a metadata file under `root` may mean, the likeliest first.
 
     With or without folder, with or without suffix, relative or absolute; another suffix is tried
-    last, as corpora are often converted after the metadata was written. Of a path on a Windows
-    drive the file's name counts.
+    last, because corpora are often converted after the metadata was written. Of a path on a Windows
+    drive only the file's name counts.
     """
     name = _slashed(name)
     if _ELSEWHERE.match(name):
@@ -56,7 +56,7 @@ def audio_candidates(root: os.PathLike | str, name: str) -> tuple[str, ...]:
         bases = [stem]
     else:
         bases = [os.path.normpath(os.path.join(root, folder, stem)) for folder in AUDIO_FOLDERS]
-        if suffix or "/" in name:  # a path as written is a path below the root first
+        if suffix or "/" in name:  # a path as written first means one below the root
             bases.insert(0, bases.pop(1))
     suffixes = ([suffix] if suffix else []) + [s for s in COMMON_SUFFIXES if s != suffix]
     if suffix:
@@ -71,19 +71,18 @@ def _key(name: str) -> str:
 class Locator:
     """The recordings below a corpus' folder by name.
 
-    The folder is listed once, when first a name is nowhere else.
+    It lists the folder once, the first time that a name is nowhere else.
     """
 
     def __init__(self, root: os.PathLike | str):
         self.root = os.fspath(root)
         self._lock = threading.Lock()
         self._files: dict[str, list[str]] | None = None
-        self.complete = True  # false where there are more files than were listed
+        self.complete = True  # false if there are more files than were listed
 
     def search(self, written: str) -> list[str]:
-        """Paths of the recordings that are called as `written` is, whatever folders it names; those
-        that share most of its
-        folders. Several: nothing tells them apart.
+        """Paths of the recordings with the file name of `written`; of several, those that share
+        most of its folders. If several remain, nothing tells them apart.
         """
         files = self._index()
         for name in dict.fromkeys((_slashed(written), unquote(_slashed(written)))):
@@ -109,8 +108,8 @@ class Locator:
         return [path for path, count in zip(found, shared, strict=True) if count == max(shared)]
 
     def _index(self) -> dict[str, list[str]]:
-        """Recordings by their whole name, and by their name without suffix with a slash
-        behind it.
+        """Recordings by their whole name, and by their name without suffix followed by a
+        slash.
         """
         with self._lock:
             if self._files is None:
@@ -132,7 +131,7 @@ class Locator:
             try:
                 found = os.stat(folder)
                 entries = list(os.scandir(folder))
-            except OSError:  # a folder that may not be read holds nothing for us
+            except OSError:  # a folder that may not be read is empty for us
                 continue
             if (found.st_dev, found.st_ino) in seen:
                 continue
@@ -151,8 +150,8 @@ class Locator:
 def walk(
     path: os.PathLike | str, deepest: int, most_s: float = float("inf")
 ) -> Iterator[tuple[str, list[str]]]:
-    """(folder, its files in the order of their names) of a folder and those below it, `deepest`
-    down, for `most_s` seconds at most.
+    """(folder, its files in the order of their names) for a folder and those below it, down to
+    `deepest`, for at most `most_s` seconds.
     """
     base, deadline = os.fspath(path).rstrip(os.sep).count(os.sep), time.monotonic() + most_s
     for folder, folders, files in os.walk(path):
@@ -165,7 +164,7 @@ def walk(
 
 
 class Place:
-    """Where a named recording may lie."""
+    """Where a named recording may be."""
 
     __slots__ = ("_locator", "name")
 
@@ -173,12 +172,12 @@ class Place:
         self._locator, self.name = locator, name
 
     def candidates(self) -> tuple[str, ...]:
-        """The paths that the name may mean, the likeliest first; none has been looked at."""
+        """The paths that the name may mean, the likeliest first; unchecked."""
         return audio_candidates(self._locator.root, self.name)
 
     @property
     def moved(self) -> bool:
-        """Whether the name is a path of another machine, of which the last part counts."""
+        """Whether the name is another machine's path, of which only the last part counts."""
         return bool(_ELSEWHERE.match(_slashed(self.name)))
 
     def elsewhere(self) -> list[str]:
@@ -186,7 +185,7 @@ class Place:
         return self._locator.search(self.name)
 
     def nowhere(self) -> str:
-        """What to add where there is none."""
+        """What to add to the message if there is none."""
         if self._locator.complete:
             return f"; nothing below {self._locator.root} has that name"
         return (
@@ -196,7 +195,7 @@ class Place:
 
 
 class FixedPlace:
-    """The paths at which a reader knows a recording to lie."""
+    """The paths where a reader knows a recording to be."""
 
     __slots__ = ("_paths",)
     moved = False

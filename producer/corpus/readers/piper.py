@@ -25,7 +25,7 @@ def is_piper(table: Table) -> bool:
 def read(path: Path, given: Given | None = None) -> Iterator[Item]:
     """Rows of a Piper folder, or of its metadata file.
 
-    BadInput: there is none, or `given` names a column that it has not.
+    BadInput: there is none, or `given` names a column that it does not have.
     """
     metadata = find_metadata(path)
     table = Table(metadata, "piper", given)

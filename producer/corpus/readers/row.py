@@ -1,5 +1,5 @@
-"""What every reader yields, and the rules they share: how lines are read and where a
-clip may lie.
+"""What every reader yields, and the rules they share: how to read lines and where a clip may
+be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METADATA_NAMES = (
     "filelist.txt", "dataset.jsonl", "dataset.csv",
 )  # fmt: skip
 MOST_LINE = 4 << 20  # bytes
-_MOST_DECODED = 64 << 20  # bytes of a file that is read whole
+_MOST_DECODED = 64 << 20  # bytes of a file that one reads whole
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _TABLES = (".csv", ".tsv", ".jsonl", ".psv")
 
@@ -37,20 +37,20 @@ class Row:
     id: str
     place: (
         Place | FixedPlace
-    )  # not the paths themselves: 20 strings a row are gigabytes in a large corpus
+    )  # not the paths themselves: 20 strings per row are gigabytes in a large corpus
     text: str
-    language: str | None = None  # as written there; None where the corpus names none
+    language: str | None = None  # as written there; None if the corpus names none
     speaker: str | None = None
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The paths where its audio may lie, the likeliest first; none has been looked at."""
+        """The paths where its audio may be, the likeliest first; unchecked."""
         return self.place.candidates()
 
 
 @dataclass(frozen=True)
 class RowError:
-    """A line that cannot be an utterance. `kind` is the short form that is counted."""
+    """A line that cannot be an utterance. `kind` is the short form, for counting."""
 
     file: str
     line: int
@@ -69,7 +69,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Taken:
-    """How a file was read: what is no fault and no warning, and yet to be seen."""
+    """How a file was read: no fault, no warning, but worth showing."""
 
     file: str
     message: str
@@ -79,7 +79,7 @@ Item = Row | RowError | Notice | Taken
 
 
 def usual_metadata(folder: Path) -> Path | None:
-    """The metadata file of a folder: one of the usual names, else the only table there is; None:
+    """The metadata file of a folder: one with a usual name, else the only table; None:
     neither.
     """
     for name in METADATA_NAMES:
@@ -140,21 +140,21 @@ def _check_name(path: Path) -> None:
         raise BadInput(f"{path}: an archive; unpack it, and give the folder")
 
 
-_MARKS = (  # the longer first: UTF-16's is the beginning of UTF-32's
+_MARKS = (  # the longer one first: UTF-32's begins with UTF-16's
     (b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )  # fmt: skip
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """(line number from 1, text without its line end) of a file in UTF-8, UTF-16 or UTF-32, blank
-    lines left out.
+    """(line number from 1, text without its line end) for each line of a file in UTF-8, UTF-16 or
+    UTF-32 that is not blank.
 
-    A byte-order mark is removed, CRLF and LF both end a line, and nothing else does (U+2028 or
-    U+0085 inside a text stays). The text is None where the bytes are not UTF-8.
+    Removes a byte-order mark. CRLF and LF end a line, nothing else does (U+2028 or U+0085 inside a
+    text stays). The text is None if the bytes are not UTF-8.
 
     Raises:
-        BadInput: the file cannot be read, or is not in the encoding that its byte-order mark names.
+        BadInput: the file cannot be read, or does not have the encoding of its byte-order mark.
     """
     try:
         f = open_plain(path)
@@ -211,12 +211,12 @@ def _decoded(path: Path, f: BinaryIO, encoding: str) -> list[bytes]:
 
 
 def not_utf8(file: Path, line: int) -> RowError:
-    """The error for a line whose bytes are no UTF-8."""
+    """The error for a line whose bytes are not UTF-8."""
     return RowError(str(file), line, "", "not UTF-8; save the metadata file as UTF-8", "not UTF-8")
 
 
 def text_of(file: Path, name: str = "") -> str | RowError:
-    """The text of a file that holds one recording's text, its lines joined; or why there is none.
+    """The text of a file with one recording's text, its lines joined; or why there is none.
 
     `name`: the recording's id.
     """

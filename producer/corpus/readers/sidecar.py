@@ -21,7 +21,7 @@ _ABOUT = re.compile(
     re.I,
 )
 _TIMES = re.compile(r"[0-9.]+\s+[0-9.]+\s+\S")
-# Folders that part recordings from texts; any other folder's name is a speaker's.
+# Folders that separate recordings from texts; any other folder's name is a speaker's.
 _PARTS = {
     "wav",
     "wavs",
@@ -41,7 +41,7 @@ _PARTS = {
 
 @dataclass
 class _Tree:
-    """Clip (its path below the corpus, without suffix) → (recording, text); and what has no
+    """Clip (its path below the corpus, without suffix) → (recording, text); and files without a
     counterpart.
     """
 
@@ -53,13 +53,13 @@ class _Tree:
 def _tree(path: Path, most_s: float = float("inf")) -> _Tree:
     """The clips of a folder in the order of their names.
 
-    Of a text as .txt and as .lab the first counts.
+    If a text exists as .txt and as .lab, .txt counts.
     """
     tree = _Tree()
     for folder, files in walk(path, _DEEPEST, most_s):
         for name in reversed(
             files
-        ):  # of several recordings of a name the first in the alphabet stays
+        ):  # of several recordings with one name, the alphabetically first stays
             stem, ending = os.path.splitext(os.path.join(folder, name))
             clip = Path(os.path.relpath(stem, path)).as_posix()
             if has_audio_suffix(name):
@@ -81,7 +81,7 @@ def _tree(path: Path, most_s: float = float("inf")) -> _Tree:
 
 
 def _plain(clip: str) -> str:
-    """A clip's path without folders that part recordings from texts."""
+    """A clip's path without folders that separate recordings from texts."""
     *folders, name = clip.split("/")
     return "/".join([f for f in folders if f.lower() not in _PARTS] + [name])
 

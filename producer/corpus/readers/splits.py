@@ -1,5 +1,5 @@
-"""What of a corpus folder is read, and as what: the metadata, an evaluation set beside it, and what
-is left aside.
+"""Which parts of a corpus folder to read, and as what: the metadata, an evaluation set beside it,
+and what to ignore.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Part = tuple[Path, bool]  # what to read, and whether it is the evaluation set
 
 
 def parts(path: Path, separate: bool) -> tuple[list[Part], list[Notice]]:
-    """The parts of a corpus that is given as a folder, and what to say of them.
+    """The parts of a corpus that is given as a folder, and notices about them.
 
     `metadata_train.csv` with `metadata_eval.csv` beside it (`train.csv` and `dev.csv`, `train/` and
-    `validation/`, `train-*.parquet`) are a training and an evaluation set; a test set is nobody's.
+    `validation/`, `train-*.parquet`) are a training and an evaluation set; a test set is ignored.
     `separate`: an evaluation set is given elsewhere (`data.val`), or this is one.
     """
     if not path.is_dir():
@@ -75,8 +75,8 @@ def _rank(path: Path) -> int:
 
 
 def _is_kin(train: Path, other: Path) -> bool:
-    """Whether `other` is metadata too: of the same name but for the word of the split, or of a
-    usual name.
+    """Whether `other` is metadata too: its name differs only in the split's word, or is a usual
+    name.
     """
     if train.is_dir():
         return other.is_dir() and _split_of(other.name) != "" and _holds_metadata(other)
@@ -113,8 +113,8 @@ def _shards(path: Path, shards: list[Path], separate: bool) -> tuple[list[Part],
 
 
 def _unread_beside(metadata: Path) -> list[Notice]:
-    """What lies beside a training set that was named as a file, where a folder's would be read with
-    it.
+    """Notices about files beside a training set that was named as a file: with the folder, they
+    would be read too.
     """
     if not _TRAIN.search(metadata.name):
         return []

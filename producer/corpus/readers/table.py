@@ -1,8 +1,8 @@
-"""Tables of rows, one recording each: how the fields are parted, which line is a header, and each
-row with its place.
+"""Tables of rows, one recording each: how fields are separated, which line is a header, and each
+row with its line number.
 
-Fields separated by `|` or a tab are taken as they stand: a quote mark is text. Those separated by a
-comma or a semicolon follow the rules of CSV, and so do those of which every one is quoted.
+Fields separated by `|` or a tab are taken as they are: a quote mark is text. Those separated by a
+comma or a semicolon follow the rules of CSV, as do lines in which every field is quoted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from producer.corpus.readers.columns import Columns, Given, by_content, by_name,
 from producer.corpus.readers.paths import Locator, Place, audio_candidates, has_audio_suffix
 from producer.corpus.readers.row import Item, Notice, Row, RowError, Taken, lines, not_utf8
 
-SAMPLE = 2000  # rows that say what the columns are
+SAMPLE = 2000  # rows that decide what the columns are
 _MOST_LINES = 20  # of one quoted field
 _NAMES = {"|": "'|'", "\t": "tabs", ",": "commas", ";": "semicolons"}
 Record = tuple[int, "list[str] | None", str]  # line, its fields, or None and why there are none
@@ -26,18 +26,18 @@ Record = tuple[int, "list[str] | None", str]  # line, its fields, or None and wh
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a line becomes fields. `quoted`: by the rules of CSV."""
+    """How to split a line into fields. `quoted`: by the rules of CSV."""
 
     separator: str = "|"
     quoted: bool = False
 
     def describe(self) -> str:
-        """In words."""
+        """The dialect in words."""
         return f"fields separated by {_NAMES[self.separator]}" + (", quoted" if self.quoted else "")
 
 
 def dialect_of(path: Path) -> Dialect:
-    """How the fields of a file are parted, by its first lines."""
+    """How the fields of a file are separated, by its first lines."""
     some = [text for _, text in itertools.islice(lines(path), 50) if text]
     for separator in ("|", "\t"):
         if sum(separator in line for line in some) * 2 > len(some):
@@ -53,8 +53,8 @@ def dialect_of(path: Path) -> Dialect:
 
 
 def _looks_parted(rows: list[list[str] | None], line: str) -> bool:
-    """Whether rows without a header have equally many fields, and quotes or the names of recordings
-    in them.
+    """Whether rows without a header have the same number of fields, and contain quotes or names of
+    recordings.
     """
     width = len(rows[0])
     if width < 2 or any(fields is None or len(fields) != width for fields in rows):
@@ -91,8 +91,8 @@ def _records(numbered: Iterator[tuple[int, str | None]], dialect: Dialect) -> It
 def _quoted(
     line: str, numbered: Iterator, waiting: list, separator: str
 ) -> tuple[list[str] | None, list]:
-    """The fields of a line and, where a quoted one goes on, of the next ones; the lines that were
-    looked at in vain go back.
+    """The fields of a line and, if a quoted one goes on, of the next lines; lines read in vain are
+    put back.
     """
     taken: list[tuple[int, str | None]] = []
     text = line
@@ -114,14 +114,14 @@ def _quoted(
 
 
 def is_header(root: Path, fields: list[str], columns: Columns | None) -> bool:
-    """Whether these are the names of columns, and not a recording of such a name."""
+    """Whether these are column names, and not a recording with such a name."""
     if columns is None or is_number(fields[columns.texts[0]]):
         return False
     return not any(os.path.isfile(p) for p in audio_candidates(root, fields[columns.audio]))
 
 
 def header_of(path: Path, dialect: Dialect, given: Given | None = None) -> Columns | None:
-    """The columns that a file's first line names; None: it is a row already."""
+    """The columns that a file's first line names; None: it is a row."""
     first = next(((n, f) for n, f, _ in records(path, dialect) if f is not None), None)
     if first is None or first[0] != next(lines(path))[0]:
         return None
@@ -138,9 +138,9 @@ class Table:
     """A metadata file: its dialect and columns, and its rows."""
 
     def __init__(self, path: Path, name: str, given: Given | None = None, root: Path | None = None):
-        """`name`: of the reader, for what is said.
+        """`name`: the reader's name, for messages.
 
-        `root`: the folder that paths count from; None: the file's.
+        `root`: the folder that paths are relative to; None: the file's.
         """
         self.path, self.name = path, name
         self.root = root or path.parent
@@ -150,14 +150,14 @@ class Table:
         self.columns = self.header
         if self.columns is None and some:
             self.columns = by_content(some, given, str(path))
-        self.numbers = 0  # rows in which the text's column held a number, and another a text
+        self.numbers = 0  # rows with a number in the text's column, and a text in another
         self.num_rows = 0
         self.broken: list[int] = []  # lines of rows that go on in the next line
 
     def read(self, speaker: str | None = None, language: str | None = None) -> Iterator[Item]:
-        """Every row, or why it is none; first what was taken for what.
+        """Every row, or why it is not one; first, how the columns were read.
 
-        `speaker`, `language`: of rows that name none.
+        `speaker`, `language`: for rows that name none.
         """
         if self.columns is None:
             return
@@ -196,9 +196,7 @@ class Table:
             said = (
                 f"{len(self.broken)} rows go on over several lines (first at line {self.broken[0]})"
             )
-            yield Notice(
-                file, f"{said}; a quote mark that nothing closes swallows the rows behind it"
-            )
+            yield Notice(file, f"{said}; an unclosed quote mark swallows the rows after it")
         if self.numbers:
             column, other = columns.texts[0] + 1, columns.texts[1] + 1
             counted = f"{self.numbers}/{self.num_rows} rows"
@@ -209,8 +207,8 @@ class Table:
             )
 
     def _text(self, fields: list[str]) -> str:
-        """A row's text; that of the other column where there is none, or a bare number beside words
-        (a tool's duration).
+        """A row's text; the other column's if there is none, or only a number beside words (a
+        tool's duration).
         """
         first, *others = (fields[i] if i < len(fields) else "" for i in self.columns.texts)
         if not others or not others[0]:
@@ -224,13 +222,13 @@ class Table:
         if fault == "not UTF-8":
             return not_utf8(self.path, number)
         reason = (
-            "broken quoting: a quoted field has no end, or goes on behind it; double the quote"
+            "broken quoting: a quoted field has no end, or goes on after it; double the quote"
             " marks inside a text"
         )
         return RowError(str(self.path), number, "", reason, fault)
 
     def _wrong(self, number: int, fields: list[str]) -> RowError | None:
-        """Why a row is none."""
+        """Why a row is not one; None if it is."""
         file, count, width = str(self.path), len(fields), self.columns.width
         name = fields[self.columns.audio] if self.columns.audio < count else ""
         kind = "wrong number of fields"

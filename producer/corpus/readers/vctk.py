@@ -58,9 +58,9 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
 
 
 def _without_text(folders: list[Path], texts: Mapping[str, set[str]]) -> Counter[str]:
-    """Speaker → recordings that are not in `texts`; one by two microphones counts once.
+    """Speaker → recordings that are not in `texts`; one from two microphones counts once.
 
-    The folders are listed, no file is looked at.
+    Lists the folders, opens no file.
     """
     count = Counter()
     for speaker in sorted({name for folder in folders for name in _names(folder)}):
@@ -70,14 +70,14 @@ def _without_text(folders: list[Path], texts: Mapping[str, set[str]]) -> Counter
 
 
 def _names(folder: Path) -> list[str]:
-    """What lies in a folder; nothing if it is none, or may not be listed."""
+    """The names in a folder; none if it is not a folder, or may not be listed."""
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []
 
 
 def _clip(name: str) -> str:
-    """The clip that a file is a recording of; empty for other files, and for what macOS leaves on
+    """The clip that a file records; empty for other files, and for those that macOS leaves on
     foreign disks (._p225_001.wav).
     """
     stem, _, suffix = name.rpartition(".")

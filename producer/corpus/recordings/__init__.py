@@ -1,1 +1,1 @@
-"""Long recordings made into a corpus: what is said in them written down, and cut at pauses."""
+"""Turns long recordings into a corpus: transcribes them, and cuts them at pauses."""

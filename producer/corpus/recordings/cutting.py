@@ -1,8 +1,8 @@
-"""Where a recording is cut: segments joined to sentences, and each cut moved into the pause that is
-nearest to it.
+"""Where to cut a recording: segments are joined to sentences, and each cut is moved into the
+nearest pause.
 
-Subtitles tell when a text is to be read, not when it is said, so their times are near a pause and
-seldom in it.
+Subtitles say when to read a text, not when it is spoken, so their times are near a pause and seldom
+in it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from producer.corpus.recordings.segments import Segment
 
 FRAME_S = 0.01
-REACH_S = 0.6  # how far a cut may be moved
+REACH_S = 0.6  # how far a cut may move
 LEAST_PAUSE_S = 0.08
-BELOW_DB = 25.0  # below the speech of the recording, a frame is a pause
-EDGE_S = 0.1  # of a pause that is left beside the words
-JOIN_S = 1.0  # a longer pause ends a clip even within a sentence
+BELOW_DB = 25.0  # so far below the recording's speech, a frame is a pause
+EDGE_S = 0.1  # of a pause to keep beside the words
+JOIN_S = 1.0  # a longer pause ends a clip, even within a sentence
 _ENDS = tuple(".!?…。！？؟۔।")
 _CLOSING = "\"'”’»)）」』"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A clip to be: from `start_s` to `end_s`, or why it cannot be one."""
+    """A clip to cut: from `start_s` to `end_s`, or why it cannot be one."""
 
     start_s: float
     end_s: float
@@ -38,10 +38,10 @@ class Piece:
 
 
 def frame_levels(blocks: Iterable[np.ndarray], rate: int) -> np.ndarray:
-    """float32[frames]: dB of each 10 ms of float32[n] blocks in a row.
+    """float32[frames]: dB of each 10 ms of consecutive float32[n] blocks.
 
-    Frames lie at whole hundredths of a second whatever the rate is: at 22 050 Hz they have 220 or
-    221 samples in turn.
+    Frames start at whole hundredths of a second at any rate: at 22 050 Hz they have 220 or 221
+    samples in turn.
     """
     left, at, found = np.zeros(0, np.float32), 0, [np.zeros(0)]  # `at`: where `left` begins
     num_frames = 0
@@ -60,11 +60,11 @@ def frame_levels(blocks: Iterable[np.ndarray], rate: int) -> np.ndarray:
 
 
 def cut(segments: list[Segment], levels: np.ndarray, most_s: float) -> list[Piece]:
-    """Pieces in order of time; no two overlap. `levels` as `frame_levels` gives them."""
+    """Pieces in order of time; no two overlap. `levels`: from `frame_levels`."""
     if not segments or not len(levels):
         return []
     quiet = levels < float(np.percentile(levels, 95)) - BELOW_DB
-    # Two segments without a pause between them cannot be parted: they are one piece.
+    # Two segments without a pause between them cannot be separated: they are one piece.
     pieces: list[list[Segment]] = []
     for s in segments:
         last = pieces[-1] if pieces else None
@@ -79,7 +79,7 @@ def cut(segments: list[Segment], levels: np.ndarray, most_s: float) -> list[Piec
 
 
 def _goes_on(s: Segment) -> bool:
-    """Whether a sentence does not end with it."""
+    """Whether the sentence goes on after this segment."""
     return not s.text.rstrip(_CLOSING).endswith(_ENDS)
 
 
@@ -123,7 +123,7 @@ def _placed(pieces: list[list[Segment]], i: int, quiet: np.ndarray, most_s: floa
 
 
 def _pause(quiet: np.ndarray, low: float, high: float, near: float) -> tuple[float, float] | None:
-    """The pause within [low, high] that is nearest to `near`, as whole as it is in there."""
+    """The pause within [low, high] that is nearest to `near`, as much of it as is in there."""
     first, last = max(0, round(low / FRAME_S)), min(len(quiet), round(high / FRAME_S))
     if last <= first:
         return None

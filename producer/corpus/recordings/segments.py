@@ -1,5 +1,5 @@
-"""What is said when in a recording: SubRip (`.srt`), WebVTT (`.vtt`) and JSON as Whisper and its
-kin write it.
+"""What a recording says, and when: SubRip (`.srt`), WebVTT (`.vtt`), and JSON as Whisper and
+similar tools write it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from producer.corpus.readers.row import RowError
 
 SUFFIXES = (".srt", ".vtt", ".json")
 _MOST_BYTES, _MOST_SEGMENTS = 16 << 20, 200_000
-OVERLAP_S = 0.05  # of two texts, and they are said at the same time
+OVERLAP_S = 0.05  # overlap of two texts, above which they are spoken at the same time
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _TIMES = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}")
 _TAG = re.compile(
@@ -29,9 +29,9 @@ _SOUND = re.compile(r"[\[(（【][^\[(（【\])）】]*[\])）】]|[♪♫]+")
 
 @dataclass(frozen=True)
 class Segment:
-    """A text and when it is said, in seconds. `line`: where its text stands.
+    """A text and when it is spoken, in seconds. `line`: where its text is.
 
-    `fault`: why it cannot be used; it still tells that something else is heard there.
+    `fault`: why it cannot be used; it still shows that something else is heard there.
     """
 
     start_s: float
@@ -44,7 +44,7 @@ class Segment:
 
 
 def find(recording: Path) -> Path | None:
-    """The file of segments beside a recording: `x.srt`, or `x.fa.srt` where that is the only one.
+    """The file of segments beside a recording: `x.srt`, or `x.fa.srt` if that is the only one.
 
     BadInput: several languages.
     """
@@ -66,7 +66,7 @@ def find(recording: Path) -> Path | None:
 
 
 def read_segments(path: Path) -> tuple[list[Segment], list[RowError]]:
-    """Segments in order of time, and the lines that are none with the reason.
+    """Segments in order of time, and the lines that are not segments, with the reason.
 
     BadInput: unreadable as a whole.
     """
@@ -103,7 +103,7 @@ def _judged(s: Segment) -> Segment:
     if not any(c.isalnum() for c in spoken):
         return replace(s, fault=f"no words in {s.text!r}", kind="no words")
     if spoken != s.text:
-        return replace(s, fault=f"holds what is no speech: {s.text!r}", kind="sounds described")
+        return replace(s, fault=f"contains more than speech: {s.text!r}", kind="sounds described")
     return s
 
 
@@ -124,7 +124,7 @@ def _of_cues(path: Path, text: str) -> Iterator[Segment | RowError]:
             i += 1
         said = lines[first:i]
         if i < len(lines) and said and _TIMES.match(lines[i]) and said[-1].strip().isdigit():
-            said = said[:-1]  # the number of the next cue: no empty line stands before it
+            said = said[:-1]  # the number of the next cue, without an empty line before it
         t = times.groups()
         raw = " ".join(said)
         voice = _VOICE.search(raw)

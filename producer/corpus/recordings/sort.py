@@ -1,4 +1,4 @@
-"""What of a folder of recordings is a corpus already, and what must be cut or written down."""
+"""Which recordings of a folder are a corpus already, and which must be cut or transcribed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from producer.corpus.recordings.segments import find
 
 @dataclass(frozen=True)
 class Sorted:
-    """The recordings of a folder by what lies beside them.
+    """The recordings of a folder by the files beside them.
 
     Attributes:
         layout: the corpus that the folder is as a whole (docs/data.md, Layouts); "": it is none,
-            and the recordings are in the three lists.
+        and the recordings are in the three lists.
         clips: with a text each (x.txt, x.lab).
         segmented: with subtitles or segments (x.srt, x.vtt, x.json): to be split.
         bare: with neither: to be transcribed.
@@ -30,11 +30,11 @@ class Sorted:
 
 
 def sort(folder: Path) -> Sorted:
-    """Look at the names of a folder's files.
+    """Sort a folder's recordings by the names of its files.
 
     Raises:
-        BadInput: no such folder, no recordings in it, or a recording that has a text and segments,
-            while others have segments alone: cutting would make it a second time.
+        BadInput: no such folder, no recordings in it, or a recording that has both a text and
+        segments while others have only segments: cutting would use it twice.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; name the one with the recordings")
@@ -48,7 +48,7 @@ def sort(folder: Path) -> Sorted:
     both = [r for r in found if segments[r] is not None and r in with_text]
     if to_cut and both:
         raise BadInput(
-            f"{both[0]} has a text beside it, and {segments[both[0]].name}, too (so have"
+            f"{both[0]} has a text beside it, and {segments[both[0]].name} too (so have"
             f" {len(both) - 1} more): cutting would use it twice; keep one of the two"
         )
     return Sorted(
@@ -60,7 +60,7 @@ def sort(folder: Path) -> Sorted:
 
 
 def _layout(folder: Path) -> str:
-    """The corpus that a folder is; "": recordings, sorted or not, and what `transcribe` wrote."""
+    """The corpus that a folder is; "": recordings, sorted or not, with what `transcribe` wrote."""
     if transcribe.is_own(folder / "metadata.csv"):
         return ""
     try:

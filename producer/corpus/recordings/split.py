@@ -1,4 +1,4 @@
-"""`launch.py split FOLDER`: recordings with subtitles or segments beside them, cut at pauses into a
+"""`launch.py split FOLDER`: cuts recordings with subtitles or segments beside them at pauses into a
 corpus.
 """
 
@@ -27,7 +27,7 @@ from producer.corpus.recordings.cutting import Piece, cut, frame_levels
 from producer.corpus.recordings.segments import find, read_segments
 from producer.corpus.report import write_rejects
 
-VERSION = 1  # of the way in which clips are cut: those of another number are cut again
+VERSION = 1  # version of the way of cutting: clips of another version are cut again
 COLUMNS = ("file_name", "text", "speaker_name", "source", "start_s", "end_s")
 FLAGS: dict[str, dict] = {
     "folder": {
@@ -46,9 +46,9 @@ FLAGS: dict[str, dict] = {
 
 @work.disk_faults()
 def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """Cut what is not cut yet, write metadata.csv and rejects.tsv; returns the exit code.
+    """Cut what is not cut yet, write metadata.csv and rejects.tsv; return the exit code.
 
-    BadInput: no recordings, none of them with segments, the corpus lies within FOLDER, or the disk
+    BadInput: no recordings, none of them with segments, the corpus is inside FOLDER, or the disk
     refuses.
     """
     folder = Path(args.folder).expanduser().absolute()
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
             bar.update(bar.task_ids[0], name=recording.name)
             name = str(recording.relative_to(folder))
             if segments is None:
-                reason = "nothing beside it says what is said in it"
+                reason = "no subtitles or segments beside it"
                 rejects.append(Reject(str(recording), 0, name, reason, "no segments"))
             else:
                 part, known = _part(recording, segments, name, out, args.max_seconds)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
             bar.advance(bar.task_ids[0])
     _write(out, rows, rejects)
     hours = sum(float(r[5]) - float(r[4]) for r in rows) / 3600
-    tell(f"{len(rows)} clips, {hours:.2f} h, of {len(found)} recordings, {again} known already")
+    tell(f"{len(rows)} clips, {hours:.2f} h, from {len(found)} recordings, {again} known already")
     if rejects:
         kinds = ", ".join(f"{k} {n}" for k, n in Counter(r.kind for r in rejects).most_common())
         tell(f"left out: {kinds} ({out / 'rejects.tsv'})")
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
 def _part(
     recording: Path, segments: Path, name: str, out: Path, most_s: float
 ) -> tuple[dict, bool]:
-    """What one recording came to, and whether an earlier call had done it."""
+    """What one recording yielded, and whether an earlier call had done it."""
     at = out / "parts" / f"{name}.json"
     stamps = [work.stamp(recording), work.stamp(segments)]
     key = {"version": VERSION, "most_s": most_s, "files": stamps, "segments": segments.name}
@@ -128,8 +128,8 @@ def _part(
 
 
 def _remove_stale(stem: Path, made: set[str]) -> None:
-    """Remove what earlier calls left of a recording: clips that it no longer has, and the
-    unfinished one of a call that was killed.
+    """Remove what earlier calls left of a recording: clips that it no longer has, and an
+    unfinished one from a call that was killed.
     """
     clip = re.compile(rf"(\.?){re.escape(stem.name)}\.\d{{5,}}\.flac(?:\.(\d+))?")
     for path in stem.parent.iterdir() if stem.parent.is_dir() else ():
@@ -146,8 +146,8 @@ def _levels(recording: Path) -> tuple[int, np.ndarray]:
 
 
 def _clips(recording: Path, pieces: list[Piece], rate: int) -> Iterator[tuple[Piece, np.ndarray]]:
-    """Each piece with its samples: the recording is read through once, in blocks."""
-    left, at = np.zeros(0, np.float32), 0  # the samples at hand, and where they begin
+    """Each piece with its samples; reads the recording once, in blocks."""
+    left, at = np.zeros(0, np.float32), 0  # the samples in memory, and where they begin
     waves = work.blocks(recording)
     for piece in pieces:
         start, end = round(piece.start_s * rate), round(piece.end_s * rate)

@@ -1,4 +1,4 @@
-"""`launch.py transcribe FOLDER`: recordings written down by a recogniser, with confidences."""
+"""`launch.py transcribe FOLDER`: a recogniser writes down recordings, with confidences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from producer.corpus.readers import sidecar
 from producer.corpus.recordings import work
 from producer.corpus.recordings.segments import find
 
-_MOST_HOURS = 4.0  # of a recording: 0.9 GB as the recogniser wants it
+_MOST_HOURS = 4.0  # of one recording: 0.9 GB in the recogniser's format
 MARK = "recognised_by"  # a key of the files of this command
 RATE = 16000  # Whisper's
 COLUMNS = ["file_name", "text", "language", "confidence", "seconds"]
@@ -38,7 +38,7 @@ FLAGS: dict[str, dict] = {
     "--device": {
         "choices": ["auto", "cpu", "cuda"],
         "default": "auto",
-        "help": "where the recogniser computes",
+        "help": "device for the recogniser",
     },
     "--max-seconds": {
         "metavar": "S",
@@ -51,7 +51,7 @@ FLAGS: dict[str, dict] = {
 
 @dataclass(frozen=True)
 class Said:
-    """A text, when it is said (seconds), and how sure the recogniser is (0 to 1)."""
+    """A text, when it is spoken (seconds), and how sure the recogniser is (0 to 1)."""
 
     start: float
     end: float
@@ -63,7 +63,7 @@ class Recogniser(Protocol):
     """What writes down speech."""
 
     def __call__(self, wave: np.ndarray, language: str | None) -> tuple[str, Iterable[Said]]:
-        """(the language, what is said) of float32[n] at 16 kHz."""
+        """(the language, the texts) of float32[n] at 16 kHz."""
 
 
 def faster_whisper(folder: Path, device: str) -> Recogniser:
@@ -98,10 +98,10 @@ def run(
     tell: Callable[[str], None],
     load: Callable[[Path, str], Recogniser] = faster_whisper,
 ) -> int:
-    """Write x.json beside each recording x, then metadata.csv and review.csv; returns the exit
-    code. What is written down already stays as it is, corrections included.
+    """Write x.json beside each recording x, then metadata.csv and review.csv; return the exit
+    code. Existing transcripts stay as they are, with all corrections.
 
-    BadInput: no recordings, an unknown language, no model, a metadata.csv of somebody else's, or
+    BadInput: no recordings, an unknown language, no model, a metadata.csv from another source, or
     the disk refuses.
     """
     folder, model = Path(args.folder).expanduser(), Path(args.model).expanduser()
@@ -126,7 +126,7 @@ def run(
     rows, review = _collect(folder, found, args.max_seconds)
     _write(folder / "metadata.csv", COLUMNS, rows)
     _write(folder / "review.csv", ["confidence", "file", "start_s", "end_s", "text"], review)
-    tell(f"{len(left) - len(failed)} recordings written down, {len(found) - len(left)} were before")
+    tell(f"{len(left) - len(failed)} recordings transcribed, {len(found) - len(left)} were before")
     for line in failed:
         tell(f"left out: {line}")
     tell(f"review: {folder / 'review.csv'} ({len(review)} texts, the least certain first)")
@@ -144,7 +144,7 @@ def language_of(code: str) -> str:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a metadata.csv is one of this command's."""
+    """Whether this command wrote the metadata.csv."""
     wanted = _line(COLUMNS).encode()
     if not path.exists():
         return False
@@ -154,11 +154,11 @@ def is_own(path: Path) -> bool:
 
 def _check_own(path: Path) -> None:
     if path.exists() and not is_own(path):
-        raise BadInput(f"{path} is there already, and not of this command; move it away")
+        raise BadInput(f"{path} exists, and this command did not write it; move it away")
 
 
 def _whole(recording: Path) -> np.ndarray:
-    """float32[n] at the recogniser's rate, which wants all of a recording at once.
+    """float32[n] at the recogniser's rate; the recogniser needs a whole recording at once.
 
     DecodeError: longer than `_MOST_HOURS`, by its header, or it cannot be read.
     """
@@ -190,7 +190,7 @@ def _write_down(
 def _collect(
     folder: Path, found: list[Path], most_s: float
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of metadata.csv and of review.csv, from what lies beside the recordings."""
+    """Rows of metadata.csv and of review.csv, from the files beside the recordings."""
     rows, review = [], []
     for recording in found:
         made, name = _made(recording), recording.relative_to(folder).as_posix()
@@ -208,7 +208,7 @@ def _collect(
 
 
 def _made(recording: Path) -> dict | None:
-    """What this command wrote beside a recording. BadInput: someone broke it."""
+    """What this command wrote beside a recording. BadInput: it no longer has the right form."""
     at = recording.with_suffix(".json")
     if find(recording) != at:
         return None

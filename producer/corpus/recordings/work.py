@@ -1,5 +1,5 @@
-"""What the commands share that go through a folder of recordings: which there are, how far the work
-is, and what of it is done already.
+"""Shared by the commands that work through a folder of recordings: the list of recordings, the
+progress, and what is done already.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def blocks(path: Path, most_s: float | None = None) -> Iterator[tuple[np.ndarray
 
 
 def stamp(path: Path) -> list:
-    """What changes with a file: its size and mtime."""
+    """A file's size and mtime, which change with it."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns]
 
 
 def parse(path: Path) -> object:
-    """What is in a file of JSON. OSError, ValueError: there is none."""
+    """The content of a JSON file. OSError, ValueError: there is none."""
     return read_json(path)
 
 
 def load(path: Path, key: dict) -> dict | None:
-    """What an earlier call left at `path` for the same `key`; None: nothing, or other work."""
+    """What an earlier call saved at `path` for the same `key`; None: nothing, or other work."""
     try:
         found = parse(path)
     except (OSError, ValueError):
@@ -69,26 +69,26 @@ def load(path: Path, key: dict) -> dict | None:
 
 
 def save(path: Path, found: dict) -> None:
-    """Write a result where `load` finds it."""
+    """Save a result for `load`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(found, ensure_ascii=False, indent=1))
 
 
 @contextmanager
 def disk_faults() -> Iterator[None]:
-    """BadInput where the disk refuses to read or to write, with the file's name."""
+    """Raise BadInput with the file's name if the disk refuses to read or write."""
     try:
         yield
     except OSError as e:
         raise BadInput(
-            f"{e.filename or 'the disk'}: {e.strerror or e}; mend that and call it again: what is"
-            " done is kept"
+            f"{e.filename or 'the disk'}: {e.strerror or e}; mend that and run the command again:"
+            " finished work is kept"
         ) from e
 
 
 @contextmanager
 def bar(what: str, total: float) -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal; its one task counts recordings."""
+    """A bar on stderr if that is a terminal; its one task counts recordings."""
     columns = (
         TextColumn(what),
         BarColumn(),
