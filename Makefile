@@ -10,7 +10,7 @@ EXTRA := $(shell if [ -e /proc/driver/nvidia/version ] || [ -e /usr/lib/wsl/lib/
 help:
 	@echo "make demo       train on a synthesised corpus of five languages, start to finish (runs/demo)"
 	@echo "make test       run the test suite"
-	@echo "make test-fast  run the tests that need neither TensorFlow nor other processes"
+	@echo "make test-fast  run the tests that need no TensorFlow, no other process and no whole run"
 	@echo "make test-all   run all tests, the long chaos and timing tests too"
 	@echo "make lint       check style with ruff"
 	@echo "make setup      create the virtual environment only (TensorFlow build here: $(EXTRA))"
@@ -40,7 +40,7 @@ demo: setup
 test: setup
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# For the edit loop: a test that loads TensorFlow or starts a process is skipped as soon as it does.
+# For the edit loop: a test that loads TensorFlow, starts a process or prepares a run is skipped as soon as it does.
 test-fast: setup
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p tests.support.fast tests/trainer tests/producer tests/common
 

@@ -1,6 +1,9 @@
 """The samples that a run leaves: RUN/samples from the best checkpoint, RUN/samples/step-… from the
 last.
 
+In TensorBoard each of the two is a run of its own beside the sampler's: if the steps of a run go
+back, TensorBoard drops all that belongs to later steps.
+
 Which one is best may depend on what the sampler (trainer/previews/sampler.py) is measuring while
 the trainer ends, so the trainer waits for it, for a limited time.
 """
@@ -95,36 +98,36 @@ def speak(run: RunFolder, stage: Stage, last: int, asked: Callable[[], bool]) ->
     dvae = Dvae(run.dims.dvae)
     weights.load_state_dict(dvae, load_file(run.dvae_weights))
     folder, beside = run.path / "samples", run.path / "samples" / f"step-{last:08d}"
-    events = EventWriter(run.samples_events)
-    try:
-        maker = maker_of(run, stage.step.model, dvae)
+    maker = maker_of(run, stage.step.model, dvae)
 
-        def make(step: int, to: Path) -> bool:
-            began, aside = time.perf_counter(), folder / f".tmp-last-{step}"
+    def make(step: int, to: Path, which: str) -> bool:
+        began, aside = time.perf_counter(), folder / f".tmp-last-{step}"
+        events = EventWriter(run.samples_events.with_name(f"samples-{which}"))
+        try:
             num = len(maker.make(aside, step, events))
             judge_checkpoint(run, maker.judge, step, events)
-            _move(aside, to)
-            log.info("%d samples of step %d, %.1f s", num, step, time.perf_counter() - began)
-            return num > 0
+        finally:
+            events.close()
+        _move(aside, to)
+        log.info("%d samples of step %d, %.1f s", num, step, time.perf_counter() - began)
+        return num > 0
 
-        # The last checkpoint's own samples may prove it the best.
-        made = make(last, beside)
-        wait_for_sampler(run, last, asked)
-        best = best_of(run)
-        if best is not None and best != last:
-            try:
-                state = load_file(checkpoint_of(run.path, str(best)))
-            except (BadInput, OSError) as e:
-                log.warning("samples/ is of the last step, %d, not of the best: %s", last, e)
-            else:
-                weights.load_state_dict(stage.step.model, state)
-                made = make(best, folder)
-                log.info("samples/ is of step %d, the best; %s is of the last", best, beside.name)
-                return best if made else None
-        _move(beside, folder)
-        return last if made else None
-    finally:
-        events.close()
+    # The last checkpoint's own samples may prove it the best.
+    made = make(last, beside, "last")
+    wait_for_sampler(run, last, asked)
+    best = best_of(run)
+    if best is not None and best != last:
+        try:
+            state = load_file(checkpoint_of(run.path, str(best)))
+        except (BadInput, OSError) as e:
+            log.warning("samples/ is of the last step, %d, not of the best: %s", last, e)
+        else:
+            weights.load_state_dict(stage.step.model, state)
+            made = make(best, folder, "best")
+            log.info("samples/ is of step %d, the best; %s is of the last", best, beside.name)
+            return best if made else None
+    _move(beside, folder)
+    return last if made else None
 
 
 def wait_for_sampler(run: RunFolder, last: int, asked: Callable[[], bool]) -> None:

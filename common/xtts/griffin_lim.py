@@ -1,6 +1,6 @@
 """DVAE mel to sound without a vocoder: inverse filter bank, then Griffin-Lim.
 
-Deterministic, NumPy and librosa only.
+Deterministic; NumPy, SciPy and librosa only.
 
 Speech stays intelligible but metallic; with imported weights the HiFi-GAN decoder takes its place.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import librosa
 import numpy as np
+from scipy.sparse import csr_array
 
 from common.xtts.filterbank import LOG_FLOOR, mel_filterbank
 
@@ -25,14 +26,18 @@ def mel_to_magnitude(
 
     Non-negative least squares on the power by multiplicative updates (Lee and Seung 2001): the
     pseudo-inverse alone gives negative power between the harmonics. Bins that no filter sees are 0.
+
+    The bank is sparse (729 of 41 040 weights): dense products, of which BLAS makes threads, took
+    half of the time of speech without a vocoder.
     """
-    bank = mel_filterbank(FFT, log_mel.shape[1], sample_rate, 0.0, fmax_hz).astype(np.float32)
-    mel = np.exp(np.maximum(log_mel, np.log(LOG_FLOOR))).astype(np.float32)
-    target = mel @ bank.T
-    power = target / np.maximum(bank.sum(axis=1) ** 2, 1e-12)
+    dense = mel_filterbank(FFT, log_mel.shape[1], sample_rate, 0.0, fmax_hz).astype(np.float32)
+    bank, transposed = csr_array(dense), csr_array(dense.T)
+    mel = np.exp(np.maximum(log_mel, np.log(LOG_FLOOR))).astype(np.float32).T
+    target = bank @ mel
+    power = target / np.maximum(dense.sum(axis=1) ** 2, 1e-12)[:, np.newaxis]
     for _ in range(NNLS_ITERATIONS):
-        power *= target / np.maximum(power @ bank @ bank.T, 1e-20)
-    return np.sqrt(power).T
+        power *= target / np.maximum(bank @ (transposed @ power), 1e-20)
+    return np.sqrt(power)
 
 
 def griffin_lim(

@@ -28,12 +28,24 @@ from trainer.history import judgements
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = ("en", "es", "de"), "fa"
 HELD_OUT = 7  # every seventh utterance: both speakers of a language
-COMMON = (
-    "batching.buckets=4", "batching.batch_size=8", "batching.prompt=speaker",
-    "train.optim={schedule: cosine, warmup_steps: 20, beta2: 0.98, clip_norm: 1.0}",
-    "train.eval_every=50", "train.log_every=25", "producers.count=1", "transport.min_ready=2",
-    "samples.count=1", "samples.judged=1000",
-)  # fmt: skip
+SETTINGS = """
+batching: {buckets: 4, batch_size: 8, prompt: speaker}
+train:
+  epochs: 100
+  optim: {schedule: cosine, warmup_steps: 20, beta2: 0.98, clip_norm: 1.0}
+  eval_every: 50
+  save_every: 50
+  keep: 9
+  log_every: 25
+dvae:
+  max_steps: 200
+  batch_size: 16
+  crop_frames: 128
+  optim: {learning_rate: 2.0e-3, warmup_steps: 10, beta2: 0.99, weight_decay: 0.0, clip_norm: 1.0}
+producers: {count: 1}
+transport: {min_ready: 2}
+samples: {count: 1, judged: 1000}
+"""
 
 
 def make_corpora(work: Path) -> None:
@@ -60,8 +72,10 @@ def train(run: Path, *settings: str) -> None:
         ended = json.loads((run / "summary.json").read_text())["ended"]
         if ended == "finished":
             return
-    command = [sys.executable, str(ROOT / "launch.py"), "--data-gpu", "cpu", "--model-gpu", "cpu"]
-    command += [f"run={run}", *COMMON, *settings]
+    config = run.with_name("settings.yaml")
+    config.write_text(SETTINGS)
+    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(config), f"run={run}"]
+    command += ["--data-gpu", "cpu", "--model-gpu", "cpu", *settings]
     done = subprocess.run(command, cwd=ROOT, preexec_fn=dies_with_me())
     if done.returncode:
         sys.exit(f"{run.name} ended with {done.returncode}")
@@ -94,15 +108,14 @@ def main() -> None:
         "text.vocab_size=256",
         f"train.max_steps={args.old_steps}",
         "train.optim.learning_rate=2.0e-3",
-        "train.save_every=1000",
-        "dvae={max_steps: 200, batch_size: 16, crop_frames: 128, optim: {learning_rate: 2.0e-3,"
-        " warmup_steps: 10, beta2: 0.99, weight_decay: 0.0, clip_norm: 1.0}}",
+        "samples.every=0",
     )
-    runs = {"before": work / "began"}
+    best = json.loads((work / "began/summary.json").read_text())["samples"]["step"]
+    rows = {("before", best): told(work / "began")[best]}
     for share in (0.0, *args.shares):
         new = f"{{path: {work / 'new'}}}"
         old = f"{{path: {work / 'old'}, share: {share}}}"
-        run = runs[f"{share:.0%} old data"] = work / f"share-{share:g}"
+        run = work / f"share-{share:g}"
         train(
             run,
             f"model.weights={work / 'began'}",
@@ -112,13 +125,12 @@ def main() -> None:
             f"text.extend={{languages: [{NEW}], tokens: 100}}",
             f"train.max_steps={args.steps}",
             "train.optim.learning_rate=1.0e-3",
-            "train.save_every=50",
         )
+        rows |= {(f"{share:.0%} old data", step): f for step, f in told(run).items()}
     table = Table("run", "step", *OLD, NEW, title="held-out audio cross-entropy, nats per code")
-    for name, run in runs.items():
-        for step, figures in told(run).items():
-            cells = [f"{figures[x]:.3f}" if x in figures else "" for x in (*OLD, NEW)]
-            table.add_row(name, str(step), *cells)
+    for (name, step), figures in rows.items():
+        cells = [f"{figures[x]:.3f}" if x in figures else "" for x in (*OLD, NEW)]
+        table.add_row(name, str(step), *cells)
     Console(width=100).print(table)
 
 

@@ -1,4 +1,4 @@
-"""`make test-fast` runs no test that loads TensorFlow or starts a process."""
+"""`make test-fast` runs no test that loads TensorFlow, starts a process or prepares a run."""
 
 import os
 import re
@@ -35,6 +35,15 @@ def process():
 
 def test_a_fixture_starts_one(process):
     pass
+
+def test_a_thread_starts_one():
+    thread = threading.Thread(target=subprocess.run, args=(["true"],))
+    thread.start()
+    threading.Event().wait(60)
+
+def test_prepares_a_run(tmp_path):
+    from tests.support.arithmetic_runs import arithmetic_run
+    arithmetic_run(tmp_path)
 """
 
 
@@ -59,10 +68,15 @@ def test_what_loads_tensorflow_or_starts_a_process_is_skipped(tmp_path, workers)
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^=+ 1 passed, 5 skipped", done.stdout, re.M), done.stdout
+    assert re.search(r"^=+ 1 passed, 7 skipped", done.stdout, re.M), done.stdout
     reasons = re.findall(r"^SKIPPED \[(\d)\] .*: (\w.*); `make test` runs it$", done.stdout, re.M)
-    assert sum(int(n) for n, _ in reasons) == 5
-    assert {why for _, why in reasons} == {"loads tensorflow", "loads keras", "starts a process"}
+    assert sum(int(n) for n, _ in reasons) == 7
+    assert {why for _, why in reasons} == {
+        "loads tensorflow",
+        "loads keras",
+        "starts a process",
+        "prepares a run",
+    }
 
 
 def test_the_makefile_runs_them_so():

@@ -215,10 +215,28 @@ def test_make_program_is_one_screen():
     assert len(inspect.getsource(make_program).splitlines()) <= 40
 
 
-def test_launcher_loads_no_tensorflow_and_nothing_slow():
-    code = """
-import sys, launch, common.launcher.check, producer.creation.prepare, producer.corpus.scan
-slow = {'tensorflow', 'keras', 'librosa', 'numba', 'matplotlib'} & set(sys.modules)
+@pytest.mark.parametrize(
+    ("modules", "slow"),
+    [
+        (
+            "launch, common.launcher.check, producer.creation.prepare, producer.corpus.scan",
+            "tensorflow keras librosa numba matplotlib num2words babel ftfy asyncio",
+        ),
+        (
+            "producer.__main__, trainer.page.__main__",
+            "tensorflow keras librosa numba matplotlib num2words babel ftfy asyncio rich.table",
+        ),
+        (  # TensorBoard's package brings asyncio
+            "trainer.__main__",
+            "tensorflow keras librosa numba matplotlib num2words babel ftfy rich.table",
+        ),
+    ],
+    ids=["launcher", "producer and page", "trainer"],
+)
+def test_what_starts_loads_no_tensorflow_and_nothing_slow(modules, slow):
+    code = f"""
+import sys, {modules}
+slow = {set(slow.split())} & set(sys.modules)
 sys.exit(str(slow) if slow else 0)"""
     p = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280
@@ -301,7 +319,9 @@ def test_two_commands_that_create_or_resume_at_once_exclude_each_other(tmp_path)
     run_dir = tmp_path / "r"
     with ownership.preparing(run_dir):
         with (
-            pytest.raises(BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*just now"),
+            pytest.raises(
+                BadInput, match=rf"in use by launch.py \(pid {os.getpid()}.*it is creating or"
+            ),
             ownership.preparing(run_dir),
         ):
             pass

@@ -69,7 +69,7 @@ def test_s4_s13_a_path_of_ones_own_needs_no_keys_and_is_gone_at_the_end(folder, 
     address = f"ipc://{path}"
     ownership.check_bind(address)
     run = arithmetic_run(tmp_path, 12, transport__bind=address)
-    server = _bind(run)
+    server = _bind(run, Stop())
     try:
         assert server.endpoint == address
         assert server.public_key is None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import common.xtts.dvae
 import common.xtts.weights
@@ -21,6 +22,7 @@ from trainer import finale, last_samples
 from trainer.history import judgements
 from trainer.previews import judge, sampler
 from trainer.previews.sampler import SPEAKING
+from trainer.report.tensorboard import EventWriter
 
 CER = {10: 0.2, 20: 0.5}  # by step
 
@@ -75,7 +77,7 @@ def run(tmp_path, monkeypatch):
         stages=("gpt",),
         spec={s.name: s for s in NETWORKS}.__getitem__,
         stage_folder=lambda stage: tmp_path,
-        samples_events=tmp_path / "tensorboard",
+        samples_events=tmp_path / "tensorboard" / "samples",
         dvae_weights=tmp_path / "dvae.safetensors",
         config=config,
         dims=SimpleNamespace(dvae=None),
@@ -147,6 +149,38 @@ def test_the_best_is_spoken_and_the_last_lies_beside_it(run, caplog):
     assert (gpt["quality"]["cer"], gpt["quality_last"]["cer"]) == (0.2, 0.5)
     assert "samples/ is of step 10, the best; step-00000020 is of the last" in caplog.text
     assert "step 10, by cer" in caplog.text
+
+
+def test_steps_of_no_folder_of_tensorboards_go_back(run):
+    """TensorBoard drops what a folder holds of later steps as soon as an earlier one comes: the
+    sampler judges step 15 while the trainer is at its end, and the best is step 10.
+    """
+    run.config.train.best_by = "audio_ce"
+
+    def judge_of() -> dict:
+        return {"audio_ce": 3.0, "audio_ce_by_language": {"en": 3.0}}
+
+    sampler_events = EventWriter(run.samples_events)
+    judge.judge_checkpoint(run, judge_of, 5, sampler_events)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            last_samples,
+            "wait_for_sampler",
+            lambda *_: judge.judge_checkpoint(run, judge_of, 15, sampler_events),
+        )
+        patched.setattr(last_samples, "best_of", lambda run: 10)
+        end(run)
+    sampler_events.close()
+    found = {}
+    for file in sorted((run.path / "tensorboard").rglob("events.*")):
+        steps = [e.step for e in EventFileLoader(str(file)).Load() if e.HasField("summary")]
+        found.setdefault(file.parent.name, []).extend(steps)
+    assert all(steps == sorted(steps) for steps in found.values()), found
+    assert {name: set(steps) for name, steps in found.items()} == {
+        "samples": {5, 15},
+        "samples-last": {20},
+        "samples-best": {10},
+    }
 
 
 def test_the_last_is_the_best(run):

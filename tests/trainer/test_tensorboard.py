@@ -50,7 +50,7 @@ def test_the_front_page_and_the_texts(tmp_path):
         found.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
     )
     (category,) = layout.category
-    assert len(category.chart) == 10
+    assert len(category.chart) == 13
     assert category.chart[0].multiline.tag == ["^train/audio_ce$", "^eval/audio$"]
     assert found.Tensors("samples/a")[0].tensor_proto.string_val[0].decode() == "سلام دنیا"
     assert found.SummaryMetadata("samples/a").plugin_data.plugin_name == "text"

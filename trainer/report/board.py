@@ -12,10 +12,13 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
-# (title, tags): ten charts, in the order in which one looks.
+# (title, tags as regular expressions): in the order in which one looks.
 CHARTS = (
     ("audio codes: cross-entropy", ("train/audio_ce", "eval/audio")),
     ("text: cross-entropy", ("train/text_ce", "eval/text")),
+    ("held-out audio codes by language", ("quality/audio_ce_by_language/.*",)),
+    ("voice similarity", ("quality/similarity",)),
+    ("understood by a recogniser", ("quality/[cw]er", "quality/[cw]er_recordings")),
     ("loss", ("train/loss",)),
     ("stage 1: reconstruction error", ("train/recon", "eval/recon")),
     ("stage 1: codes in use, of a batch", ("train/perplexity", "eval/perplexity")),
