@@ -1,6 +1,7 @@
 """Kill schedules with the real networks, as small as they get, on the CPU: bit-equal weights, also
-under another CPU affinity, with another
-number of producers, and with samples spoken meanwhile."""
+under another CPU affinity, with another number of producers, and with samples spoken meanwhile.
+Half of the clips are augmented, in both stages.
+"""
 
 import json
 import os
@@ -30,6 +31,12 @@ def corpus(tmp_path_factory):
     )
 
 
+def augmented(folder, corpus, num_producers=1):
+    """Settings of a run in `folder`."""
+    augment = {"share": 0.5, "of": "clip"}
+    return {**tiny_tree(folder, corpus, num_producers), "augment": augment}
+
+
 def finish(driver):
     try:
         driver.finish()
@@ -41,7 +48,7 @@ def finish(driver):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp("undisturbed")
-    driver = Driver.create(folder, tiny_tree(folder, corpus, num_producers=2), 0, 0)
+    driver = Driver.create(folder, augmented(folder, corpus, num_producers=2), 0, 0)
     driver.launch()
     run = finish(driver)
     return result(run), run
@@ -70,7 +77,7 @@ def test_nothing_is_traced_twice(undisturbed):
 def test_everything_is_killed_in_turn_and_a_trainer_resumes_on_one_core(
     undisturbed, corpus, tmp_path
 ):
-    driver = Driver.create(tmp_path, tiny_tree(tmp_path, corpus), 0, 0)
+    driver = Driver.create(tmp_path, augmented(tmp_path, corpus), 0, 0)
     driver.gate.limit(1, 3)
     driver.launch()
     driver.wait_for(
@@ -107,7 +114,7 @@ def test_samples_while_it_trains_change_nothing_and_their_process_may_be_killed(
 ):
     """The trainer stands between two steps while the sampler dies and comes back; it judges."""
     samples = {"count": 1, "every": 4, "judged": 4, "recogniser": "pocketsphinx"}
-    driver = Driver.create(tmp_path, {**tiny_tree(tmp_path, corpus), "samples": samples}, 0, 0)
+    driver = Driver.create(tmp_path, {**augmented(tmp_path, corpus), "samples": samples}, 0, 0)
     driver.gate.limit(2, 6)
     driver.launch()
 
