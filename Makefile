@@ -41,8 +41,10 @@ test: setup
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # For the edit loop: a test that loads TensorFlow, starts a process or prepares a run is skipped as soon as it does.
+# Random messages are left out too, and four run at a time, as many of these wait.
+RANDOM = $(addprefix --ignore=tests/common/test_,twin_chaos.py wire_fuzz.py forgers.py)
 test-fast: setup
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -p tests.support.fast tests/trainer tests/producer tests/common
+	$(PY) -m pytest -n 4 --dist worksteal -p tests.support.fast $(RANDOM) tests/trainer tests/producer tests/common
 
 test-all: setup
 	$(PY) -m pytest -m 'slow or not slow'
