@@ -80,7 +80,8 @@ def attention_over_text(
 
 def align(attention: np.ndarray) -> Alignment:
     """What to look at of float32[layers, H, n, l]."""
-    scores = path_scores(attention)
+    # Layer by layer: of 30 layers and a long text, a copy of all takes half a gigabyte.
+    scores = np.stack([path_scores(of_layer) for of_layer in attention])
     layer, head = np.unravel_index(int(np.argmax(scores)), scores.shape)
     best, mean = attention[layer, head], attention.mean((0, 1))
     return Alignment(best, mean, int(layer), int(head), float(scores[layer, head]))
