@@ -68,7 +68,7 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     if stage.step.options.jit:
         now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
-        run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
+        run_aside(lambda: [compiled.trace(workers, wanted) for wanted in now], stop)
         workers.wait(stop, observer)
     if known:
         log.info("the largest step was tried on this card before, and is not tried again")
@@ -102,12 +102,19 @@ class Compiled:
         self._coming: set[Function] = set()
         self._changed = threading.Condition()
 
-    def programs(self, what: str, bucket: int) -> list[Job]:
-        """Trace a function and return what there is to compile for it."""
-        found = self._stage.step.programs(
-            bucket, self._stage.schedule.accumulate > 1, training=what == "training"
-        )
-        return [(program.name, program.compile) for program in found]
+    def trace(self, workers: Workers, function: Function) -> int:
+        """Trace a function, and have each of its programs compiled from the time it is traced on;
+        return how many there are that were not given to any workers before.
+        """
+        from trainer.step.regions import each_program  # TensorFlow, as such a step has
+
+        what, bucket = function
+        new: list[int] = []
+        with each_program(lambda p: new.append(workers.add([(p.name, p.compile)], function))):
+            found = self._stage.step.programs(
+                bucket, self._stage.schedule.accumulate > 1, training=what == "training"
+            )
+        return sum(new) + workers.add([(p.name, p.compile) for p in found], function)
 
     def later(self, wanted: list[Function]) -> None:
         """Compile these too, in this order, once `go_on` is called or a step waits for one."""
@@ -146,7 +153,7 @@ class Compiled:
         try:
             for function in wanted:
                 self._stop.check()
-                left[function] = workers.add(self.programs(*function), function)
+                left[function] = self.trace(workers, function)
                 self._collect(workers, left, wait=False)
                 while len(left) >= _AT_ONCE:
                     self._collect(workers, left, wait=True)
