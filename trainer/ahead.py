@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
-# Functions under way beside training: tracing one more, in Python, would hold up those that a step
-# already waits for.
-_AT_ONCE = 2
+# Functions under way beside training: tracing one takes a third of the time of its compilation, and
+# more of them would hold up, in Python, those that a step already waits for.
+_AT_ONCE = 4
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
