@@ -17,7 +17,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from common.gpu.memory import LEAST_FREE_MB
@@ -28,6 +28,7 @@ from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
 
 if TYPE_CHECKING:
+    from common.data.buckets import Bucket
     from trainer.history.schedule import Position
     from trainer.stages import Stage
     from trainer.step.gpt import Step
@@ -42,13 +43,18 @@ _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
+IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
+_TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
+
 Function = tuple[str, int]
 Job = tuple[str, Callable[[], object]]
 
 
-def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
+def prepare(
+    stage: Stage, position: Position, observer: Observer, stop: Stop, *, all_first: bool = False
+) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows
-    during training.
+    during training, or now if `all_first`: where steps are to be timed.
 
     Does nothing if the step compiles nothing.
 
@@ -66,7 +72,8 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
-        now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
+        first = order if all_first else order[:1]
+        now = dict.fromkeys([*([] if known else [("training", largest)]), *first])
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
         run_aside(lambda: [compiled.trace(workers, wanted) for wanted in now], stop)
         workers.wait(stop, observer)
@@ -126,6 +133,16 @@ class Compiled:
         if wanted:
             threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
 
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The stage's."""
+        return self._stage.schedule.train.buckets
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is left to compile."""
+        return bool(self._coming)
+
     def is_coming(self, what: str, bucket: int) -> bool:
         """Whether a function is being compiled, or is waiting for it."""
         return (what, bucket) in self._coming
@@ -141,11 +158,11 @@ class Compiled:
                 self._stop.check()
                 self._changed.wait(_POLL_S)
 
-    def watch(self, step: Step) -> WaitingStep:
+    def watch(self, step: Step, observer: Observer | None = None) -> WaitingStep:
         """`step`, with calls that wait for their programs: they notice a stop, which a compilation
-        does not.
+        does not. `observer` is told which of them wait, and which are made beside a compilation.
         """
-        return WaitingStep(step, self)
+        return WaitingStep(step, self, observer)
 
     def _run(self, wanted: list[Function]) -> None:
         began, threads = time.monotonic(), max(1, min(MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
@@ -206,8 +223,8 @@ class WaitingStep:
     step needs.
     """
 
-    def __init__(self, step: Step, compiled: Compiled):
-        self._step, self._compiled = step, compiled
+    def __init__(self, step: Step, compiled: Compiled, observer: Observer | None):
+        self._step, self._compiled, self._observer = step, compiled, observer
 
     def __getattr__(self, name: str):
         return getattr(self._step, name)
@@ -225,11 +242,21 @@ class WaitingStep:
         return self._called("evaluation", self._step.evaluate, bucket, *args)
 
     def _called(self, what: str, call: Callable, bucket: int, *args):
+        if self._observer is not None and self._compiled.under_way:
+            self._tell(what, bucket)
         self._compiled.wait(what, bucket)
         try:
             return call(bucket, *args)
         finally:
             self._compiled.go_on()
+
+    def _tell(self, what: str, bucket: int) -> None:
+        self._observer.beside_compiling()
+        # Of what was not traced yet, the loop has told.
+        traced = any(self._step.trace_counts.get(f"{name}/{bucket}") for name in _TRACED[what])
+        if traced and self._compiled.is_coming(what, bucket):
+            buckets = self._compiled.buckets
+            self._observer.compiling(IN_WORDS[what], bucket, len(buckets), buckets[bucket])
 
 
 def largest_bucket(stage: Stage) -> int:

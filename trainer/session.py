@@ -124,11 +124,12 @@ def _made_ready(
         lead.begin(stage, position.step, server.release)
     if position.step >= stage.schedule.total_steps:
         return stage.step
-    compiled = ahead.prepare(stage, position, observer, stop)
+    timed = profile.free_steps() is not None
+    compiled = ahead.prepare(stage, position, observer, stop, all_first=timed)
     if lead is not None:
         lead.wait_ready()
     wait_ready(server, run, observer, stop, compiled.go_on)
-    return compiled.watch(stage.step)
+    return compiled.watch(stage.step, observer)
 
 
 def _why(stop: Stop) -> Callable[[], str | None]:

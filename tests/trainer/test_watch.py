@@ -103,6 +103,21 @@ def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
     assert watch.step(5, 1) is None  # its scalars were never read
 
 
+def test_steps_beside_compilations_say_nothing_of_speed_nor_do_those_still_on_the_device():
+    """The loop is told of a step's call when it makes it, and reads the step two calls later."""
+    watch = Watch(
+        Settings(), Ticks(*[(10 * i, 10 * i + 1, 10 * i + 10) for i in range(20)]), warm_up=0
+    )
+    for g in range(20):
+        watch.fed(g, fed(10 * g, 10 * g))
+        if g < 8:
+            watch.beside_compiling()
+        if g >= 2:
+            watch.step(g - 2, 1)
+    # Of steps 0 to 7 each was made beside a compilation; those after them are said to be warm.
+    assert [s.number for s in watch.steps] == list(range(10, 18))
+
+
 def test_a_step_after_an_interruption_is_timed_from_its_own_start():
     """Each is 10 long and issued in 1.
 

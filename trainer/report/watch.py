@@ -187,6 +187,13 @@ class Watch:
         self._left_out = max(self._left_out, 1)
         self._unsettled = self.settings.high_water_mark
 
+    def beside_compiling(self) -> None:
+        """Note that programs are compiled for other steps than the one that is made now: neither it
+        nor those that are still on the device tell anything about speed.
+        """
+        self.interrupted()
+        self._left_out = max(self._left_out, WARM_UP_STEPS)
+
     def step(self, first_g: int, count: int) -> StepRecord | None:
         """Note that the next step has finished; return its record, or None."""
         batches = tuple(
