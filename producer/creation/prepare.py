@@ -31,6 +31,7 @@ from common.run.parity import PARITY
 from common.run.sections import Threads
 from common.run.settings import Config
 from common.run.stages import NETWORKS, family_of, stages_of
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync_tree
 from common.xtts import filterbank
@@ -44,7 +45,14 @@ from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
 from producer.creation import begin, mend, plans, room, shares
-from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
+from producer.creation.resume import (
+    changes,
+    compare,
+    moved_schedule,
+    newest,
+    said_of,
+    without_effect,
+)
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -128,12 +136,7 @@ def _resume(
     lost = compare(identity, existing, config, aside / "manifest.sqlite")
     mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
     if lost:
-        out(
-            f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
-            f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
-            " aside when their turn comes. To train on them, restore the files and start"
-            " again"
-        )
+        out(f"warning: {said_of(lost, len(existing.manifest))}")
     for line in (
         *changes(existing.config, config),
         *moved_schedule(existing.config, config),
@@ -419,7 +422,8 @@ def _mel_stats(
     if first is None:
         shown = "\n  ".join(map(str, errors[:10]))
         raise BadInput(
-            f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}"
+            f"{counted(len(errors), '[the one clip|none of the {n} clips]')} drawn for the mel"
+            f" statistics {counted(len(errors), '[cannot|can]')} be used:\n  {shown}"
         )
     return filterbank.mel_stats(itertools.chain([first], waves))
 

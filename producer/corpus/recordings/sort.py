@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.system.counted import counted
 from common.system.errors import BadInput
 from producer.corpus.readers import detect, sidecar
 from producer.corpus.recordings import transcribe, work
@@ -47,9 +48,11 @@ def sort(folder: Path) -> Sorted:
     to_cut = [r for r in found if segments[r] is not None and r not in with_text]
     both = [r for r in found if segments[r] is not None and r in with_text]
     if to_cut and both:
+        others = counted(len(both) - 1, " ({n} [other has|others have] both as well)")
+        others = others if len(both) > 1 else ""
         raise BadInput(
-            f"{both[0]} has a text beside it, and {segments[both[0]].name} too (so have"
-            f" {len(both) - 1} more): cutting would use it twice; keep one of the two"
+            f"{both[0]} has a text beside it, and {segments[both[0]].name} too{others}: cutting"
+            " would use it twice; keep one of the two"
         )
     return Sorted(
         "",
