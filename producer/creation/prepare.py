@@ -45,14 +45,7 @@ from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
 from producer.creation import begin, mend, plans, room, shares
-from producer.creation.resume import (
-    changes,
-    compare,
-    moved_schedule,
-    newest,
-    said_of,
-    without_effect,
-)
+from producer.creation.resume import about, changes, compare, moved_schedule, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -136,7 +129,7 @@ def _resume(
     lost = compare(identity, existing, config, aside / "manifest.sqlite")
     mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
     if lost:
-        out(f"warning: {said_of(lost, len(existing.manifest))}")
+        out(f"warning: {about(lost, len(existing.manifest))}")
     for line in (
         *changes(existing.config, config),
         *moved_schedule(existing.config, config),

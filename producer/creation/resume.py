@@ -78,8 +78,8 @@ def names(of: Iterable[Utterance]) -> str:
     )
 
 
-def said_of(lost: Sequence[Utterance], total: int) -> str:
-    """What to say of the clips that a run of `total` has lost."""
+def about(lost: Sequence[Utterance], total: int) -> str:
+    """What to say about the clips that a run of `total` has lost."""
     gone = counted(len(lost), "[is|are] gone or unusable")
     later = counted(
         len(lost),

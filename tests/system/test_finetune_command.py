@@ -126,7 +126,10 @@ def test_a_folder_is_sorted_by_what_lies_beside_each_recording(tmp_path):
     names = [[p.name for p in of] for of in (got.clips, got.segmented, got.bare)]
     assert (got.layout, names) == ("", [["1.wav", "2.wav"], ["talk.wav"], ["nothing.wav"]])
     (tmp_path / "a/1.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"1\.wav has a text beside it, and 1\.json too .*keep one"):
+    with pytest.raises(BadInput, match=r"1\.wav has a text beside it, and 1\.json too: .*keep one"):
+        sort.sort(tmp_path)
+    (tmp_path / "a/2.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"1\.json too \(as 1 other has\): .*keep one"):
         sort.sort(tmp_path)
 
 

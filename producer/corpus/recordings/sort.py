@@ -48,11 +48,10 @@ def sort(folder: Path) -> Sorted:
     to_cut = [r for r in found if segments[r] is not None and r not in with_text]
     both = [r for r in found if segments[r] is not None and r in with_text]
     if to_cut and both:
-        others = counted(len(both) - 1, " ({n} [other has|others have] both as well)")
-        others = others if len(both) > 1 else ""
+        more = counted(len(both) - 1, " (as {n} [other has|others have])")
         raise BadInput(
-            f"{both[0]} has a text beside it, and {segments[both[0]].name} too{others}: cutting"
-            " would use it twice; keep one of the two"
+            f"{both[0]} has a text beside it, and {segments[both[0]].name} too"
+            f"{more if len(both) > 1 else ''}: cutting would use it twice; keep one of the two"
         )
     return Sorted(
         "",
