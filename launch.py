@@ -135,6 +135,12 @@ def producer_command(args: argparse.Namespace) -> int:
         raise BadInput(
             f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}"
         )
+    if not far and status.run_is_over(config.run_dir):
+        tell(
+            f"{config.run_dir} is finished, and nothing is left to produce; to go on, start"
+            f" launch.py trainer --run {config.run_dir} with a larger train.max_steps first"
+        )
+        return OK
     name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
         device = choose.choose_one(config, args.gpu, number, list_gpus(), os.environ)

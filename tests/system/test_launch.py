@@ -359,6 +359,30 @@ def test_c32_a_port_in_use_or_no_port_is_refused_before_anything_starts():
             ownership.check_bind(address)
 
 
+def test_a_producer_for_a_finished_run_is_told_so_at_once(tmp_path, capsys, monkeypatch):
+    run_folder = arithmetic_run(tmp_path).path
+    said = f"{run_folder} is finished, and nothing is left to produce; to go on, start"
+    argv = ["producer", "--run", str(run_folder), "--gpu", "cpu"]
+    started = []
+    monkeypatch.setattr(launch, "_supervise", lambda program, notes: started.append(program) or 0)
+    trainer = status.StatusFile(run_folder, "trainer", "trainer")
+    for code in (None, 143, 1):  # at work elsewhere, stopped, failed
+        trainer.update(phase="training", exit_code=None)
+        if code is not None:
+            trainer.finish(code)
+        assert launch.main(argv) == 0
+        assert said not in capsys.readouterr().out
+    assert len(started) == 3
+    trainer.finish(0)
+    assert launch.main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(said)
+    assert out.count("\n") == 1
+    with lock.lock(run_folder / "lock", "a trainer that goes on"):
+        assert launch.main(argv) == 0
+    assert len(started) == 4
+
+
 # -- from outside ----------------------------------------------------------------------------------
 
 
