@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.audio import notes
 from common.audio.treatment import Treatment
 from common.data.manifest import EVAL, TRAIN, Manifest, Reject
 from common.data.manifest_writer import ManifestWriter, NewUtterance
@@ -97,12 +98,9 @@ def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int
 @contextmanager
 def _bar(total: int, show: bool) -> Iterator[Progress]:
     columns = (TextColumn("scan"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        disable=not (show and sys.stderr.isatty()),
-        transient=True,
-    ) as bar:
+    hidden, console = not (show and sys.stderr.isatty()), Console(stderr=True)
+    bar = Progress(*columns, console=console, disable=hidden, transient=True)
+    with notes.dropped(), bar:
         bar.add_task("scan", total=total)
         yield bar
 

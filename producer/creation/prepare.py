@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from common.audio import notes
 from common.audio.errors import DecodeError
 from common.data import stateless_random
 from common.data.manifest import TRAIN, Manifest
@@ -411,14 +412,15 @@ def _mel_stats(
     ]
     errors: list[DecodeError] = []
     waves = _decodable(manifest, np.sort(chosen), errors)
-    first = next(waves, None)
-    if first is None:
-        shown = "\n  ".join(map(str, errors[:10]))
-        raise BadInput(
-            f"{counted(len(errors), '[the one clip|none of the {n} clips]')} drawn for the mel"
-            f" statistics {counted(len(errors), '[cannot|can]')} be used:\n  {shown}"
-        )
-    return filterbank.mel_stats(itertools.chain([first], waves))
+    with notes.dropped():
+        first = next(waves, None)
+        if first is not None:
+            return filterbank.mel_stats(itertools.chain([first], waves))
+    shown = "\n  ".join(map(str, errors[:10]))
+    raise BadInput(
+        f"{counted(len(errors), '[the one clip|none of the {n} clips]')} drawn for the mel"
+        f" statistics {counted(len(errors), '[cannot|can]')} be used:\n  {shown}"
+    )
 
 
 def _is_whole(existing: RunFolder | None, name: str) -> bool:
