@@ -59,6 +59,7 @@ from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
+PROFILES = ("XTTS_PROFILE", "XTTS_TRACE")  # what `launch.py profile` asks of its processes
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -409,6 +410,8 @@ def main(argv: list[str]) -> int:
             )  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     home.settle(os.environ)
+    for name in PROFILES:  # a user's own would make any run one that is profiled
+        os.environ.pop(name, None)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored

@@ -28,11 +28,12 @@ from common.launcher import flags, ownership
 from common.launcher.program import make_program
 from common.run import settings as config
 from common.run.settings import Config
-from common.system import lock, status
+from common.system import lock, status, trace
 from common.system.errors import BadInput
 from tests.support import processes
 from tests.support.arithmetic_runs import arithmetic_run, settings
 from tests.support.corpora import make_corpus
+from trainer import profile
 
 ROOT = Path(launch.__file__).parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
@@ -134,6 +135,14 @@ def test_batch_size_is_not_hidden_by_a_token_budget():
 def test_what_is_not_understood_is_refused(argv, words, capsys):
     assert launch.main(argv) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_users_environment_profiles_no_run(monkeypatch):
+    assert launch.PROFILES == (profile.ASKED, trace.ASKED)
+    for name in launch.PROFILES:
+        monkeypatch.setenv(name, "5")
+    assert launch.main(["producer", "--run", "/nowhere"]) == 2
+    assert not set(launch.PROFILES) & set(os.environ)
 
 
 def test_flags_of_the_predecessor_are_answered(tmp_path, capsys):
