@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from common.system.clock import boot, since_boot
 from common.system.documents import read_json
 from common.system.errors import OK
-from common.system.lock import identity, is_alive
+from common.system.lock import holder, identity, is_alive
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -189,6 +189,14 @@ def trainer_is_done(run_dir: str | os.PathLike, began: float = 0.0) -> bool:
     if s is None or s.phase != DONE and (s.phase != LEFT or s.exit_code != OK):
         return False
     return began == 0.0 or s.boot == boot() and s.clock >= began
+
+
+def run_is_over(run_dir: str | os.PathLike) -> bool:
+    """Whether the run's trainer has reported the end, and neither another one nor a launcher, which
+    may start one, is at work in the run.
+    """
+    busy = any(holder(Path(run_dir) / name) for name in ("lock", "launch.lock"))
+    return not busy and trainer_is_done(run_dir)
 
 
 def as_json(run_dir: str | os.PathLike) -> dict:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import xxhash
 
+from common.system.counted import counted
 from common.system.files import digest
 from common.system.home import user_cache
 from producer.corpus.headers import AudioFacts, Known
@@ -73,7 +74,8 @@ class Journal:
             if at and not line.endswith(b"\n"):
                 self._append(b"\n")  # torn: the next entry starts a new line
         if self._at:
-            log.info("%d recordings were examined by an earlier scan", len(self._at))
+            said = "{n} [recording was|recordings were] examined by an earlier scan"
+            log.info("%s", counted(len(self._at), said))
 
     def __len__(self) -> int:
         return len(self._at)

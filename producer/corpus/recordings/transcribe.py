@@ -16,6 +16,7 @@ import soxr
 from rich.progress import Progress
 
 from common.audio.errors import DecodeError
+from common.system.counted import counted
 from common.system.errors import OK, BadInput
 from common.system.files import open_plain, write_atomically
 from common.xtts.text.clean import UnknownLanguage, normalize_language
@@ -126,10 +127,12 @@ def run(
     rows, review = _collect(folder, found, args.max_seconds)
     _write(folder / "metadata.csv", COLUMNS, rows)
     _write(folder / "review.csv", ["confidence", "file", "start_s", "end_s", "text"], review)
-    tell(f"{len(left) - len(failed)} recordings transcribed, {len(found) - len(left)} were before")
+    done = counted(len(left) - len(failed), "{n} [recording|recordings] transcribed")
+    tell(f"{done}, {counted(len(found) - len(left), '{n} [was|were] before')}")
     for line in failed:
         tell(f"left out: {line}")
-    tell(f"review: {folder / 'review.csv'} ({len(review)} texts, the least certain first)")
+    texts = counted(len(review), "{n} [text|texts, the least certain first]")
+    tell(f"review: {folder / 'review.csv'} ({texts})")
     tell(f"clips up to {args.max_seconds:g} s: {len(rows)} in {folder / 'metadata.csv'}")
     tell(f"longer ones: launch.py split {folder}")
     return OK
