@@ -300,9 +300,12 @@ def prometheus(binary: str, address: str, work: Path) -> None:
 
         def up() -> bool:
             try:
-                targets = json.loads(get(api + "targets")[1])["data"]["activeTargets"]
+                code, body = get(api + "targets")
             except OSError:
                 return False
+            if code != 200:  # it reads its files yet
+                return False
+            targets = json.loads(body)["data"]["activeTargets"]
             return bool(targets) and targets[0]["health"] == "up"
 
         wait_for(up, "Prometheus' first scrape")
