@@ -35,8 +35,8 @@ from trainer import session
 from trainer.report.clock import Clock, Tick
 from trainer.report.gpu_use import Use
 from trainer.report.observe import Reminder
-from trainer.report.verdict import Settings
-from trainer.report.watch import FedRecord, Watch
+from trainer.report.verdict import Measured, Settings, verdict
+from trainer.report.watch import FedRecord, Speed, Watch
 
 
 class Ticks(Clock):
@@ -191,6 +191,19 @@ def test_variation_of_steps_whose_shapes_hardly_recur():
         assert speed.variation == pytest.approx(expected, rel=0.15)
         assert len(Watch(Settings()).warnings(speed)) == 1
         assert Watch(Settings(producers_on="cpu")).warnings(speed) == [], "on CPUs they always vary"
+
+
+CARD = Use(0, ("trainer",), 90.0, 1000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("wait", "on", "cards", "warned"),
+    [(0.2, "gpu", (), 1), (0.2, "cpu", (), 0), (0.6, "cpu", (), 1), (0.2, "cpu", (CARD,), 1)],
+)
+def test_on_cpus_that_both_share_only_long_waits_are_warned_of(wait, on, cards, warned):
+    measured = Measured(batch_s=1.0, wait_s=wait)
+    speed = Speed(10, measured, verdict(measured), 1.0, 8.0, 8.0, {}, 0.1, gpus=cards)
+    assert len(Watch(Settings(producers_on=on)).warnings(speed)) == warned
 
 
 def test_rates_and_producers_come_from_what_they_sent():
