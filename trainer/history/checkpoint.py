@@ -61,7 +61,8 @@ class Restored:
 
 def load_folder(folder: Path, step: int) -> Restored:
     """Read and verify the checkpoint of `step` in `folder`, and write nothing there: what a process
-    does that does not own the folder. ValueError: what is damaged.
+    does that does not own the folder. ValueError: what is damaged. RunError: it does not fit into
+    memory.
     """
     try:
         state = read_json(folder / "state.json")
@@ -72,8 +73,8 @@ def load_folder(folder: Path, step: int) -> Restored:
         tensors = {
             part: load_file(folder / f"{part}.safetensors", digests[part]) for part in _PARTS
         }
-    except (OSError, KeyError, TypeError, ValueError, MemoryError) as e:
-        raise ValueError(f"{type(e).__name__}: {e}") from e  # MemoryError: a file of absurd size
+    except (OSError, KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{type(e).__name__}: {e}") from e
     return Restored(step, state, tensors, folder)
 
 
@@ -198,7 +199,7 @@ class Checkpoints:
     # -- load --------------------------------------------------------------------------------------
 
     def load(self, step: int) -> Restored:
-        """Read and verify one checkpoint. ValueError: what is damaged."""
+        """Read and verify one checkpoint. ValueError, RunError: as `load_folder`."""
         return load_folder(self.path(step), step)
 
     def load_latest(self, existed: int | None) -> Restored | None:
@@ -211,6 +212,7 @@ class Checkpoints:
 
         Raises:
             BadInput: there were checkpoints, and none is whole. A run never silently starts over.
+            RunError: the newest does not fit into memory.
         """
         newest_damaged = None
         for step in reversed(self.steps()):
