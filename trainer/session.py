@@ -122,7 +122,8 @@ def _made_ready(
         lead.begin(stage, position.step, server.release)
     if position.step >= stage.schedule.total_steps:
         return stage.step
-    compiled = ahead.prepare(stage, position, observer, stop)
+    own = ahead.every if lead is None else lead.computes
+    compiled = ahead.prepare(stage, position, observer, stop, own)
     if lead is not None:
         lead.wait_ready()
     wait_ready(server, run, observer, stop, compiled.go_on)
