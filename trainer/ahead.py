@@ -50,13 +50,25 @@ Function = tuple[str, int]
 Job = tuple[str, Callable[[], object]]
 
 
+def every(plan: str, g: int) -> bool:
+    """Whether a trainer that is alone computes a batch: yes."""
+    return True
+
+
 def prepare(
-    stage: Stage, position: Position, observer: Observer, stop: Stop, *, all_first: bool = False
+    stage: Stage,
+    position: Position,
+    observer: Observer,
+    stop: Stop,
+    own: Callable[[str, int], bool] = every,
+    *,
+    all_first: bool = False,
 ) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows
     during training, or now if `all_first`: where steps are to be timed.
 
-    Does nothing if the step compiles nothing.
+    Does nothing if the step compiles nothing. `own(plan, g)`: whether this trainer computes that
+    batch.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory. Whatever a compilation raises.
@@ -67,7 +79,7 @@ def prepare(
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
-    order = list(buckets_in_order(stage, position))
+    order = list(buckets_in_order(stage, position, own))
     tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
@@ -270,20 +282,27 @@ def largest_bucket(stage: Stage) -> int:
     )
 
 
-def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
+def buckets_in_order(
+    stage: Stage, position: Position, own: Callable[[str, int], bool] = every
+) -> Iterator[Function]:
     """("training" or "evaluation", bucket), each once, in the order in which the plan needs them
-    from `position` on.
+    from `position` on, for the batches that are `own`. Of the training's, those that no such batch
+    needs soon come last.
     """
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
     wanted += [
         ("evaluation", b)
         for b in dict.fromkeys(
-            schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)
+            schedule.eval.batch(g).bucket
+            for g in range(schedule.num_eval_batches)
+            if own("eval", g)
         )
     ]
     seen: dict[Function, None] = {}
     for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
+        if not own(plan, g):
+            continue
         batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
         if (key := ("training" if plan == "train" else "evaluation", batch.bucket)) not in seen:
             seen[key] = None

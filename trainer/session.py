@@ -124,8 +124,9 @@ def _made_ready(
         lead.begin(stage, position.step, server.release)
     if position.step >= stage.schedule.total_steps:
         return stage.step
+    own = ahead.every if lead is None else lead.computes
     timed = profile.free_steps() is not None
-    compiled = ahead.prepare(stage, position, observer, stop, all_first=timed)
+    compiled = ahead.prepare(stage, position, observer, stop, own, all_first=timed)
     if lead is not None:
         lead.wait_ready()
     wait_ready(server, run, observer, stop, compiled.go_on)

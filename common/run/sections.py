@@ -285,6 +285,8 @@ class Trainers(Section):
     train.accumulate."""
     timeout_s: float = Field(25.0, ge=5)
     """Seconds that one may be silent, or late for a step; then all start again."""
+    compiling_s: float = Field(1800.0, ge=60)
+    """Seconds that one may compile the same program, or get ready, without getting on."""
 
 
 class Producers(Section):
