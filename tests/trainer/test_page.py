@@ -227,7 +227,7 @@ def test_runs_compared(page_run, tmp_path):
     rows = re.findall(r"<tr><td><code>([\w.]+)</code></td><td><bdi>(.*?)</bdi>.*<bdi>(.*?)<", text)
     assert ("train.optim.learning_rate", "5e-06", "0.25") in rows
     assert not [k for k, a, b in rows if a == b]
-    assert text.count("held-out audio_ce") >= 1
+    assert "<h3>Stage 2, GPT: audio CE, held out</h3>" in text
     with pytest.raises(BadInput, match="two run folders"):
         report.write_comparison([page_run], path)
     with pytest.raises(BadInput, match="not a run folder"):

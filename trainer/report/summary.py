@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 log = logging.getLogger(__name__)
+# What a stage is judged by, in words.
+JUDGED = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}
 ENDS = 10  # steps whose mean is "the first" and "the last" loss
 
 
@@ -267,9 +269,7 @@ def rows_of(figures: dict) -> list[tuple[str, str]]:
 
 
 def _learnt(figures: dict) -> list[tuple[str, str]]:
-    name = {"recon": "reconstruction error", "audio_ce": "audio CE", "loss": "loss"}[
-        figures["judged_by"]
-    ]
+    name = JUDGED[figures["judged_by"]]
     rows = [
         (f"{name}, first {ENDS} steps (mean)", number(figures["first"])),
         (
