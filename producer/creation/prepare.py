@@ -84,6 +84,12 @@ def prepare_run(
         if existing is None
         else resumed(config, existing, on_cpu, cores)
     )
+    if config.train.precision == "fp8" and not config.jit:
+        raise BadInput(
+            "train.precision=fp8 needs jit, and this run computes without: choose another precision"
+            if existing
+            else "train.precision=fp8 needs jit=true"
+        )
     aside = _aside(folder)
     try:
         with room.needed(folder):

@@ -521,7 +521,11 @@ class _Regions:
 
 
 def _scaled_layers(
-    group: Sequence, part: Sequence[Tensor], weights: Sequence[tf.Tensor], scales: tf.Tensor, fp8: Fp8
+    group: Sequence,
+    part: Sequence[Tensor],
+    weights: Sequence[tf.Tensor],
+    scales: tf.Tensor,
+    fp8: Fp8,
 ) -> dict[int, Scaled]:
     """What each product in FP8 needs, by the `id` of its layer; scales [blocks, products, 3]."""
     values = {id(t.variable): w for t, w in zip(part, weights, strict=True)}

@@ -9,7 +9,7 @@ once; one that was an accident is forgotten after 16 updates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
