@@ -9,6 +9,7 @@ once; one that was an accident is forgotten after 16 updates.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ import tensorflow as tf
 
 from common.xtts.weights import WeightsError
 from trainer.step.contract import PRODUCTS, Fp8, Ranks
+
+log = logging.getLogger(__name__)
 
 HISTORY = "amax_history"  # its name in the optimizer's state
 UPDATES = 16
@@ -131,6 +134,10 @@ class Scaling:
         """Inverse of `state_dict`; None: nothing was seen yet. WeightsError: another shape."""
         if not self._groups:
             return
+        if history is None:
+            log.info(
+                "the checkpoint has no history for FP8: the first update goes by assumed scales"
+            )
         shape = tuple(self._history.shape)
         history = np.zeros(shape, np.float32) if history is None else np.asarray(history)
         if history.shape != shape:
