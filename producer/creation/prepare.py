@@ -85,11 +85,7 @@ def prepare_run(
         else resumed(config, existing, on_cpu, cores)
     )
     if config.train.precision == "fp8" and not config.jit:
-        raise BadInput(
-            "train.precision=fp8 needs jit, and this run computes without: choose another precision"
-            if existing
-            else "train.precision=fp8 needs jit=true"
-        )
+        raise BadInput("train.precision=fp8 needs jit, which is false here; ask for bf16 or tf32")
     aside = _aside(folder)
     try:
         with room.needed(folder):

@@ -5,6 +5,7 @@ what rounding allows, and a step that goes on to the bit.
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,6 @@ from common.xtts.layers import HFConv1D
 from common.xtts.operations import PLAIN, use
 from common.xtts.weights import WeightsError
 from tests.support.gpt_cases import MICRO, SMALL, SMALL_BUCKETS, make_batch, model_dims
-from tests.trainer.test_shared_step import Table
 from trainer.step.contract import PRODUCTS, Fp8
 from trainer.step.fp8 import E4M3, E5M2, Scaled, dequantised, in_fp8, quantised, scaled
 from trainer.step.gpt import GptStep, StepOptions
@@ -93,28 +93,26 @@ def test_an_accident_is_forgotten_and_what_is_not_allowed_leaves_no_trace():
 
 
 def test_all_trainers_see_what_any_has_seen():
-    """The sum is NumPy's; a trainer's own magnitudes have a place of their own in it."""
-    import threading
-
-    table, found = Table(2), {}
-
-    def work(rank: int) -> None:
-        scaling = Scaling([1], Fp8())
-        own = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
-        scaling.note([tf.constant(own if rank else own[:, ::-1].copy())])
-        losses = tf.Variable([1.0, 2.0, 3.0 + rank])
-        scaling.add_up(table.seat(rank), [], losses)
-        found[rank] = (scaling.seen()[0].numpy(), losses.numpy())
-
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
+    """Sums are made in NumPy, of what each trainer gave."""
     own = np.arange(12, dtype=np.float32).reshape(1, 4, 3)
+    magnitudes = [own, own[:, ::-1].copy()]
+
+    def gave(rank: int, total: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        scaling, losses, sent = Scaling([1], Fp8()), tf.Variable([1.0, 2.0, 3.0 + rank]), []
+
+        def add_up(gradients, variable):
+            assert gradients == []
+            sent.append(variable.numpy())
+            variable.assign(variable if total is None else total)
+
+        scaling.note([tf.constant(magnitudes[rank])])
+        scaling.add_up(types.SimpleNamespace(rank=rank, count=2, add_up=add_up), [], losses)
+        return sent[0], scaling.seen()[0].numpy(), losses.numpy()
+
+    total = gave(0, None)[0] + gave(1, None)[0]
     for rank in range(2):
-        seen, losses = found[rank]
-        np.testing.assert_array_equal(seen, np.maximum(own, own[:, ::-1]))
+        _, seen, losses = gave(rank, total)
+        np.testing.assert_array_equal(seen, np.maximum(*magnitudes))
         np.testing.assert_array_equal(losses, [2, 4, 7])
 
 

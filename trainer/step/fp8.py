@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from common.xtts.operations import Operations, current
-from trainer.step.contract import Fp8
+from trainer.step.contract import PRODUCTS, Fp8
 
 E4M3 = tf.dtypes.experimental.float8_e4m3fn
 E5M2 = tf.dtypes.experimental.float8_e5m2
@@ -56,6 +56,24 @@ class Scaled:
     weight: tf.Tensor
     scales: tf.Tensor
     fp8: Fp8
+
+
+def scaled_layers(
+    blocks: Sequence, weights: Mapping[int, tf.Tensor], scales: tf.Tensor, fp8: Fp8
+) -> dict[int, Scaled]:
+    """What each product in FP8 needs, by the `id` of its layer.
+
+    Args:
+        weights: by the `id` of the variable.
+        scales: [blocks, products, 3].
+    """
+    found = {}
+    for block, of_block in zip(blocks, tf.unstack(scales), strict=True):
+        for name, own in zip(PRODUCTS, tf.unstack(of_block), strict=True):
+            layer = block.projections[name]
+            if name in fp8.products:
+                found[id(layer)] = Scaled(weights[id(layer.weight)], own, fp8)
+    return found
 
 
 _scaled: ContextVar[Mapping[int, Scaled] | None] = ContextVar("scaled", default=None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,22 +30,10 @@ from trainer.step.fp8 import in_fp8
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
-from trainer.step.regions import Program, as_words, word_spec
-from trainer.step.scalars import Resident, packed, read
+from trainer.step.regions import Chain, Program, as_words, word_spec
+from trainer.step.scalars import REPORTED, Resident, packed, read, report_of
 from trainer.step.scaling import HISTORY, Scaling
 from trainer.step.snapshot import hold
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A function that calls programs, one after the other."""
-
-    name: str
-    function: Any
-
-    def compile(self) -> None:
-        """Trace it; XLA compiles nothing of it."""
-        self.function.get_concrete_function()
 
 
 class GptStep:
@@ -356,7 +343,7 @@ class GptStep:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
-        return packed(_report(losses, norm, lr, finite))
+        return packed(report_of(losses, norm, lr, finite))
 
     # -- a chain of XLA programs -------------------------------------------------------------------
 
@@ -416,7 +403,7 @@ class GptStep:
             if self.options.clip_norm
             else tf.ones([])
         )
-        report = packed(_report(losses, norm, lr, finite))
+        report = packed(report_of(losses, norm, lr, finite))
         return [
             finite & enabled,
             tf.concat([scalars[tf.float32], [factor]], 0),
@@ -424,7 +411,7 @@ class GptStep:
         ]
 
     def _reported(self, values: list[tf.Tensor]) -> Scalars:
-        return dict(zip(_REPORTED, values, strict=True))
+        return dict(zip(REPORTED, values, strict=True))
 
     # ----------------------------------------------------------------------------------------------
 
@@ -482,15 +469,6 @@ def _counted(out: Scalars) -> Scalars:
 
 def _all_finite(norm: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
-
-
-def _report(losses: tf.Tensor, norm: tf.Tensor, lr: tf.Tensor, finite: tf.Tensor) -> Scalars:
-    scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
-    return scalars | {"grad_norm": norm, "learning_rate": lr, "finite": finite}
-
-
-# What `packed` makes of a report, in order.
-_REPORTED = ("audio_ce", "finite", "grad_norm", "learning_rate", "loss", "packed", "text_ce")
 
 
 def _signature(spec: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, tf.TensorSpec]:

@@ -21,8 +21,8 @@ import tensorflow as tf
 from common.xtts.gpt import Gpt
 from common.xtts.layers import Tensor
 from common.xtts.operations import Operations, use
-from trainer.step.contract import PRODUCTS, Fp8
-from trainer.step.fp8 import Scaled, scaled
+from trainer.step.contract import Fp8
+from trainer.step.fp8 import scaled, scaled_layers
 from trainer.step.optimizer import AdamW, packed_squares
 from trainer.step.regions import Program, Region, as_computed, as_ints, as_words
 from trainer.step.scaling import Scaling
@@ -140,8 +140,7 @@ class BucketPrograms:
         scale: tf.Tensor,
         sums: Sequence[tf.Variable] | None = None,
     ) -> tuple[dict[str, tf.Tensor], list[list[tf.Tensor]], list[tf.Tensor]]:
-        """(losses, gradients of scale × loss by part, the largest magnitudes of products in FP8 by
-        group of blocks).
+        """(losses, gradients of scale × loss by part, FP8's largest magnitudes by group of blocks).
 
         With `sums`, one variable per tensor of the optimizer, gradients are added to these instead.
         """
@@ -294,8 +293,7 @@ class BucketPrograms:
         of_group = Shared()
 
         def blocks(i: int) -> Program:
-            # In bfloat16, as the weights will be used.
-            group = self._blocks(i, None)
+            group = self._blocks(i, None)  # without FP8, as the weights will be used
             run = _reading(lambda x, *w: group(x, *[None] * len(parts.groups[i]), *w), 1)
             return Program(
                 f"{len(parts.groups[i])} blocks", run, [self._x], variables_of(parts.blocks[i])
@@ -331,8 +329,9 @@ class BucketPrograms:
         def run(x, *args):
             scales, args = (None, args) if fp8 is None else (args[0], args[1:])
             seeds, weights = args[: len(group)], args[len(group) :]
-            by_layer = {} if fp8 is None else _scaled_layers(group, part, weights, scales, fp8)
-            with use(self._operations), _in_place(part, weights), scaled(by_layer):
+            values = {id(t.variable): w for t, w in zip(part, weights, strict=True)}
+            layers = {} if fp8 is None else scaled_layers(group, values, scales, fp8)
+            with use(self._operations), _in_place(part, weights), scaled(layers):
                 for block, words in zip(group, seeds, strict=True):
                     x = block(
                         x, (None,) * _SITES if words is None else tuple(tf.unstack(as_ints(words)))
@@ -518,24 +517,6 @@ class _Regions:
 
     def __init__(self, conditioning, stem, blocks: list, head: Program):
         self.conditioning, self.stem, self.blocks, self.head = conditioning, stem, blocks, head
-
-
-def _scaled_layers(
-    group: Sequence,
-    part: Sequence[Tensor],
-    weights: Sequence[tf.Tensor],
-    scales: tf.Tensor,
-    fp8: Fp8,
-) -> dict[int, Scaled]:
-    """What each product in FP8 needs, by the `id` of its layer; scales [blocks, products, 3]."""
-    values = {id(t.variable): w for t, w in zip(part, weights, strict=True)}
-    found = {}
-    for block, of_block in zip(group, tf.unstack(scales), strict=True):
-        for name, own in zip(PRODUCTS, tf.unstack(of_block), strict=True):
-            layer = block.projections[name]
-            if name in fp8.products:
-                found[id(layer)] = Scaled(values[id(layer.weight)], own, fp8)
-    return found
 
 
 def _in_place(tensors: Sequence[Tensor], weights: Sequence[tf.Tensor]):

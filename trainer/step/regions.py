@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -98,6 +99,18 @@ class Program:
     def dtypes(self) -> list[tf.DType]:
         """The dtypes of its results."""
         return [x.dtype for x in tf.nest.flatten(self._call.structured_outputs)]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A function that calls programs, one after the other."""
+
+    name: str
+    function: Any
+
+    def compile(self) -> None:
+        """Trace it; XLA compiles nothing of it."""
+        self.function.get_concrete_function()
 
 
 class Region:
