@@ -86,11 +86,11 @@ def codebook_from(run) -> None:
     """
     import tensorflow as tf
 
+    from common.run.published import publish
     from common.xtts.audio import DvaeMel
     from common.xtts.dvae import Dvae
     from common.xtts.weights import state_dict
     from producer.batches.decode import decode
-    from trainer import stages
 
     dvae, mel, manifest = Dvae(run.dims.dvae), DvaeMel(run.mel_stats, run.dims.audio), run.manifest
     dvae.initialise(run.config.seed)
@@ -108,7 +108,7 @@ def codebook_from(run) -> None:
     ]
     dvae.codebook.embed.value.assign(chosen.T)
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    stages.publish_dvae(run, state_dict(dvae))
+    publish(run, state_dict(dvae))
 
 
 def trained(args: argparse.Namespace) -> dict:
