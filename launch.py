@@ -59,6 +59,7 @@ from trainer.commands import page as page_command
 from trainer.commands import synthesize as synthesize_command
 
 ROOT = Path(__file__).resolve().parent
+PROFILES = ("XTTS_PROFILE", "XTTS_TRACE")  # what `launch.py profile` asks of its processes
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -135,6 +136,12 @@ def producer_command(args: argparse.Namespace) -> int:
         raise BadInput(
             f"a producer takes the run's settings as they are; it cannot set {', '.join(changed)}"
         )
+    if not far and status.run_is_over(config.run_dir):
+        tell(
+            f"{config.run_dir} is finished, and nothing is left to produce; to go on, start"
+            f" launch.py trainer --run {config.run_dir} with a larger train.max_steps first"
+        )
+        return OK
     name, number, held = ownership.extra_name(config.run_dir, *([far.prefix] if far else []))
     with held:
         device = choose.choose_one(config, args.gpu, number, list_gpus(), os.environ)
@@ -403,6 +410,8 @@ def main(argv: list[str]) -> int:
             )  # a Persian path must not end a command in a terminal that knows ASCII alone
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     home.settle(os.environ)
+    for name in PROFILES:  # a user's own would make any run one that is profiled
+        os.environ.pop(name, None)
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a shell script's background job starts with it ignored

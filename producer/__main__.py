@@ -20,8 +20,7 @@ from common.system import logs, trace
 from common.system.cores import cores
 from common.system.errors import BadInput, RunError, Stopped
 from common.system.lifecycle import Stop, run_main
-from common.system.lock import holder, program_began
-from common.system.status import StatusFile, trainer_is_done
+from common.system.status import StatusFile, run_is_over
 from common.transport.address import (
     ChannelError,
     Endpoint,
@@ -35,7 +34,7 @@ from producer.batches.maker import Maker
 from producer.serve import Service
 
 MAX_DECODE_THREADS = 8
-ASK_S, FINISHED_S = 1.0, 300.0  # between two checks for the trainer's end; see `Over`
+ASK_S = 1.0  # between two checks for the trainer's end
 KEYS_WAIT_S = 600.0  # a trainer that waits for its card takes minutes to listen
 DECODE_QUEUE = 1 << 16  # files waiting; the leases bound them, this only must not
 
@@ -92,7 +91,7 @@ def main(stop: Stop) -> None:
         report=lambda phase, batches: status.update(
             phase=phase, batches=batches, stage_name=service.stage
         ),
-        over=Over(run.path, program_began()),
+        over=Over(run.path),
     )
     try:
         with in_words(lambda: device, lambda: f"after {status.value.batches} batches"):
@@ -106,32 +105,18 @@ def main(stop: Stop) -> None:
 
 class Over:
     """() → why no trainer will come any more, "" while one may. The reason: the run's trainer has
-    reported the end and left. If it did so before this producer started, wait a while for another
-    trainer that goes on.
+    reported the end and left, and nobody else is at work there.
     """
 
-    def __init__(self, run: Path, began: float, clock: Callable[[], float] = time.monotonic):
-        self._run, self._began, self._clock = run, began, clock
-        self._asked_at, self._since = -math.inf, None
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic):
+        self._run, self._clock, self._asked_at = run, clock, -math.inf
 
     def __call__(self) -> str:
         now = self._clock()
         if now - self._asked_at < ASK_S:
             return ""
         self._asked_at = now
-        busy = any(holder(self._run / name) for name in ("lock", "launch.lock"))
-        if busy or not trainer_is_done(self._run):
-            self._since = None
-            return ""
-        self._since = now if self._since is None else self._since
-        if trainer_is_done(self._run, self._began):
-            return "the run is over"
-        if now - self._since < FINISHED_S:
-            return ""
-        return (
-            f"the run was finished before, and no trainer came within {FINISHED_S:.0f} s; raise"
-            f" train.max_steps with `launch.py trainer --run {self._run}` to go on"
-        )
+        return "the run is over" if run_is_over(self._run) else ""
 
 
 def open_device(config: Config) -> str:

@@ -4,9 +4,6 @@ the largest step fits.
 All of it runs on batches of padding and changes no weight and no ledger line, while the producers
 make the first batches. What later steps and evaluations need is compiled during training, in the
 order in which the plan will need it; a step whose programs are not ready waits for them.
-
-Compilations cannot be interrupted. They run in daemon threads, so that a stop does not wait for
-them: the process exits while they run.
 """
 
 from __future__ import annotations
@@ -14,20 +11,21 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
 from common.system.errors import Hopeless, RunError, is_out_of_memory
 from common.system.lifecycle import Stop
+from trainer.aside import POLL_S, Function, Workers, run_aside
 from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
 
 if TYPE_CHECKING:
+    from common.data.buckets import Bucket
     from trainer.history.schedule import Position
     from trainer.stages import Stage
     from trainer.step.gpt import Step
@@ -35,22 +33,35 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
-# Functions under way beside training: tracing one more, in Python, would hold up those that a step
-# already waits for.
-_AT_ONCE = 2
+# Functions under way beside training: tracing one takes a third of the time of its compilation, and
+# more of them would hold up, in Python, those that a step already waits for.
+_AT_ONCE = 4
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
-_POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
-Function = tuple[str, int]
-Job = tuple[str, Callable[[], object]]
+IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
+_TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
 
 
-def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) -> Compiled:
+def every(plan: str, g: int) -> bool:
+    """Whether a trainer that is alone computes a batch: yes."""
+    return True
+
+
+def prepare(
+    stage: Stage,
+    position: Position,
+    observer: Observer,
+    stop: Stop,
+    own: Callable[[str, int], bool] = every,
+    *,
+    all_first: bool = False,
+) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows
-    during training.
+    during training, or now if `all_first`: where steps are to be timed.
 
-    Does nothing if the step compiles nothing.
+    Does nothing if the step compiles nothing. `own(plan, g)`: whether this trainer computes that
+    batch.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory. Whatever a compilation raises.
@@ -61,14 +72,15 @@ def prepare(stage: Stage, position: Position, observer: Observer, stop: Stop) ->
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
-    order = list(buckets_in_order(stage, position))
+    order = list(buckets_in_order(stage, position, own))
     tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
-        now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
+        first = order if all_first else order[:1]
+        now = dict.fromkeys([*([] if known else [("training", largest)]), *first])
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
-        run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
+        run_aside(lambda: [compiled.trace(workers, wanted) for wanted in now], stop)
         workers.wait(stop, observer)
     if known:
         log.info("the largest step was tried on this card before, and is not tried again")
@@ -102,12 +114,19 @@ class Compiled:
         self._coming: set[Function] = set()
         self._changed = threading.Condition()
 
-    def programs(self, what: str, bucket: int) -> list[Job]:
-        """Trace a function and return what there is to compile for it."""
-        found = self._stage.step.programs(
-            bucket, self._stage.schedule.accumulate > 1, training=what == "training"
-        )
-        return [(program.name, program.compile) for program in found]
+    def trace(self, workers: Workers, function: Function) -> int:
+        """Trace a function, and have each of its programs compiled from the time it is traced on;
+        return how many there are that were not given to any workers before.
+        """
+        from trainer.step.regions import each_program  # TensorFlow, as such a step has
+
+        what, bucket = function
+        new: list[int] = []
+        with each_program(lambda p: new.append(workers.add([(p.name, p.compile)], function))):
+            found = self._stage.step.programs(
+                bucket, self._stage.schedule.accumulate > 1, training=what == "training"
+            )
+        return sum(new) + workers.add([(p.name, p.compile) for p in found], function)
 
     def later(self, wanted: list[Function]) -> None:
         """Compile these too, in this order, once `go_on` is called or a step waits for one."""
@@ -118,6 +137,16 @@ class Compiled:
         wanted, self._later = self._later, []
         if wanted:
             threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The stage's."""
+        return self._stage.schedule.train.buckets
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is left to compile."""
+        return bool(self._coming)
 
     def is_coming(self, what: str, bucket: int) -> bool:
         """Whether a function is being compiled, or is waiting for it."""
@@ -132,13 +161,13 @@ class Compiled:
         with self._changed:
             while (what, bucket) in self._coming:
                 self._stop.check()
-                self._changed.wait(_POLL_S)
+                self._changed.wait(POLL_S)
 
-    def watch(self, step: Step) -> WaitingStep:
+    def watch(self, step: Step, observer: Observer | None = None) -> WaitingStep:
         """`step`, with calls that wait for their programs: they notice a stop, which a compilation
-        does not.
+        does not. `observer` is told which of them wait, and which are made beside a compilation.
         """
-        return WaitingStep(step, self)
+        return WaitingStep(step, self, observer)
 
     def _run(self, wanted: list[Function]) -> None:
         began, threads = time.monotonic(), max(1, min(MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
@@ -146,7 +175,7 @@ class Compiled:
         try:
             for function in wanted:
                 self._stop.check()
-                left[function] = workers.add(self.programs(*function), function)
+                left[function] = self.trace(workers, function)
                 self._collect(workers, left, wait=False)
                 while len(left) >= _AT_ONCE:
                     self._collect(workers, left, wait=True)
@@ -199,8 +228,8 @@ class WaitingStep:
     step needs.
     """
 
-    def __init__(self, step: Step, compiled: Compiled):
-        self._step, self._compiled = step, compiled
+    def __init__(self, step: Step, compiled: Compiled, observer: Observer | None):
+        self._step, self._compiled, self._observer = step, compiled, observer
 
     def __getattr__(self, name: str):
         return getattr(self._step, name)
@@ -218,11 +247,21 @@ class WaitingStep:
         return self._called("evaluation", self._step.evaluate, bucket, *args)
 
     def _called(self, what: str, call: Callable, bucket: int, *args):
+        if self._observer is not None and self._compiled.under_way:
+            self._tell(what, bucket)
         self._compiled.wait(what, bucket)
         try:
             return call(bucket, *args)
         finally:
             self._compiled.go_on()
+
+    def _tell(self, what: str, bucket: int) -> None:
+        self._observer.beside_compiling()
+        # Of what was not traced yet, the loop has told.
+        traced = any(self._step.trace_counts.get(f"{name}/{bucket}") for name in _TRACED[what])
+        if traced and self._compiled.is_coming(what, bucket):
+            buckets = self._compiled.buckets
+            self._observer.compiling(IN_WORDS[what], bucket, len(buckets), buckets[bucket])
 
 
 def largest_bucket(stage: Stage) -> int:
@@ -236,20 +275,27 @@ def largest_bucket(stage: Stage) -> int:
     )
 
 
-def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
+def buckets_in_order(
+    stage: Stage, position: Position, own: Callable[[str, int], bool] = every
+) -> Iterator[Function]:
     """("training" or "evaluation", bucket), each once, in the order in which the plan needs them
-    from `position` on.
+    from `position` on, for the batches that are `own`. Of the training's, those that no such batch
+    needs soon come last.
     """
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
     wanted += [
         ("evaluation", b)
         for b in dict.fromkeys(
-            schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)
+            schedule.eval.batch(g).bucket
+            for g in range(schedule.num_eval_batches)
+            if own("eval", g)
         )
     ]
     seen: dict[Function, None] = {}
     for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
+        if not own(plan, g):
+            continue
         batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
         if (key := ("training" if plan == "train" else "evaluation", batch.bucket)) not in seen:
             seen[key] = None
@@ -302,100 +348,3 @@ def tell_memory(stage: Stage, largest: int) -> None:
             "only %d MB of the card are left for the driver: a smaller batch is safer",
             account.free_mb,
         )
-
-
-class Workers:
-    """Threads that compile their jobs, except those in `given`, where each is noted: each program
-    is compiled once, whoever asks.
-    """
-
-    def __init__(self, threads: int, given: set):
-        self._threads, self._given, self._began = threads, given, time.monotonic()
-        self._waiting: queue.SimpleQueue[tuple[Job, Function] | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[Function, Exception | None]] = queue.SimpleQueue()
-        self._started = self._new = 0
-
-    def add(self, jobs: list[Job], function: Function) -> int:
-        """Add jobs for `function`, the slowest first; return how many of them are new."""
-        new = [job for job in jobs if job[1] not in self._given]
-        for job in new:
-            self._given.add(job[1])
-            self._new += 1
-            self._waiting.put((job, function))
-            if self._started < self._threads:
-                self._started += 1
-                threading.Thread(
-                    target=self._run, name=f"compile-{self._started}", daemon=True
-                ).start()
-        return len(new)
-
-    def end(self) -> None:
-        """End the threads: no more jobs will come."""
-        for _ in range(self._started):
-            self._waiting.put(None)
-
-    def take(self, stop: Stop) -> tuple[Function, Exception | None]:
-        """The next finished job. Raises the stop's error."""
-        return take(self._ended, stop)
-
-    def poll(self) -> tuple[Function, Exception | None] | None:
-        """The next finished job, if any."""
-        try:
-            return self._ended.get_nowait()
-        except queue.Empty:
-            return None
-
-    def wait(self, stop: Stop, observer: Observer) -> None:
-        """Wait until all are compiled; `observer` shows the progress.
-
-        Raises what a job raised, and the stop's error.
-        """
-        total = self._new
-        self.end()
-        for done in range(total):
-            left_s = (time.monotonic() - self._began) / done * (total - done) if done else None
-            observer.compiling_programs(done + 1, total, left_s)
-            _, error = self.take(stop)
-            if error is not None:
-                raise error
-        log.info("compiled %d programs in %.0f s", total, time.monotonic() - self._began)
-
-    def _run(self) -> None:
-        while (given := self._waiting.get()) is not None:
-            ((name, compile_), function), began, error = given, time.monotonic(), None
-            try:
-                compile_()
-            except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
-                error = e
-            log.debug("compiled %s in %.1f s", name, time.monotonic() - began)
-            self._ended.put((function, error))
-
-
-def run_aside(function: Callable[[], object], stop: Stop) -> None:
-    """Run something that cannot be interrupted, in a daemon thread.
-
-    Raises what the function raised, and the stop's error.
-    """
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            function()
-        except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
-            ended.put(e)
-        else:
-            ended.put(None)
-
-    threading.Thread(target=run, name="dry-step", daemon=True).start()
-    if (error := take(ended, stop)) is not None:
-        raise error
-
-
-def take(results: queue.SimpleQueue, stop: Stop):
-    """The next result; the stop's error once it is set."""
-    while True:
-        stop.check()
-        try:
-            return results.get(timeout=_POLL_S)
-        except queue.Empty:
-            continue

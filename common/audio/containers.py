@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import BinaryIO
 
-from common.audio import flac, mp3
+from common.audio import flac, mp3, ogg
 from common.audio.errors import CLOSED, CUT, JOINED, DecodeError
 
 _ENDLESS = (
@@ -22,8 +22,6 @@ _ENDLESS = (
 )
 _MAX_CHUNKS = 100  # before the data; files have two or three
 _FAR = 1 << 62  # beyond the end of every file: nothing is read there
-_OGG_PAGE = 27 + 255 + 255 * 255  # bytes, at most
-_OGG_SMALL = 1 << 18  # up to so many bytes an Ogg file is looked through
 DOUBT = "doubt"  # the kind of what is no fault for certain
 Fault = tuple[str, str]  # (reason, kind)
 
@@ -228,47 +226,12 @@ def _nist(f: BinaryIO, size: int) -> Fault | None:
 
 
 def _ogg(f: BinaryIO, size: int) -> Fault | None:
-    first = f.read(_OGG_SMALL if size <= _OGG_SMALL else 4096)
-    tail, base = first, 0
-    if len(first) < size:
-        base = max(0, size - _OGG_PAGE - 4096)
-        f.seek(base)
-        tail = f.read()
-    at = tail.rfind(b"OggS\0")
-    if at < 0:
-        return None
-    page = tail[at : at + 27]
-    lacing = tail[at + 27 : at + 27 + page[26]] if len(page) == 27 else b""
-    if len(page) < 27 or len(lacing) < page[26] or base + at + 27 + page[26] + sum(lacing) > size:
+    found = ogg.ends(f, size)
+    if found.incomplete:
         return f"{CUT}: the last Ogg page is incomplete; copy it again", CUT
-    streams = _ogg_beginnings(first)
-    if page[14:18] not in streams or (len(first) == size and _begins_again(first)):
+    if found.joined:
         return _joined("several Ogg streams")
-    if not page[5] & 4:
-        if base + at + 27 + page[26] + sum(lacing) < size:
-            return f"{CUT}: the last Ogg page is incomplete; copy it again", CUT
-        return "no page marks the end of the Ogg stream", DOUBT
-    return None
-
-
-def _ogg_beginnings(head: bytes) -> set[bytes]:
-    """Serial numbers of the streams that the first pages begin."""
-    at, found = 0, set()
-    while head[at : at + 4] == b"OggS" and len(head) >= at + 27 and head[at + 5] & 2:
-        found.add(head[at + 14 : at + 18])
-        at += 27 + head[at + 26] + sum(head[at + 27 : at + 27 + head[at + 26]])
-    return found
-
-
-def _begins_again(data: bytes) -> bool:
-    """Whether a stream begins after a page that is not the first of one."""
-    at, going = 0, False
-    while data[at : at + 4] == b"OggS" and len(data) >= at + 27:
-        if data[at + 5] & 2 and going:
-            return True
-        going = going or not data[at + 5] & 2
-        at += 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])
-    return False
+    return ("no page marks the end of the Ogg stream", DOUBT) if found.unmarked else None
 
 
 def _mp3(f: BinaryIO, size: int) -> Fault | None:

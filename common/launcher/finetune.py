@@ -29,8 +29,10 @@ from common.run import settings as config_module
 from common.run.folder import RunFolder
 from common.run.settings import Config
 from common.run.settings_text import as_yaml, read_yaml
+from common.system.counted import counted
 from common.system.errors import INTERRUPTED, OK, TERMINATED, BadInput
 
+_NONE = "[the one recording in it|none of {n} recordings]"
 WORDS = ("FOLDER", "the recordings, then settings of your own choice: train.epochs=5")
 TABLE = ("--run", "--data-gpu", "--model-gpu")  # of the table of flags
 FLAGS: dict[str, dict] = {
@@ -144,7 +146,8 @@ class _Stages:
         job, found = self._job, self._tools.sort(self._job.folder)
         existing = job.run / "identity.json"
         if found.bare and job.recogniser:
-            self._head(f"transcribe {len(found.bare)} recordings without a text")
+            bare = "transcribe {n} [recording|recordings] without a text"
+            self._head(counted(len(found.bare), bare))
             where = [str(job.folder), "--model", job.recogniser, "--language", job.language]
             code = self._call(["transcribe", *where])
             if code != OK:
@@ -152,17 +155,18 @@ class _Stages:
             found = self._tools.sort(job.folder)
         if not (found.layout or found.clips or found.segmented):
             raise BadInput(
-                f"{job.folder}: none of {len(found.bare)} recordings has a text (x.txt) or"
-                " subtitles (x.srt) beside it; --recogniser DIR, a Whisper model, transcribes them"
+                f"{job.folder}: {counted(len(found.bare), _NONE)} has a text (x.txt) or"
+                " subtitles (x.srt) beside it; --recogniser DIR, a Whisper model, transcribes"
+                f" {counted(len(found.bare), '[it|them]')}"
             )
         if found.bare:
-            self._tell(
-                f"left out: {len(found.bare)} recordings without a text (first {found.bare[0]});"
-                " --recogniser DIR transcribes them"
-            )
+            said = "left out: {n} [recording|recordings] without a text ([|first ]"
+            by = counted(len(found.bare), "--recogniser DIR transcribes [it|them]")
+            self._tell(f"{counted(len(found.bare), said)}{found.bare[0]}); {by}")
         clips = Path(f"{job.run}-clips")
         if found.segmented:
-            self._head(f"cut {len(found.segmented)} recordings with subtitles at pauses")
+            cut = "cut {n} [recording|recordings] with subtitles at pauses"
+            self._head(counted(len(found.segmented), cut))
             code = self._call(["split", str(job.folder), "--out", str(clips)])
             if code != OK:
                 return code
@@ -307,11 +311,12 @@ def _plain(path: str) -> str:
 
 
 def _scan_lines(scan: dict, page: Path) -> list[str]:
-    kept = f"{scan['kept']} clips can be used, {finetune_settings.hours(scan['hours'])}"
+    kept = counted(scan["kept"], "{n} [clip|clips] can be used, ")
+    kept += finetune_settings.hours(scan["hours"])
     lines = [kept, *scan["notes"]]
     if scan["rejected"]:
         kinds = ", ".join(f"{kind} {n}" for kind, n in scan["tally"].items())
-        lines.append(f"{scan['rejected']} rows are left out: {kinds}")
+        lines.append(f"{counted(scan['rejected'], '{n} [row is|rows are] left out')}: {kinds}")
         lines += [f"  {r['file']}:{r['line']}: {r['reason']}" for r in scan["rejects"][:_REJECTS]]
     lines += [f"warning: {w}" for w in scan["warnings"][:SHOWN_S]]
     return [*lines, f"all of it, with clips to listen to: {page}"]

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from common.gpu.choose import Device
+from common.system.counted import counted
 from common.system.errors import BadInput
 
 RECIPE = 252  # utterances per step, in XTTS's own recipe; its learning rate belongs to it
@@ -74,7 +75,9 @@ def _for_any(found: Found) -> list[Choice]:
     chosen = [
         Choice(
             (f"data.eval_fraction={held:.3g}",),
-            f"{max(1, round(held * found.clips))} clips are held out to judge by",
+            counted(
+                max(1, round(held * found.clips)), "{n} [clip is|clips are] held out to judge by"
+            ),
         )
     ]
     if found.median_s < SHORT_S:

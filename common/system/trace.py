@@ -4,7 +4,8 @@ A span is a line of RUN/trace/<process>.jsonl: the thread or device that it is d
 its name, when it began and ended, and what it was about. Times are seconds of time.perf_counter,
 which on Linux is one clock for all processes of a machine (CLOCK_MONOTONIC), and that of
 time.monotonic. Without XTTS_TRACE in the environment nothing is written, and a span costs one look
-at a variable.
+at a variable. A user's own does nothing: launch.py removes it, and `profile` sets it for the steps
+that it takes.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 from common.data.buckets import cut, padded_share, row_lengths
 from common.data.manifest import TRAIN, Manifest
 from common.run.settings import Config
+from common.system.counted import counted
 from producer.batches.decode import SAMPLE_RATE
 from producer.batches.rows import layout_of, most_codes
 
@@ -154,8 +155,8 @@ def _of_padding(
         before = padded_share(lengths, cut(lengths, now))
         yield Suggestion(
             f"batching.buckets={best}",
-            f"{padding[best]:.1%} of the positions are padding, with {now}"
-            f" {'bucket' if now == 1 else 'buckets'} {before:.1%}",
+            f"{padding[best]:.1%} of the positions are padding,"
+            f" with {counted(now, '{n} [bucket|buckets]')} {before:.1%}",
         )
 
 
@@ -163,7 +164,7 @@ def _of_sound(manifest: Manifest, levels: list[float], config: Config) -> Iterab
     found = {f["kind"]: f["rows"] for f in manifest.meta.get("findings", [])}
     long = max(found.get(kind, 0) for kind in ("silence_before", "silence_after"))
     if long and config.data.trim_s is None:
-        why = f"{long} clips or more begin or end with long silence"
+        why = counted(long, "{n} [clip|clips] or more begin or end with long silence")
         yield Suggestion(f"data.trim_s={STAYS_S}", why)
     if len(levels) > 1 and config.data.level_db is None:
         soft, median, loud = np.quantile(levels, (0.05, 0.5, 0.95))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.system.counted import counted
 from common.xtts.text.clean import char_limit, script_share
 from producer.corpus.headers import AudioFacts
 from producer.corpus.languages import LanguageWords
@@ -36,64 +37,94 @@ SOFTER_DB = 20.0  # than the median of the corpus
 MOST_TEXTS = 1_000_000  # clips compared for repeats: 100 MB
 SHOWN = 20  # rows kept per finding
 
-# kind → its message: {n} rows, {v} the worst value, {x} where that is
+# kind → its message for `counted`: {n} rows, {v} the worst value, {x} where that is
 MESSAGES = {
-    "loud": "{n} clips exceed full scale and will be scaled (highest peak {v:.3g}: {x})",
-    "clipped": "{n} clips are clipped (worst {v:.1%} of the samples at full scale: {x})",
-    "low_rate": "{n} clips are sampled below 16 kHz and sound dull ({x})",
-    "quiet": (
-        "{n} clips are very quiet (below -45 dBFS where they sound; quietest {w:.1f} dBFS: {x})"
-    ),
-    "offset": (
-        "{n} clips have a constant offset (largest {v:.2g} of full scale: {x}); remove it with"
-        " a high-pass filter"
-    ),
-    "cancelled": (
-        "{n} clips have channels that cancel each other when they are added; the louder one is"
-        " taken alone ({x})"
-    ),
-    "dead_channel": (
-        "{n} stereo clips have an empty channel, so that their mean is 6 dB softer ({x})"
-    ),
-    "doubtful_end": "{n} files may end early: nothing marks the end of their stream ({x})",
-    "found_by_name": (
-        "{n} recordings are not where the metadata says; those of their name below the corpus"
-        " are taken ({x})"
-    ),
-    "band_limited": (
-        "{n} clips have nothing above 5 kHz, as a telephone leaves it, at a higher rate ({x})"
-    ),
-    "hum": "{n} clips have a hum of the mains at 50 or 60 Hz ({x})",
-    "silence_before": "{n} clips begin with more than 1.5 s of silence (longest {v:.1f} s: {x})",
-    "silence_after": "{n} clips end with more than 1.5 s of silence (longest {v:.1f} s: {x})",
-    "pause": "{n} clips have a pause of more than 3 s (longest {v:.1f} s: {x})",
-    "long_text": (
-        "{n} texts are longer than XTTS's limit for their language, where speech may be cut off"
-        " (longest at {x})"
-    ),
-    "other_script": "{n} texts have more than 30 % letters of another script (most at {x})",
-    "fast": (
-        "{n} texts have more than 40 characters per second of audio; do they belong to it?"
-        " (most at {x})"
-    ),
-    "slow": (
-        "{n} texts have too few characters per second of audio; do they belong to it? (fewest"
-        " at {x})"
-    ),
-    "faster_than_most": (
-        "{n} texts have twice the characters per second of others in their language (most at"
+    "loud": (
+        "{n} [clip exceeds|clips exceed] full scale and will be scaled ([|highest ]peak {v:.3g}:"
         " {x})"
     ),
-    "shared": "{n} rows share their audio file with an earlier row (first at {x})",
-    "same_audio": (
-        "{n} clips hold the same sound as an earlier row's, in another file (first at {x})"
+    "clipped": (
+        "{n} [clip is|clips are] clipped ([|worst ]{v:.1%} of the samples at full scale: {x})"
     ),
-    "same_text": "{n} rows have the same text as an earlier row of their speaker (first at {x})",
-    "in_both": "{n} clips of data.val are in data.train too, so evaluation flatters ({x})",
-    "other_language": "{n} rows look like another language than they are said to be: {x}",
-    "lone_speaker": "{n} speakers have a single clip, which teaches little of a voice ({x})",
-    "softer_than_most": "{n} clips are more than 20 dB softer than the median of the corpus ({x})",
-}  # fmt: skip
+    "low_rate": "{n} [clip is|clips are] sampled below 16 kHz and [sounds|sound] dull ({x})",
+    "quiet": (
+        "{n} [clip is|clips are] very quiet (below -45 dBFS where [it sounds|they sound];"
+        " [|quietest ]{w:.1f} dBFS: {x})"
+    ),
+    "offset": (
+        "{n} [clip has|clips have] a constant offset ([|largest ]{v:.2g} of full scale: {x});"
+        " remove it with a high-pass filter"
+    ),
+    "cancelled": (
+        "{n} [clip has|clips have] channels that cancel each other when they are added; the louder"
+        " one is taken alone ({x})"
+    ),
+    "dead_channel": (
+        "{n} stereo [clip has|clips have] an empty channel, so that [its|their] mean is 6 dB"
+        " softer ({x})"
+    ),
+    "doubtful_end": (
+        "{n} [file|files] may end early: nothing marks the end of [its|their] stream ({x})"
+    ),
+    "found_by_name": (
+        "{n} [recording is|recordings are] not where the metadata says; the"
+        " [file of that name|files of those names] below the corpus [is|are] taken ({x})"
+    ),
+    "band_limited": (
+        "{n} [clip has|clips have] nothing above 5 kHz, as a telephone leaves it, at a higher rate"
+        " ({x})"
+    ),
+    "hum": "{n} [clip has|clips have] a hum of the mains at 50 or 60 Hz ({x})",
+    "silence_before": (
+        "{n} [clip begins|clips begin] with more than 1.5 s of silence ([|longest ]{v:.1f} s: {x})"
+    ),
+    "silence_after": (
+        "{n} [clip ends|clips end] with more than 1.5 s of silence ([|longest ]{v:.1f} s: {x})"
+    ),
+    "pause": "{n} [clip has|clips have] a pause of more than 3 s ([|longest ]{v:.1f} s: {x})",
+    "long_text": (
+        "{n} [text is|texts are] longer than XTTS's limit for [its|their] language, where speech"
+        " may be cut off ([|longest ]at {x})"
+    ),
+    "other_script": (
+        "{n} [text has|texts have] more than 30 % letters of another script ([|most ]at {x})"
+    ),
+    "fast": (
+        "{n} [text has|texts have] more than 40 characters per second of audio; [does it|do they]"
+        " belong to it? ([|most ]at {x})"
+    ),
+    "slow": (
+        "{n} [text has|texts have] too few characters per second of audio; [does it|do they] belong"
+        " to it? ([|fewest ]at {x})"
+    ),
+    "faster_than_most": (
+        "{n} [text has|texts have] twice the characters per second of others in [its|their]"
+        " language ([|most ]at {x})"
+    ),
+    "shared": (
+        "{n} [row shares its|rows share their] audio file with an earlier row ([|first ]at {x})"
+    ),
+    "same_audio": (
+        "{n} [clip holds|clips hold] the same sound as an earlier row's, in another file"
+        " ([|first ]at {x})"
+    ),
+    "same_text": (
+        "{n} [row has|rows have] the same text as an earlier row of [its|their] speaker"
+        " ([|first ]at {x})"
+    ),
+    "in_both": (
+        "{n} [clip|clips] of data.val [is|are] in data.train too, so evaluation flatters ({x})"
+    ),
+    "other_language": (
+        "{n} [row looks|rows look] like another language than [it is|they are] said to be: {x}"
+    ),
+    "lone_speaker": (
+        "{n} [speaker has|speakers have] a single clip, which teaches little of a voice ({x})"
+    ),
+    "softer_than_most": (
+        "{n} [clip is|clips are] more than 20 dB softer than the median of the corpus ({x})"
+    ),
+}
 
 # kind → why `data.reject` leaves the row out: {v} the value, {x} the details
 REASONS = {
@@ -151,7 +182,7 @@ class Finding:
     def message(self) -> str:
         """One line, with the worst row."""
         value, _, _, said, _ = max(self.worst)
-        return MESSAGES[self.kind].format(n=self.count, v=value, w=-value, x=said)
+        return counted(self.count, MESSAGES[self.kind]).format(v=value, w=-value, x=said)
 
     def to_json(self) -> dict:
         """Plain values.

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import xxhash
 
+from common.audio import vorbis
 from common.audio.containers import check_whole
 from common.audio.errors import DecodeError
 from common.audio.levels import measure, shape
@@ -24,6 +25,7 @@ MAX_DEEP_S = 120  # longer files exceed every limit: their samples are not worth
 FACTS = 4  # facts of another version are not taken from an earlier manifest
 AMBIGUOUS = "several files of that name"
 _SHOWN = 5
+_VORBIS = vorbis.Headers()  # that files opened by this process have confirmed
 
 
 class Place(Protocol):
@@ -123,6 +125,9 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
     facts = {"path": path, "size": size, "mtime_ns": mtime_ns, "deep": deep}
     if size == 0:
         return AudioFacts(**facts, error="empty file", kind="empty file")
+    brief = None if deep or not vorbis.is_named(path) else vorbis.header(path, size)
+    if brief is not None and brief in _VORBIS:
+        return AudioFacts(**facts, rate=brief.rate, frames=brief.frames)
     try:
         with open_audio(path) as f:
             facts |= {"rate": f.samplerate, "frames": f.frames}
@@ -136,6 +141,8 @@ def _examine(path: str, size: int, mtime_ns: int, deep: bool) -> AudioFacts:
                 facts["content"] = xxhash.xxh3_64_hexdigest(samples)
     except DecodeError as e:
         return AudioFacts(**facts, error=e.reason, kind=e.kind)
+    if brief is not None:
+        _VORBIS.confirm(brief, facts["rate"], facts["frames"])
     return AudioFacts(**facts)
 
 

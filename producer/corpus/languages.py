@@ -67,6 +67,10 @@ WORDS = {
         "ar": "في من على أن إلى عن التي الذي هذا هذه مع ما لا كان كل لم هو قد بعد ذلك بين أو ثم",
     }.items()
 }
+_LANGUAGES = {  # that have a word among theirs
+    word: [language for language, known in WORDS.items() if word in known]
+    for word in set().union(*WORDS.values())
+}
 ENOUGH = 200  # words needed for a verdict
 OWN = 0.08  # share of the language's own function words; every language here has 0.15 in prose
 OTHER = 2.0  # times as many function words of another language
@@ -89,9 +93,10 @@ class LanguageWords:
             return
         words = _WORD.findall(text.lower())
         self._total[language] += len(words)
-        counts = self._counts.setdefault(language, Counter())
-        for other, known in WORDS.items():
-            counts[other] += sum(word in known for word in words)
+        counts = self._counts.setdefault(language, Counter(dict.fromkeys(WORDS, 0)))
+        for word in words:
+            for other in _LANGUAGES.get(word, ()):
+                counts[other] += 1
 
     def doubts(self) -> list[tuple[str, str, float, float, int]]:
         """(language, the likelier one, share of each's words, rows) for the languages whose texts

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.data.manifest import EVAL, Manifest, Reject
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from producer.batches.decode import SAMPLE_RATE
@@ -97,10 +98,9 @@ class Report:
     def require_all(self) -> None:
         """BadInput: a row was rejected."""
         if self.rejected:
+            rows = counted(self.kept + self.rejected, "{n} [row|rows]")
             reasons = ", ".join(f"{kind} {n}" for kind, n in self.tally.items())
-            raise BadInput(
-                f"--strict: {self.rejected} of {self.kept + self.rejected} rows rejected: {reasons}"
-            )
+            raise BadInput(f"--strict: {self.rejected} of {rows} rejected: {reasons}")
 
     def headline(self) -> str:
         """`kept=… rejected=…` and the sizes, in one line."""
@@ -156,8 +156,10 @@ class Report:
         out += [reject_line(r) for r in self.rejects[:shown_rejects]]
         if shown_rejects is not None and len(self.rejects) > shown_rejects:
             out.append(
-                f"… and {len(self.rejects) - shown_rejects} more rejected rows, all of them in"
-                " RUN/rejects.tsv"
+                counted(
+                    len(self.rejects) - shown_rejects,
+                    "… and {n} more rejected [row|rows]; RUN/rejects.tsv has all",
+                )
             )
         return out
 
@@ -197,11 +199,11 @@ class Report:
                 table.add_row(
                     "" if i else what, Text(share.name), str(share.clips), f"{share.hours:.2f}"
                 )
-        rest = [f"and {more} more speakers"] if more > 0 else []
+        rest = [counted(more, "and {n} more [speaker|speakers]")] if more > 0 else []
         if self.num_default_language:
             rest.append(
-                f"{self.num_default_language} kept rows name no language: {self.default_language}"
-                " (data.language)"
+                counted(self.num_default_language, "{n} kept [row names|rows name] no language:")
+                + f" {self.default_language} (data.language)"
             )
         rest += [
             line for line in lines[1:] if not line.startswith(("languages: ", "speakers ("))

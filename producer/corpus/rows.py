@@ -12,6 +12,7 @@ from pathlib import Path
 from common.data.manifest import EVAL, TRAIN, Reject
 from common.run.sections import Source
 from common.run.settings import Config
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.xtts.text.clean import UnknownLanguage, normalize_language, require_backend
 from common.xtts.text.errors import LanguageUnavailable
@@ -77,7 +78,7 @@ class _Languages:
     def check(self) -> None:
         if self.unknown:
             found = "; ".join(
-                f"'{code}'{meant} in {n} rows, first at {where}"
+                f"'{code}'{meant} {counted(n, '[in 1 row, at|in {n} rows, first at]')} {where}"
                 for code, (n, where, meant) in self.unknown.items()
             )
             raise BadInput(f"unknown language {found}; use codes like en, fa, zh-cn")

@@ -19,11 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.audio import notes
 from common.audio.treatment import Treatment
 from common.data.manifest import EVAL, TRAIN, Manifest, Reject
 from common.data.manifest_writer import ManifestWriter, NewUtterance
 from common.run.settings import Config
 from common.system.cores import cores
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.xtts.text.clean import has_words
 from common.xtts.text.errors import DamagedText, LanguageNotInVocabulary, TextError
@@ -96,12 +98,9 @@ def choose_eval(speakers: Iterable[int], fraction: float, most: int) -> list[int
 @contextmanager
 def _bar(total: int, show: bool) -> Iterator[Progress]:
     columns = (TextColumn("scan"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        disable=not (show and sys.stderr.isatty()),
-        transient=True,
-    ) as bar:
+    hidden, console = not (show and sys.stderr.isatty()), Console(stderr=True)
+    bar = Progress(*columns, console=console, disable=hidden, transient=True)
+    with notes.dropped(), bar:
         bar.add_task("scan", total=total)
         yield bar
 
@@ -250,15 +249,16 @@ class _Scan:
             raise BadInput(f"no rows in the metadata ({where})")
         if 2 * self.num_missing > total:
             raise self._unusable(
-                f"{self.num_missing} of {total} audio files are missing; is this the right folder?"
-                f" ({where})"
+                f"{self.num_missing} of"
+                f" {counted(total, '{n} audio [file is|files are] missing')}; is this the right"
+                f" folder? ({where})"
             )
         if not self.kept[TRAIN] + self.kept[EVAL]:
             raise self._unusable(f"0 of {total} usable: {reasons} ({where})")
         if self.sampled and 2 * self.num_unusable > self.num_decoded:
             some = (
                 f"{self.num_unusable} of the {self.num_decoded} recordings that were decoded (of"
-                f" {total}) are unusable"
+                f" {total}) {counted(self.num_unusable, '[is|are]')} unusable"
             )
             raise self._unusable(f"{some}: {reasons} ({where})")
         for name, split in (("data.train", TRAIN), ("data.val", EVAL)):
@@ -304,7 +304,8 @@ class _Scan:
             return []
         total = sum(isinstance(e, CorpusRow) for e in self.rows.entries)
         rest = f"of the others the headers alone are known (corpora above {DEEP_FILES} rows)"
-        return [f"{self.num_decoded} of {total} recordings were decoded; {rest}"]
+        decoded = counted(self.num_decoded, "[was|were] decoded")
+        return [f"{self.num_decoded} of {total} recordings {decoded}; {rest}"]
 
     def split(self, config: Config) -> list[str]:
         """Choose the evaluation set where `data.val` gives none; warnings about the sizes."""
@@ -324,7 +325,8 @@ class _Scan:
                 f"the evaluation set is small ({self.kept[EVAL]}): its loss says little"
             )
         if self.kept[TRAIN] < FEW_CLIPS:
-            warnings.append(f"little to train on: {self.kept[TRAIN]} clips")
+            clips = counted(self.kept[TRAIN], "{n} [clip|clips]")
+            warnings.append(f"little to train on: {clips}")
         return warnings
 
 

@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 
+from common.system.counted import counted
 from common.xtts.text.clean import foreign_script
 from common.xtts.text.marks import is_silent
 from common.xtts.text.tokenizer import describe_characters
@@ -84,19 +85,20 @@ class TextFindings:
         for language, seen in self._foreign.items():
             letters = ", ".join(f"{script} x{n}" for script, n in seen.what.most_common())
             out.append(
-                f"{seen.texts} texts in {language} hold letters of another script: {letters} (first"
-                f" at {seen.first})"
+                f"{counted(seen.texts, '{n} [text|texts]')} in {language}"
+                f" {counted(seen.texts, '[holds|hold]')} letters of another script: {letters}"
+                f" ({counted(seen.texts, '[|first ]')}at {seen.first})"
             )
         seen = self._removed
         if seen.texts:
             shown = dict(seen.what.most_common(_SHOWN_CHARACTERS))
-            more = (
-                f" and {len(seen.what) - len(shown)} others" if len(seen.what) > len(shown) else ""
-            )
+            left = len(seen.what) - len(shown)
+            more = counted(left, " and {n} [other|others]") if left else ""
             names = describe_characters(Counter(shown).elements())
             out.append(
-                f"{seen.texts} texts hold characters without a sound, which are left out:"
-                f" {names}{more} (first at {seen.first})"
+                counted(seen.texts, "{n} [text holds|texts hold] characters without a sound, ")
+                + f"which are left out: {names}{more}"
+                f" ({counted(seen.texts, '[|first ]')}at {seen.first})"
             )
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.audio.levels import decibels
 from common.audio.treatment import Treatment
+from common.system.counted import counted
 from producer.corpus.headers import AudioFacts
 
 _REACHED_DB = 0.1
@@ -36,16 +37,21 @@ class Treated:
         if self.treatment.trim_s is not None:
             out.append(
                 f"silence at the ends cut down to {self.treatment.trim_s:g} s in {self._trimmed} of"
-                f" {of} recordings, {self._cut_s:.1f} s in all"
+                f" {counted(of, '{n} [recording|recordings]')}, {self._cut_s:.1f} s in all"
             )
         if self.treatment.level_db is not None and of:
             held = (
-                f"; {self._held} are softer, since their peaks would exceed full scale"
+                counted(
+                    self._held,
+                    "; {n} [is softer, since its peak|are softer, since their peaks] would exceed"
+                    " full scale",
+                )
                 if self._held
                 else ""
             )
             out.append(
-                f"{of} recordings brought to {self.treatment.level_db:g} dBFS where they sound,"
+                f"{counted(of, '{n} [recording|recordings]')} brought to"
+                f" {self.treatment.level_db:g} dBFS where {counted(of, '[it sounds|they sound]')},"
                 f" gains from {min(self._gains_db):.1f} to {max(self._gains_db):.1f} dB{held}"
             )
         return out

@@ -16,6 +16,7 @@ from common.data.plan import Plan, PlanRows, write_plan
 from common.run.settings import Config
 from common.run.stages import STAGES, StageSpec, stages_of
 from common.system import cgroup
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.xtts.dims import ModelDims
 from producer.batches.rows import hidden_share, layout_of, most_codes
@@ -109,8 +110,8 @@ def lines(config: Config, aside: Path, manifest: Manifest, dims: ModelDims) -> l
     if config.batching.prompt == "speaker":
         alone = int((np.bincount(columns["speaker"][ids]) == 1).sum())
         told.append(
-            f"conditioning clips: of another utterance of the speaker; {alone} utterances are their"
-            " speaker's only one"
+            "conditioning clips: of another utterance of the speaker;"
+            f" {counted(alone, '{n} [utterance is its|utterances are their]')} speaker's only one"
         )
     elif config.batching.mask_prompt is True and len(ids):
         share = hidden_share(columns["num_samples"][ids], dims.audio)

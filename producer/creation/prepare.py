@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from common.audio import notes
 from common.audio.errors import DecodeError
 from common.data import stateless_random
 from common.data.manifest import TRAIN, Manifest
@@ -31,6 +32,7 @@ from common.run.parity import PARITY
 from common.run.sections import Threads
 from common.run.settings import Config
 from common.run.stages import NETWORKS, family_of, stages_of
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync_tree
 from common.xtts import filterbank
@@ -44,7 +46,7 @@ from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
 from producer.creation import begin, mend, plans, room, shares
-from producer.creation.resume import changes, compare, moved_schedule, names, newest, without_effect
+from producer.creation.resume import about, changes, compare, moved_schedule, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
 log = logging.getLogger(__name__)
@@ -84,6 +86,8 @@ def prepare_run(
         if existing is None
         else resumed(config, existing, on_cpu, cores)
     )
+    if config.train.precision == "fp8" and not config.jit:
+        raise BadInput("train.precision=fp8 needs jit, which is false here; ask for bf16 or tf32")
     aside = _aside(folder)
     try:
         with room.needed(folder):
@@ -128,12 +132,7 @@ def _resume(
     lost = compare(identity, existing, config, aside / "manifest.sqlite")
     mended = mend.damaged(existing, aside, lost, lambda to: _own_plans(existing, to))
     if lost:
-        out(
-            f"warning: {len(lost)} of the run's {len(existing.manifest)} clips are gone or"
-            f" unusable ({names(lost)}); the run goes on as it was planned, and sets them"
-            " aside when their turn comes. To train on them, restore the files and start"
-            " again"
-        )
+        out(f"warning: {about(lost, len(existing.manifest))}")
     for line in (
         *changes(existing.config, config),
         *moved_schedule(existing.config, config),
@@ -415,13 +414,15 @@ def _mel_stats(
     ]
     errors: list[DecodeError] = []
     waves = _decodable(manifest, np.sort(chosen), errors)
-    first = next(waves, None)
-    if first is None:
-        shown = "\n  ".join(map(str, errors[:10]))
-        raise BadInput(
-            f"none of the {len(errors)} clips drawn for the mel statistics can be used:\n  {shown}"
-        )
-    return filterbank.mel_stats(itertools.chain([first], waves))
+    with notes.dropped():
+        first = next(waves, None)
+        if first is not None:
+            return filterbank.mel_stats(itertools.chain([first], waves))
+    shown = "\n  ".join(map(str, errors[:10]))
+    raise BadInput(
+        f"{counted(len(errors), '[the one clip|none of the {n} clips]')} drawn for the mel"
+        f" statistics {counted(len(errors), '[cannot|can]')} be used:\n  {shown}"
+    )
 
 
 def _is_whole(existing: RunFolder | None, name: str) -> bool:

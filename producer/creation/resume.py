@@ -5,7 +5,7 @@ run was created.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from common.run.describe import IDENTITY_SECTIONS
 from common.run.folder import RunFolder, most_set_aside
 from common.run.settings import Config
 from common.run.settings_text import flat
+from common.system.counted import counted
 from common.system.documents import parse_json
 from common.system.errors import BadInput
 from common.xtts.text import clean as cleaning
@@ -75,6 +76,17 @@ def names(of: Iterable[Utterance]) -> str:
     return ", ".join(paths[:_NAMED]) + (
         f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     )
+
+
+def about(lost: Sequence[Utterance], total: int) -> str:
+    """What to say about the clips that a run of `total` has lost."""
+    gone = counted(len(lost), "[is|are] gone or unusable")
+    later = counted(
+        len(lost),
+        "the run goes on as it was planned, and sets [it aside when its|them aside when their] turn"
+        " comes. To train on [it, restore the file|them, restore the files] and start again",
+    )
+    return f"{len(lost)} of the run's {total} clips {gone} ({names(lost)}); {later}"
 
 
 def _seen(u: Utterance) -> tuple:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from common.audio import notes
 from common.run import beginning
 from common.run.settings import Config
 from common.system.errors import OK, BadInput
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace, config: Config, tell: Callable[[str], None]) -
         report = _scan(config, path, progress=not args.json)
         figures = Figures.of(path, config) if args.json or args.html else None
         if args.html:
-            write_page(report, figures, path, Path(args.html))
+            with notes.dropped():  # it plays some of the recordings
+                write_page(report, figures, path, Path(args.html))
     if args.json:
         tell(json.dumps(report.to_json() | figures.to_json(), ensure_ascii=False))
     else:

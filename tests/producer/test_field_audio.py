@@ -54,7 +54,7 @@ def test_d1_of_channels_that_cancel_one_is_taken(tmp_path, scanned, suffix, shar
         np.testing.assert_array_equal(decode(path, 3000, 5000), wave[3000:8000])
     warnings = scanned(root).report.warnings
     assert [w for w in warnings if "cancel" in w] == [
-        "1 clips have channels that cancel each other when they are added; the louder one is taken"
+        "1 clip has channels that cancel each other when they are added; the louder one is taken"
         f" alone ({path})"
     ]
 
@@ -67,9 +67,7 @@ def test_d1_the_mean_stays_where_nothing_cancels(tmp_path, scanned):
     assert np.abs(decode(dead)).max() == pytest.approx(0.25, abs=1e-3)
     assert np.abs(decode(alike)).max() == pytest.approx(0.375, abs=1e-3)
     said = "\n".join(scanned(root).report.warnings)
-    assert (
-        f"1 stereo clips have an empty channel, so that their mean is 6 dB softer ({dead})" in said
-    )
+    assert f"1 stereo clip has an empty channel, so that its mean is 6 dB softer ({dead})" in said
     assert "cancel" not in said
 
 
@@ -129,9 +127,9 @@ def test_d2_soft_speech_and_sound_on_an_offset_are_kept(tmp_path, scanned):
     s = scanned(root)
     assert s.counts == (3, 0)
     said = "\n".join(s.report.warnings)
-    assert "1 clips are very quiet (below -45 dBFS where they sound; quietest -49.0 dBFS: " in said
-    assert "1 clips have a constant offset (largest 0.25 of full scale: " in said
-    assert "1 clips end with more than 1.5 s of silence (longest 2.5 s: " in said
+    assert "1 clip is very quiet (below -45 dBFS where it sounds; -49.0 dBFS: " in said
+    assert "1 clip has a constant offset (0.25 of full scale: " in said
+    assert "1 clip ends with more than 1.5 s of silence (2.5 s: " in said
 
 
 def test_d2_silent_clips_never_move_the_statistics(tmp_path, tokenizer):
@@ -418,7 +416,7 @@ def test_d11_statistics_of_no_usable_clip_are_bad_input(tmp_path, tokenizer):
     settings = scan_cases.settings(root)
     with (
         scan_cases.Manifest.open(tmp_path / "m") as m,
-        pytest.raises(BadInput, match=r"none of the 1 clips (?s:.*)a.wav: non-finite: 1"),
+        pytest.raises(BadInput, match=r"the one clip drawn (?s:.*)a.wav: non-finite: 1"),
     ):
         _mel_stats(settings, m, None, settings.dims, None)
 

@@ -106,7 +106,7 @@ def test_d5_quotes_of_csv(tmp_path, scanned):
         ("003", "plain"),
     ]
     assert [(r.line, r.kind) for r in s.rejects] == [(5, "broken quoting"), (7, "broken quoting")]
-    assert any("1 rows go on over several lines (first at line 3)" in w for w in s.report.warnings)
+    assert any("1 row goes on over several lines (at line 3)" in w for w in s.report.warnings)
 
 
 def test_d3_the_user_says_which_column_is_what(tmp_path, scanned):

@@ -62,7 +62,7 @@ def test_c02_a_duration_column_is_never_the_text(tmp_path):
     assert [i.text for i in items[:6]] == ["some words"] * 6
     assert items[6] == Notice(
         str(tmp_path / "metadata.csv"),
-        "column 3 looks numeric in 6/6 rows; column 2 was taken as the text there",
+        "column 3 looks numeric in 6 of 6 rows; column 2 was taken as the text there",
     )
 
 

@@ -134,7 +134,7 @@ def test_a_run_resumes_whose_texts_later_rules_clean_as_the_earlier_ones(tmp_pat
     wavs(tmp_path)[0].unlink()
     said = []
     arithmetic_run(tmp_path, out=said.append)
-    assert any("1 of the run's 41 clips are gone" in line for line in said)
+    assert any("1 of the run's 41 clips is gone" in line for line in said)
     with pytest.raises(
         BadInput, match=r": manifest, plan, layout differ \(batching.stop_labels: 4 there, 1 now"
     ):

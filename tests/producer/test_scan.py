@@ -59,7 +59,7 @@ def test_c02_columns(tmp_path, scanned):
     write_metadata(root, [f"c{i:04d}|{sentence(i)}|3.21" for i in range(1, 7)])
     s = scanned(root)
     assert [u.text for u in s.utterances] == [sentence(i) for i in range(1, 7)]
-    assert any("column 3 looks numeric in 6/6 rows" in line for line in s.report.lines())
+    assert any("column 3 looks numeric in 6 of 6 rows" in line for line in s.report.lines())
 
 
 def test_c04_quotes_and_c05_line_ends(tmp_path, scanned):
@@ -296,7 +296,7 @@ def test_the_report_as_lines_json_table_and_file(tmp_path, scanned):
     lines = s.report.lines()
     assert lines[0].startswith("kept=15 rejected=25")
     assert sum("empty file (id" in line for line in lines) == 20
-    assert lines[-1] == "… and 5 more rejected rows, all of them in RUN/rejects.tsv"
+    assert lines[-1] == "… and 5 more rejected rows; RUN/rejects.tsv has all"
     assert reject_line(s.rejects[0]) == f"{root}/metadata.csv:11: empty file (id c0011)"
     assert json.loads(json.dumps(s.report.to_json()))["tally"] == {"empty file": 25}
     s.result.write_rejects(tmp_path / "rejects.tsv")
@@ -323,7 +323,7 @@ def test_a_terminal_hides_nothing_that_a_pipe_shows(tmp_path, scanned):
         "language fa 2 0.00",
         "speaker [ali] 2 0.00",
         "ann 2 0.00",
-        "1 kept rows name no language: en (data.language)",
+        "1 kept row names no language: en (data.language)",
     ):
         assert expected in shown
     assert "Arabic diacritics: kept (text.strip_arabic_diacritics)" in shown

@@ -70,8 +70,8 @@ def test_c13_bad_samples(tmp_path, scanned):
     assert (s.reasons["nan"], s.reasons["inf"]) == ("non-finite: 1", "non-finite: 1")
     assert s.reasons["huge"].startswith("absurd level: peak 1e+30")
     text = "\n".join(s.report.warnings)
-    assert "1 clips exceed full scale and will be scaled (highest peak 4: " in text
-    assert "1 clips are clipped (worst 30.0% of the samples" in text
+    assert "1 clip exceeds full scale and will be scaled (peak 4: " in text
+    assert "1 clip is clipped (30.0% of the samples" in text
 
 
 def test_c14_limits(tmp_path, scanned):
@@ -168,7 +168,7 @@ def test_suspicious_pairs_are_warned_about(tmp_path, scanned):
     root = make_corpus(tmp_path / "d", 3, rate=8000)
     assert any("3 clips are sampled below 16 kHz" in w for w in scanned(root).report.warnings)
     write_metadata(root, ["c0001|one", "wavs/c0001.wav|two", "c0002|three"])
-    assert any("1 rows share their audio file" in w for w in scanned(root).report.warnings)
+    assert any("1 row shares its audio file" in w for w in scanned(root).report.warnings)
 
 
 def test_thousands_of_headers_take_seconds(tmp_path, tokenizer):

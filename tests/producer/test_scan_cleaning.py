@@ -148,7 +148,7 @@ def test_a_language_by_name_is_answered_with_its_code(tmp_path, scanned):
     for name, code in (("farsi", "fa"), ("english", "en"), ("Deutsch", "de")):
         with pytest.raises(
             BadInput,
-            match=rf"unknown language '{name}' \(did you mean {code}\?\) in 1 rows, first at",
+            match=rf"unknown language '{name}' \(did you mean {code}\?\) in 1 row, at",
         ):
             scanned(root, language=name)
     scanned(root, language="per")

@@ -94,7 +94,7 @@ def test_one_level_for_all_unless_a_peak_forbids_it(tmp_path, scanned):
     assert np.abs(heard[2]).max() == pytest.approx(1.0, abs=1e-6)
     assert levels[2] == pytest.approx(20 * np.log10(0.05 / 0.9) + SINE_DB, abs=0.1)
     assert s.report.notes[-1].startswith("4 recordings brought to -20 dBFS where they sound, gains")
-    assert s.report.notes[-1].endswith("1 are softer, since their peaks would exceed full scale")
+    assert s.report.notes[-1].endswith("1 is softer, since its peak would exceed full scale")
 
 
 def test_findings_and_limits_are_of_what_is_used(tmp_path, scanned):
@@ -196,7 +196,7 @@ def test_treatment_is_suggested_where_the_recordings_ask_for_it(tmp_path, scanne
     found = scanned(root, eval_fraction=0)
     config = scan_cases.settings(root)
     said = {s.setting: s.why for s in Figures.of(found.result.path, config).suggestions}
-    assert said["data.trim_s=0.3"] == "1 clips or more begin or end with long silence"
+    assert said["data.trim_s=0.3"] == "1 clip or more begin or end with long silence"
     # Levels of 0.02 * 1.2^i: -37.0 dBFS and 1.58 more each, without the fourth, which lies at -23.
     assert said["data.level_db=-22"] == "nine recordings in ten lie between -35 and -8 dBFS"
     treated = scan_cases.settings(root, trim_s=0.3, level_db=-20)

@@ -253,7 +253,7 @@ _audio(
     "announces 13230 samples, and the last of them are not there",
 )
 _audio("half an Ogg", OGG[: len(OGG) // 2], "ends early", "the last Ogg page is incomplete")
-_audio("an Ogg without an end", _ogg_endless(OGG), warning="1 files may end early")
+_audio("an Ogg without an end", _ogg_endless(OGG), warning="1 file may end early")
 _audio("half an MP3", MP3[: len(MP3) // 2], "ends early", "the header announces")
 _audio("half an AIFF", AIFF[: len(AIFF) // 2], "ends early")
 _audio("half a W64", W64[: len(W64) // 2], "ends early")
@@ -278,7 +278,7 @@ _audio(
     "one infinity", encoded(_poked(np.inf), subtype="FLOAT"), "non-finite samples", "non-finite: 1"
 )
 _audio("one sample of 1e30", encoded(_poked(1e30), subtype="DOUBLE"), "absurd level", "peak 1e+30")
-_audio("loud floats", encoded(4 * TONE, subtype="FLOAT"), warning="1 clips exceed full scale")
+_audio("loud floats", encoded(4 * TONE, subtype="FLOAT"), warning="1 clip exceeds full scale")
 _audio("zeros", encoded(0 * TONE), "silent", "every sample is 0")
 _audio("noise at -90 dBFS", encoded(NOISE, subtype="PCM_24"), "silent", "silent: -9")
 _audio("a constant", encoded(0 * TONE + 0.25), "silent", "a constant offset of 0.25")
@@ -289,27 +289,27 @@ _audio(
 _audio(
     "stereo that cancels",
     encoded(np.stack([TONE, -TONE], 1)),
-    warning="1 clips have channels that cancel",
+    warning="1 clip has channels that cancel",
 )
 _audio(
     "stereo that cancels nearly",
     encoded(np.stack([TONE, -0.9 * TONE], 1)),
-    warning="1 clips have channels that cancel",
+    warning="1 clip has channels that cancel",
 )
 _audio(
     "a dead channel",
     encoded(np.stack([0 * TONE, TONE], 1)),
-    warning="1 stereo clips have an empty channel",
+    warning="1 stereo clip has an empty channel",
 )
 _audio(
     "a constant added",
     encoded(0.5 * TONE + 0.3),
-    warning="1 clips have a constant offset (largest 0.3",
+    warning="1 clip has a constant offset (0.3",
 )
-_audio("clipped", encoded(np.clip(5 * TONE, -1, 1)), warning="1 clips are clipped")
+_audio("clipped", encoded(np.clip(5 * TONE, -1, 1)), warning="1 clip is clipped")
 _audio("a rate of 1 Hz", encoded(TONE, 1), "sample rate not credible")
 _audio("a rate of 2 GHz", encoded(TONE, 2_000_000_000), "sample rate not credible")
-_audio("telephone", encoded(TONE, 8000), warning="1 clips are sampled below 16 kHz")
+_audio("telephone", encoded(TONE, 8000), warning="1 clip is sampled below 16 kHz")
 _audio(
     "too short",
     encoded(TONE[:4410]),
@@ -323,7 +323,7 @@ _audio("no samples", encoded(TONE[:0]), "no samples")
 _audio(
     "a tail of silence",
     encoded(np.r_[TONE, 0 * LONG[: 3 * RATE]]),
-    warning="1 clips end with more than 1.5 s of silence",
+    warning="1 clip ends with more than 1.5 s of silence",
 )
 _audio("FLAC under a name of WAV", FLAC)
 _audio("8 bits", encoded(TONE, subtype="PCM_U8"))
@@ -435,13 +435,13 @@ _metadata(
     "coqui",
     "an unknown language",
     _line(M, 3, "wavs/001.wav|a|b|klingon"),
-    error="unknown language 'klingon' in 1 rows",
+    error="unknown language 'klingon' in 1 row",
 )
 _metadata(
     "coqui",
     "a Windows path",
     _line(M, 3, "C:\\x\\wavs\\001.wav|one|b|en"),
-    warning="1 recordings are not where",
+    warning="1 recording is not where",
     text="one",
 )
 _metadata(
@@ -529,7 +529,7 @@ _metadata(
     "a recording without a text",
     _gone("txt/p225/p225_001.txt"),
     4,
-    warning="1 recordings of p225 have no text",
+    warning="1 recording of p225 has no text",
 )
 _metadata("vctk", "a text without a recording", _gone("wav48/p225/p225_001.wav"), 4, MISSING)
 _metadata("vctk", "a pipe for a text", _pipe("txt/p225/p225_001.txt"), 4, "text file unreadable")
@@ -545,7 +545,7 @@ _metadata(
     "a recording without a text",
     _gone("84/1/84_1_001.normalized.txt"),
     4,
-    warning="1 recordings have no text",
+    warning="1 recording has no text",
 )
 _metadata(
     "libritts",
@@ -575,7 +575,7 @@ _metadata(
     "a recording without a text",
     _gone("001.txt"),
     4,
-    warning="1 recordings have no text beside them",
+    warning="1 recording has no text beside it",
 )
 _metadata(
     "sidecar",

@@ -126,7 +126,10 @@ def test_a_folder_is_sorted_by_what_lies_beside_each_recording(tmp_path):
     names = [[p.name for p in of] for of in (got.clips, got.segmented, got.bare)]
     assert (got.layout, names) == ("", [["1.wav", "2.wav"], ["talk.wav"], ["nothing.wav"]])
     (tmp_path / "a/1.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"1\.wav has a text beside it, and 1\.json too .*keep one"):
+    with pytest.raises(BadInput, match=r"1\.wav has a text beside it, and 1\.json too: .*keep one"):
+        sort.sort(tmp_path)
+    (tmp_path / "a/2.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"1\.json too \(as 1 other has\): .*keep one"):
         sort.sort(tmp_path)
 
 
@@ -218,7 +221,7 @@ def test_every_stage_is_said_and_called_and_goes_on_where_it_was_stopped(
     assert [c[0] for c in first.seen] == ["split", "scan", "--config"]
     for call in first.seen:  # as one could type it
         assert f"$ python launch.py {shlex.join(call)}" in said
-    assert "left out: 1 recordings without a text" in said
+    assert "left out: 1 recording without a text" in said
     assert "4 clips can be used" in said
     assert "The language is new to these weights" in said
     assert "the same finetune command goes on there" in said
@@ -266,7 +269,7 @@ def test_what_cannot_work_is_said_before_anything_is_done(argv, says, recordings
 def test_recordings_without_any_text_need_a_recogniser(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_wav(tmp_path / "rec/1.wav", sine(22050, 300))
-    with pytest.raises(BadInput, match="none of 1 recordings has a text .*--recogniser DIR"):
+    with pytest.raises(BadInput, match="the one recording in it has a text .*--recogniser DIR"):
         finetuned(Calls(), "rec", "--language", "fa", "--out", "x")
     calls: list[list[str]] = []
     code, _ = finetuned(

@@ -28,11 +28,12 @@ from common.launcher import flags, ownership
 from common.launcher.program import make_program
 from common.run import settings as config
 from common.run.settings import Config
-from common.system import lock, status
+from common.system import lock, status, trace
 from common.system.errors import BadInput
 from tests.support import processes
 from tests.support.arithmetic_runs import arithmetic_run, settings
 from tests.support.corpora import make_corpus
+from trainer import profile
 
 ROOT = Path(launch.__file__).parent
 LAUNCH = [sys.executable, str(ROOT / "launch.py")]
@@ -134,6 +135,14 @@ def test_batch_size_is_not_hidden_by_a_token_budget():
 def test_what_is_not_understood_is_refused(argv, words, capsys):
     assert launch.main(argv) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_users_environment_profiles_no_run(monkeypatch):
+    assert launch.PROFILES == (profile.ASKED, trace.ASKED)
+    for name in launch.PROFILES:
+        monkeypatch.setenv(name, "5")
+    assert launch.main(["producer", "--run", "/nowhere"]) == 2
+    assert not set(launch.PROFILES) & set(os.environ)
 
 
 def test_flags_of_the_predecessor_are_answered(tmp_path, capsys):
@@ -357,6 +366,30 @@ def test_c32_a_port_in_use_or_no_port_is_refused_before_anything_starts():
     ]:
         with pytest.raises(BadInput, match=words):
             ownership.check_bind(address)
+
+
+def test_a_producer_for_a_finished_run_is_told_so_at_once(tmp_path, capsys, monkeypatch):
+    run_folder = arithmetic_run(tmp_path).path
+    said = f"{run_folder} is finished, and nothing is left to produce; to go on, start"
+    argv = ["producer", "--run", str(run_folder), "--gpu", "cpu"]
+    started = []
+    monkeypatch.setattr(launch, "_supervise", lambda program, notes: started.append(program) or 0)
+    trainer = status.StatusFile(run_folder, "trainer", "trainer")
+    for code in (None, 143, 1):  # at work elsewhere, stopped, failed
+        trainer.update(phase="training", exit_code=None)
+        if code is not None:
+            trainer.finish(code)
+        assert launch.main(argv) == 0
+        assert said not in capsys.readouterr().out
+    assert len(started) == 3
+    trainer.finish(0)
+    assert launch.main(argv) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(said)
+    assert out.count("\n") == 1
+    with lock.lock(run_folder / "lock", "a trainer that goes on"):
+        assert launch.main(argv) == 0
+    assert len(started) == 4
 
 
 # -- from outside ----------------------------------------------------------------------------------

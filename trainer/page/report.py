@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from common.run.folder import RunFolder
 from common.run.stages import load
-from common.system import status
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from trainer.page import facts, sounds, svg
@@ -86,7 +85,8 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
     return _template("report.html.j2").render(
         title=run.path.resolve().name,
         size=figures["size"],
-        stands=facts.stands(run),
+        stands=facts.stands(run.path),
+        warnings=facts.warnings(run.path),
         written=time.strftime("%Y-%m-%d %H:%M"),
         stages=[_stage(run, name, read[name], figures["stages"][name]) for name in run.stages],
         settings=facts.changed_settings(run.config),
@@ -94,7 +94,6 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
         rows=_rows(run, audio),
         axis=[(sounds.height_of(hz), f"{hz / 1000:g} kHz") for hz in sounds.SHOWN_HZ],
         mel_height=sounds.HEIGHT_PX,
-        processes=status.read_all(run.path),
         live=live,
     )
 
@@ -150,11 +149,16 @@ def _save(path: Path, html: str) -> None:
 def _stage(run: RunFolder, name: str, history: summary.History, figures: dict) -> Stage:
     spec = run.spec(name)
     panels = load(spec.panels)(history, figures)
-    title = spec.title[:1].upper() + spec.title[1:]
+    title = _title(spec)
     panels += facts.speed_panels(title, history)
     best = figures.get("best_checkpoint") or figures.get("eval_best_step")
     charts = [svg.chart(p, best) for p in panels]
     return Stage(title, summary.rows_of(figures), [c for c in charts if c is not None])
+
+
+def _title(spec) -> str:
+    """A stage's name, as a heading."""
+    return spec.title[:1].upper() + spec.title[1:]
 
 
 def _last_sampled(run: RunFolder) -> int:
@@ -234,20 +238,21 @@ def _compared(runs: list[RunFolder], names: list[str], figures: list[dict]) -> l
             (r, n, f) for r, n, f in zip(runs, names, figures, strict=True) if stage in r.stages
         ]
         spec = having[0][0].spec(stage)
+        title, (trained, evaluated) = _title(spec), spec.judged
+        what = f"{title}: {summary.JUDGED[trained]}"
         tables = [dict(summary.rows_of(f["stages"][stage])) for _, _, f in having]
         curves = {True: [], False: []}
         for run, name, _ in having:
             history = summary.History.read(run.stage_folder(stage))
-            trained, evaluated = spec.judged
             curves[True].append(Curve(name, *history.series(evaluated, evaluated=True)))
             curves[False].append(Curve(name, *history.series(trained), rough=True))
         charts = [
-            svg.chart(Panel(f"{spec.title}: {word} {spec.judged[0]}", curves[held_out], "loss"))
-            for held_out, word in ((True, "held-out"), (False, "training"))
+            svg.chart(Panel(f"{what}, {word}", curves[held_out], "loss"))
+            for held_out, word in ((True, "held out"), (False, "training"))
         ]
         out.append(
             {
-                "title": spec.title,
+                "title": title,
                 "names": [name for _, name, _ in having],
                 "rows": [
                     (key, [t.get(key, "") for t in tables])

@@ -16,8 +16,11 @@ for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -52,6 +55,21 @@ def as_computed(gradient: tf.Tensor) -> tf.Tensor:
     return op.inputs[0] if widened and op.inputs[0].dtype.size < gradient.dtype.size else gradient
 
 
+_told: ContextVar[Callable[[Program], object] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def each_program(told: Callable[[Program], object]) -> Iterator[None]:
+    """Inside, `told` gets each program that this thread traces as soon as it can be compiled: that
+    need not wait until all of a function's programs are traced.
+    """
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
 class Program:
     """`function(*tensors, *variables)` as one XLA program, called from within a function that XLA
     does not compile.
@@ -72,6 +90,8 @@ class Program:
         self.name, self._specs, self._variables = name, list(specs), list(variables)
         compiled = tf.function(function, jit_compile=True, autograph=False)
         self._call = compiled.get_concrete_function(*self._specs, *self._variables)
+        if (told := _told.get()) is not None:
+            told(self)
 
     def __call__(self, *args) -> list[tf.Tensor]:
         """Its results, flat."""
@@ -88,7 +108,7 @@ class Program:
         def alone():
             # Zeros of the graph: made one by one by several threads, TensorFlow 2.21 confuses their
             # shapes (seen on a GPU).
-            zeros = [tf.zeros(s.shape, s.dtype) for s in self._specs]
+            zeros = [_zeros(s) for s in self._specs]
             return [x for x in self(*zeros, *self._variables) if x.dtype.is_floating][:1]
 
         for result in tf.function(alone, autograph=False)():
@@ -98,6 +118,18 @@ class Program:
     def dtypes(self) -> list[tf.DType]:
         """The dtypes of its results."""
         return [x.dtype for x in tf.nest.flatten(self._call.structured_outputs)]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A function that calls programs, one after the other."""
+
+    name: str
+    function: Any
+
+    def compile(self) -> None:
+        """Trace it; XLA compiles nothing of it."""
+        self.function.get_concrete_function()
 
 
 class Region:
@@ -297,6 +329,14 @@ class _Cut:
 
         own = [variables[i - traced.num_inputs] for i in weights]
         return Program(name, run, _specs(tensors), [*own, *(sums or ())])
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype.size > 1 or not spec.dtype.is_floating:
+        return tf.zeros(spec.shape, spec.dtype)
+    # TensorFlow has no operation of its own that fills a tensor of FP8.
+    made = tf.function(lambda: tf.cast(tf.zeros(spec.shape), spec.dtype), jit_compile=True)
+    return made()
 
 
 def _value(x) -> tf.Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.system.errors import BadInput
 from producer.corpus.readers.paths import SEARCH_S, FixedPlace, walk
-from producer.corpus.readers.row import Item, Notice, Row, Taken, text_of
+from producer.corpus.readers.row import Item, Notice, Row, Taken, text_of, without_text
 
 _ENDING = ".normalized.txt"
 _SUFFIXES = (".wav", ".flac", ".mp3", ".opus")
@@ -65,4 +65,4 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
             " recordings"
         )
     if silent:
-        yield Notice(str(path), f"{silent} recordings have no text beside them (first {first})")
+        yield Notice(str(path), without_text(silent, first))

@@ -9,6 +9,7 @@ of accents.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -41,6 +42,13 @@ def _slashed(name: str) -> str:
     return name.replace("\\", "/")
 
 
+@functools.lru_cache(maxsize=64)
+def _folders(root: str) -> list[str]:
+    """The folders of a corpus that may hold its recordings, as what goes before a file's name."""
+    found = [os.path.normpath(os.path.join(root, folder, "x")) for folder in AUDIO_FOLDERS]
+    return [path[:-1] for path in found]
+
+
 def audio_candidates(root: os.PathLike | str, name: str) -> tuple[str, ...]:
     """Every path that `name` in a metadata file under `root` may mean, the likeliest first.
 
@@ -54,6 +62,10 @@ def audio_candidates(root: os.PathLike | str, name: str) -> tuple[str, ...]:
     stem, suffix = os.path.splitext(name) if has_audio_suffix(name) else (name, "")
     if os.path.isabs(name):
         bases = [stem]
+    elif "/" not in name and stem.strip("."):
+        bases = [folder + stem for folder in _folders(os.fspath(root))]
+        if suffix:
+            bases.insert(0, bases.pop(1))
     else:
         bases = [os.path.normpath(os.path.join(root, folder, stem)) for folder in AUDIO_FOLDERS]
         if suffix or "/" in name:  # a path as written first means one below the root

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from common.system.counted import counted
 from common.system.errors import BadInput
 from common.system.files import open_plain, why_irregular
 from producer.corpus.readers.paths import FixedPlace, Place, has_audio_suffix
@@ -232,3 +233,9 @@ def text_of(file: Path, name: str = "") -> str | RowError:
     if any(text is None for _, text in parts):
         return RowError(str(file), 1, name, "not UTF-8; save the text file as UTF-8", "not UTF-8")
     return " ".join(text.strip() for _, text in parts)
+
+
+def without_text(count: int, first: str) -> str:
+    """What to say of recordings that no text belongs to."""
+    said = "{n} [recording has no text beside it|recordings have no text beside them] ([|first ]"
+    return f"{counted(count, said)}{first})"

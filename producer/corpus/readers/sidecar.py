@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.system.errors import BadInput
 from producer.corpus.readers.paths import SEARCH_S, FixedPlace, has_audio_suffix, walk
-from producer.corpus.readers.row import Item, Notice, Row, RowError, Taken, text_of
+from producer.corpus.readers.row import Item, Notice, Row, RowError, Taken, text_of, without_text
 
 _ENDINGS = (".txt", ".lab")
 _DEEPEST = 5
@@ -130,6 +130,4 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
             yield RowError(tree.texts[clip], 1, clip, reason, "audio file missing")
     if tree.audio:
         first = tree.audio[min(tree.audio)]
-        yield Notice(
-            str(path), f"{len(tree.audio)} recordings have no text beside them (first {first})"
-        )
+        yield Notice(str(path), without_text(len(tree.audio), first))

@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+from common.system.counted import counted
 from producer.corpus.readers import parquet
 from producer.corpus.readers.row import METADATA_NAMES, Notice, usual_metadata
 
@@ -102,7 +103,10 @@ def _shards(path: Path, shards: list[Path], separate: bool) -> tuple[list[Part],
         found += [(p, True) for p in held]
         notices.append(
             Notice(
-                str(held[0]), f"is the evaluation set ({len(held)} files), as it lies beside train"
+                str(held[0]),
+                counted(
+                    len(held), "is the evaluation set ({n} [file|files]), as it lies beside train"
+                ),
             )
         )
         held = []

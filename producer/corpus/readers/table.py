@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.system.counted import counted
 from producer.corpus.readers.columns import Columns, Given, by_content, by_name, is_number
 from producer.corpus.readers.paths import Locator, Place, audio_candidates, has_audio_suffix
 from producer.corpus.readers.row import Item, Notice, Row, RowError, Taken, lines, not_utf8
@@ -193,17 +194,18 @@ class Table:
                 own[0] or speaker,
             )
         if self.broken:
-            said = (
-                f"{len(self.broken)} rows go on over several lines (first at line {self.broken[0]})"
+            said = counted(
+                len(self.broken), "{n} [row goes|rows go] on over several lines ([|first ]at line"
             )
+            said = f"{said} {self.broken[0]})"
             yield Notice(file, f"{said}; an unclosed quote mark swallows the rows after it")
         if self.numbers:
             column, other = columns.texts[0] + 1, columns.texts[1] + 1
-            counted = f"{self.numbers}/{self.num_rows} rows"
+            rows_of = counted(self.num_rows, "{n} [row|rows]")
             yield Notice(
                 file,
-                f"column {column} looks numeric in {counted}; column {other} was taken as the text"
-                " there",
+                f"column {column} looks numeric in {self.numbers} of {rows_of}; column {other} was"
+                " taken as the text there",
             )
 
     def _text(self, fields: list[str]) -> str:

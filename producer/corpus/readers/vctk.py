@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from common.system.counted import counted
 from common.system.errors import BadInput
 from producer.corpus.readers.paths import FixedPlace
 from producer.corpus.readers.row import Item, Notice, Row, Taken, text_of
@@ -52,8 +53,8 @@ def read(path: Path, given: None = None) -> Iterator[Item]:
         (speaker, _), *others = without.most_common()
         yield Notice(
             str(path),
-            f"{without.total()} recordings of {speaker}{' and others' if others else ''} have no"
-            " text",
+            f"{counted(without.total(), '{n} [recording|recordings]')} of {speaker}"
+            f"{' and others' if others else ''}{counted(without.total(), ' [has|have]')} no text",
         )
 
 

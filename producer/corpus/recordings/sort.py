@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.system.counted import counted
 from common.system.errors import BadInput
 from producer.corpus.readers import detect, sidecar
 from producer.corpus.recordings import transcribe, work
@@ -47,9 +48,10 @@ def sort(folder: Path) -> Sorted:
     to_cut = [r for r in found if segments[r] is not None and r not in with_text]
     both = [r for r in found if segments[r] is not None and r in with_text]
     if to_cut and both:
+        more = counted(len(both) - 1, " (as {n} [other has|others have])")
         raise BadInput(
-            f"{both[0]} has a text beside it, and {segments[both[0]].name} too (so have"
-            f" {len(both) - 1} more): cutting would use it twice; keep one of the two"
+            f"{both[0]} has a text beside it, and {segments[both[0]].name} too"
+            f"{more if len(both) > 1 else ''}: cutting would use it twice; keep one of the two"
         )
     return Sorted(
         "",

@@ -19,6 +19,7 @@ import soundfile
 from common.audio.errors import DecodeError
 from common.audio.reading import open_audio
 from common.data.manifest import Reject
+from common.system.counted import counted
 from common.system.errors import OK, BadInput
 from common.system.files import write_atomically
 from producer.corpus.readers import sidecar
@@ -62,8 +63,9 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     with_text = sidecar.with_text(folder)
     found = [(r, s) for r in work.recordings(folder) if (s := find(r)) or r not in with_text]
     if not any(s for _, s in found):
+        none = counted(len(found), "[the one recording in it|none of {n} recordings]")
         raise BadInput(
-            f"{folder}: none of {len(found)} recordings has x.srt, x.vtt or x.json beside it;"
+            f"{folder}: {none} has x.srt, x.vtt or x.json beside it;"
             " launch.py transcribe makes them"
         )
     rows, rejects, again = [], [], 0
@@ -82,7 +84,9 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
             bar.advance(bar.task_ids[0])
     _write(out, rows, rejects)
     hours = sum(float(r[5]) - float(r[4]) for r in rows) / 3600
-    tell(f"{len(rows)} clips, {hours:.2f} h, from {len(found)} recordings, {again} known already")
+    clips = counted(len(rows), "{n} [clip|clips]")
+    sources = counted(len(found), "{n} [recording|recordings]")
+    tell(f"{clips}, {hours:.2f} h, from {sources}, {again} known already")
     if rejects:
         kinds = ", ".join(f"{k} {n}" for k, n in Counter(r.kind for r in rejects).most_common())
         tell(f"left out: {kinds} ({out / 'rejects.tsv'})")

@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from common.audio import notes
 from common.audio.errors import DecodeError
 from common.audio.reading import mono, open_audio, read
 from common.system.documents import read_json
@@ -97,8 +98,7 @@ def bar(what: str, total: float) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, disable=not sys.stderr.isatty(), transient=True
-    ) as shown:
+    shown = Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True)
+    with notes.dropped(), shown:
         shown.add_task(what, total=total, name="")
         yield shown
