@@ -26,6 +26,7 @@ from common.transport.lease_records import Rules
 from common.transport.server import LeaseServer
 from trainer import follow, profile, stages
 from trainer.finale import finish, leave_summary
+from trainer.history.checkpoint import ReadEarly
 from trainer.history.stage_history import check_ended
 from trainer.lead import Lead
 from trainer.opening import device_in_words, set_up_device
@@ -61,28 +62,21 @@ def main(stop: Stop) -> int | None:
     status = StatusFile(args.run, "trainer", "trainer")
     stop.at_exit(status.finish)
     try:
+        early = ReadEarly(stages.files_of(run, _next_stage(run)).checkpoints)
         prove(run)
         lead = Lead.of(run, _next_stage(run), status, stop)
         set_up_device(run, status, lead.connect if lead else lambda: None)
         server = _bind(run, stop)
         try:
             for name in run.stages:
-                if (
-                    run.spec(name).publishes
-                    and profile.free_steps() is not None
-                    and not run.dvae_weights.is_file()
-                ):
-                    profile.untrained_dvae(run)
-                if run.spec(name).publishes and run.dvae_weights.is_file():
-                    log.info(
-                        "stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now",
-                        run.dvae_weights,
-                    )
+                if _has_ended(run, name):
                     continue
                 lead = lead or Lead.of(run, name, status, stop)
                 try:
                     with device_in_words(status, stages.files_of(run, name).checkpoints):
-                        stage = train_stage(run, name, server, status, stop, lead)
+                        stage = train_stage(
+                            run, name, server, status, stop, lead, early.load_folder
+                        )
                 except Stopped:
                     if stop.cause == "stop" and profile.free_steps() is None:
                         leave_summary(run, status, stop)
@@ -104,6 +98,21 @@ def main(stop: Stop) -> int | None:
         return None
     finally:
         held.release()
+
+
+def _has_ended(run: RunFolder, name: str) -> bool:
+    """Whether a stage's result is there. A profile run makes one up."""
+    if not run.spec(name).publishes:
+        return False
+    if profile.free_steps() is not None and not run.dvae_weights.is_file():
+        profile.untrained_dvae(run)
+    if run.dvae_weights.is_file():
+        log.info(
+            "stage 1 has ended: %s stays as it is, whatever dvae.max_steps says now",
+            run.dvae_weights,
+        )
+        return True
+    return False
 
 
 def _next_stage(run: RunFolder) -> str:

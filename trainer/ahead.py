@@ -17,17 +17,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
 from common.system.errors import Hopeless, RunError, is_out_of_memory
 from common.system.lifecycle import Stop
+from trainer.ranks.share import every
 from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
 
 if TYPE_CHECKING:
+    from common.data.buckets import Bucket
     from trainer.history.schedule import Position
     from trainer.stages import Stage
     from trainer.step.gpt import Step
@@ -35,20 +37,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
-# Functions under way beside training: tracing one more, in Python, would hold up those that a step
-# already waits for.
-_AT_ONCE = 2
+# Functions under way beside training: tracing one takes a third of the time of its compilation, and
+# more of them would hold up, in Python, those that a step already waits for.
+_AT_ONCE = 4
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
+IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
+_TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
+
 Function = tuple[str, int]
 Job = tuple[str, Callable[[], object]]
-
-
-def every(plan: str, g: int) -> bool:
-    """Whether a trainer that is alone computes a batch: yes."""
-    return True
 
 
 def prepare(
@@ -56,10 +56,12 @@ def prepare(
     position: Position,
     observer: Observer,
     stop: Stop,
+    *,
     own: Callable[[str, int], bool] = every,
+    all_first: bool = False,
 ) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows
-    during training.
+    during training, or now if `all_first`: where steps are to be timed.
 
     Does nothing if the step compiles nothing. `own(plan, g)`: whether this trainer computes that
     batch.
@@ -78,9 +80,10 @@ def prepare(
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
     if stage.step.options.jit:
-        now = dict.fromkeys([*([] if known else [("training", largest)]), *order[:1]])
+        first = order if all_first else order[:1]
+        now = dict.fromkeys([*([] if known else [("training", largest)]), *first])
         workers = Workers(min(MOST_AT_ONCE, cores()), compiled.given)
-        run_aside(lambda: [workers.add(compiled.programs(*wanted), wanted) for wanted in now], stop)
+        run_aside(lambda: [compiled.trace(workers, wanted) for wanted in now], stop)
         workers.wait(stop, observer)
     if known:
         log.info("the largest step was tried on this card before, and is not tried again")
@@ -114,12 +117,19 @@ class Compiled:
         self._coming: set[Function] = set()
         self._changed = threading.Condition()
 
-    def programs(self, what: str, bucket: int) -> list[Job]:
-        """Trace a function and return what there is to compile for it."""
-        found = self._stage.step.programs(
-            bucket, self._stage.schedule.accumulate > 1, training=what == "training"
-        )
-        return [(program.name, program.compile) for program in found]
+    def trace(self, workers: Workers, function: Function) -> int:
+        """Trace a function, and have each of its programs compiled from the time it is traced on;
+        return how many there are that were not given to any workers before.
+        """
+        from trainer.step.regions import each_program  # TensorFlow, as such a step has
+
+        what, bucket = function
+        new: list[int] = []
+        with each_program(lambda p: new.append(workers.add([(p.name, p.compile)], function))):
+            found = self._stage.step.programs(
+                bucket, self._stage.schedule.accumulate > 1, training=what == "training"
+            )
+        return sum(new) + workers.add([(p.name, p.compile) for p in found], function)
 
     def later(self, wanted: list[Function]) -> None:
         """Compile these too, in this order, once `go_on` is called or a step waits for one."""
@@ -130,6 +140,16 @@ class Compiled:
         wanted, self._later = self._later, []
         if wanted:
             threading.Thread(target=self._run, args=(wanted,), name="compile", daemon=True).start()
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The stage's."""
+        return self._stage.schedule.train.buckets
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is left to compile."""
+        return bool(self._coming)
 
     def is_coming(self, what: str, bucket: int) -> bool:
         """Whether a function is being compiled, or is waiting for it."""
@@ -146,11 +166,11 @@ class Compiled:
                 self._stop.check()
                 self._changed.wait(_POLL_S)
 
-    def watch(self, step: Step) -> WaitingStep:
+    def watch(self, step: Step, observer: Observer | None = None) -> WaitingStep:
         """`step`, with calls that wait for their programs: they notice a stop, which a compilation
-        does not.
+        does not. `observer` is told which of them wait, and which are made beside a compilation.
         """
-        return WaitingStep(step, self)
+        return WaitingStep(step, self, observer)
 
     def _run(self, wanted: list[Function]) -> None:
         began, threads = time.monotonic(), max(1, min(MOST_AT_ONCE, cores() - _LEFT_FOR_TRAINING))
@@ -158,7 +178,7 @@ class Compiled:
         try:
             for function in wanted:
                 self._stop.check()
-                left[function] = workers.add(self.programs(*function), function)
+                left[function] = self.trace(workers, function)
                 self._collect(workers, left, wait=False)
                 while len(left) >= _AT_ONCE:
                     self._collect(workers, left, wait=True)
@@ -211,8 +231,8 @@ class WaitingStep:
     step needs.
     """
 
-    def __init__(self, step: Step, compiled: Compiled):
-        self._step, self._compiled = step, compiled
+    def __init__(self, step: Step, compiled: Compiled, observer: Observer | None):
+        self._step, self._compiled, self._observer = step, compiled, observer
 
     def __getattr__(self, name: str):
         return getattr(self._step, name)
@@ -230,11 +250,21 @@ class WaitingStep:
         return self._called("evaluation", self._step.evaluate, bucket, *args)
 
     def _called(self, what: str, call: Callable, bucket: int, *args):
+        if self._observer is not None and self._compiled.under_way:
+            self._tell(what, bucket)
         self._compiled.wait(what, bucket)
         try:
             return call(bucket, *args)
         finally:
             self._compiled.go_on()
+
+    def _tell(self, what: str, bucket: int) -> None:
+        self._observer.beside_compiling()
+        # Of what was not traced yet, the loop has told.
+        traced = any(self._step.trace_counts.get(f"{name}/{bucket}") for name in _TRACED[what])
+        if traced and self._compiled.is_coming(what, bucket):
+            buckets = self._compiled.buckets
+            self._observer.compiling(IN_WORDS[what], bucket, len(buckets), buckets[bucket])
 
 
 def largest_bucket(stage: Stage) -> int:

@@ -24,6 +24,7 @@ from trainer import ahead, gate, profile, stages
 from trainer.feed import Feed, Listeners, Quarantine, no_batch
 from trainer.finale import TargetCounter, remember_entropy
 from trainer.history import judgements
+from trainer.history.checkpoint import Read, load_folder
 from trainer.history.differing import Differing
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
@@ -33,6 +34,7 @@ from trainer.loop import Loop
 from trainer.patience import Patience
 from trainer.profile import Profiler
 from trainer.readback import Readback
+from trainer.ranks.share import every
 from trainer.report.clock import Clock
 from trainer.report.gpu_use import GpuUse, uuid_of
 from trainer.report.observe import Observer
@@ -54,15 +56,16 @@ def train_stage(
     status: StatusFile,
     stop: Stop,
     lead: Lead | None = None,
+    read: Read = load_folder,
 ) -> Stage:
     """Train one stage from its newest checkpoint to its end; return it with its final networks.
-    `lead`: the other trainers, if several make its steps.
+    `lead`: the other trainers, if several make its steps. `read`: how a checkpoint is read.
 
     RunError: stopped, replaced, no data, a history that cannot be used (`Loop.run`, `restore`).
     """
     run.stage_folder(name).mkdir(exist_ok=True)
     built = stages.build(run, name)
-    history, position = _restored(run, built)
+    history, position = _restored(run, built, read)
     stage, position = _left_to_train(run, built, position)
     quarantine = _quarantine(run, stage, position)
     differing = _differing(run, stage, history.ledger)
@@ -122,12 +125,12 @@ def _made_ready(
         lead.begin(stage, position.step, server.release)
     if position.step >= stage.schedule.total_steps:
         return stage.step
-    own = ahead.every if lead is None else lead.computes
-    compiled = ahead.prepare(stage, position, observer, stop, own)
+    own, timed = every if lead is None else lead.computes, profile.free_steps() is not None
+    compiled = ahead.prepare(stage, position, observer, stop, own=own, all_first=timed)
     if lead is not None:
         lead.wait_ready()
     wait_ready(server, run, observer, stop, compiled.go_on)
-    return compiled.watch(stage.step)
+    return compiled.watch(stage.step, observer)
 
 
 def _why(stop: Stop) -> Callable[[], str | None]:
@@ -148,12 +151,12 @@ def _profiler(run: RunFolder, stage: Stage, watch: Watch) -> Profiler | None:
     return Profiler(watch, profile.free_steps())
 
 
-def _restored(run: RunFolder, stage: Stage):
+def _restored(run: RunFolder, stage: Stage, read: Read):
     """The stage's history, and the position from which it goes on."""
     facts = {"identity": run.identity, "dims": run.dims.to_dict()}
     settings = flat(run.config.model_dump(exclude={"run"}))
     history, position = restore(
-        stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings
+        stage.files, run.config.train.keep, facts, stage.step.load_state_dict, settings, read
     )
     _say_if_done(stage, position)
     if stage.spec.speaks:  # settings may have changed, and checkpoints may be gone

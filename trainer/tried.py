@@ -1,9 +1,10 @@
 """What this process's card has been seen to do: a restart begins with the step it goes on with, and
 tries neither the largest step again nor the fused attention.
 
-A line per trial, in the folder of XLA's findings: for the same network, batch, code, TensorFlow,
-driver and card. What has another one, or less memory than the step needed, is tried; so is
-everything where no GPU is, and after an end that a restart would not mend.
+A line per trial, for the same network, batch, code, TensorFlow, driver, flags and card, in the
+user's cache: another run on the same settings need not try them either. What has another one, or
+less memory than the step needed, is tried; so is everything where no GPU is, and after an end that
+a restart would not mend.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING
 from common.gpu.device import cudnn_version
 from common.gpu.listing import list_gpus
 from common.gpu.memory import this_card
-from common.gpu.xla_env import CACHE
+from common.gpu.xla_env import CACHE, flags_in_force, tensorflow_version
 from common.system.documents import parse_json
 from common.system.errors import HOPELESS
-from common.system.files import bytes_digest, digest
+from common.system.files import bytes_digest, digest, write_atomically
+from common.system.home import user_cache
 from common.system.lifecycle import Stop
 
 if TYPE_CHECKING:
@@ -51,9 +53,11 @@ class Tried:
 
     @classmethod
     def of_process(cls) -> Tried:
-        """Beside what XLA's autotuner found for this process."""
+        """Of all of the user's runs; where there is no place for that, beside what XLA's autotuner
+        found for this process. Nowhere if XLA may keep nothing.
+        """
         folder = os.environ.get(CACHE)
-        return cls(None if not folder else Path(folder))
+        return cls(None if not folder else user_cache() or Path(folder))
 
     def forget_if_hopeless(self, stop: Stop) -> None:
         """Where the process of `stop` ends hopelessly, something did not do after all."""
@@ -63,7 +67,7 @@ class Tried:
         """What `why_not` says of the fused attention, which is asked unless it had nothing to say
         before.
         """
-        key = _key("attention", {"flags": os.environ.get("XLA_FLAGS", "")})
+        key = _key("attention", {})
         if self.needed(key) is not None:
             return None
         reason = why_not()
@@ -76,9 +80,7 @@ class Tried:
         if self._file is None or key is None:
             return None
         try:
-            with open(self._file, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
-                lines = file.read(_MOST_BYTES).splitlines()
+            lines = self._newest()
         except OSError:
             return None
         return next((n for line in reversed(lines) if (n := _bytes(line, key)) is not None), None)
@@ -87,9 +89,14 @@ class Tried:
         """The trial of this key was made, and needed so many."""
         if self._file is None or key is None:
             return
+        line = json.dumps({"tried": key, "bytes": num_bytes}) + "\n"
         try:
-            with open(self._file, "a") as file:
-                file.write(json.dumps({"tried": key, "bytes": num_bytes}) + "\n")
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            if self._file.exists() and self._file.stat().st_size > _MOST_BYTES:
+                lines = self._newest()
+                write_atomically(self._file, b"\n".join([*lines[len(lines) // 2 :], b""]))
+            with open(self._file, "a") as file:  # at once: other runs may append, too
+                file.write(line)
         except OSError as e:  # the next start tries it again
             log.info("%s cannot be written: %s", self._file, e.strerror)
 
@@ -100,6 +107,11 @@ class Tried:
                 self._file.unlink(missing_ok=True)
             except OSError as e:  # at a process's end: it keeps its exit code
                 log.warning("%s cannot be removed: %s", self._file, e.strerror)
+
+    def _newest(self) -> list[bytes]:
+        with open(self._file, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            return file.read(_MOST_BYTES).splitlines()
 
 
 def key_of(step: Step, schedule: Schedule, largest: int) -> str | None:
@@ -123,9 +135,9 @@ def _key(what: str, facts: dict) -> str | None:
     card = this_card()
     if card is None:
         return None
-    # The folder is one version of TensorFlow's.
     of_card = {"card": card.uuid, "driver": list_gpus().driver, "cudnn": cudnn_version()}
-    return digest({"what": what, **facts, **of_card, "code": _code()})
+    of_xla = {"tensorflow": tensorflow_version(), "flags": flags_in_force(os.environ)}
+    return digest({"what": what, **facts, **of_card, **of_xla, "code": _code()})
 
 
 @functools.cache

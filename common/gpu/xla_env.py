@@ -30,6 +30,7 @@ CACHE = "XTTS_XLA_CACHE"
 # compilation 20 s for the same step time.
 _FLAGS = {"--xla_gpu_enable_triton_gemm": "false"}
 _CACHE_FLAG = "--xla_gpu_per_fusion_autotune_cache_dir"
+_CACHE_WORD = re.compile(rf'{_CACHE_FLAG}=(?:"(?:\\.|[^"\\])*"|\S+)')
 
 
 def xla_env(env: Mapping[str, str], device: Device, cache: Path | None = None) -> dict[str, str]:
@@ -55,10 +56,15 @@ def xla_env(env: Mapping[str, str], device: Device, cache: Path | None = None) -
 
 def cache_folder(run_dir: Path, process: str) -> Path:
     """The folder where a run's process keeps XLA's autotuning results."""
-    return run_dir / "cache" / "xla" / f"tensorflow-{_version()}" / process
+    return run_dir / "cache" / "xla" / f"tensorflow-{tensorflow_version()}" / process
 
 
-def _version() -> str:
+def flags_in_force(env: Mapping[str, str]) -> str:
+    """XLA_FLAGS, without the folder of the autotuner's findings: each process has its own."""
+    return " ".join(_CACHE_WORD.sub(" ", env.get("XLA_FLAGS", "")).split())
+
+
+def tensorflow_version() -> str:
     """The installed TensorFlow's, without importing it."""
     for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
         try:

@@ -209,7 +209,8 @@ def build(
 
 def _add_settings(parser: Parser, words: tuple[str, str]) -> None:
     if words == KEY_VALUE:
-        which = "those of --run; with data.train=…: configs/ljspeech.yaml; else configs/demo.yaml"
+        which = "those of --run; with data.train=…: configs/ljspeech.yaml, or, with"
+        which += " model.weights=… too, configs/finetune_xtts.yaml; else configs/demo.yaml"
         parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {which})")
     parser.add_argument("settings", nargs="*", metavar=words[0], help=words[1])
 

@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 def settings_file(args: argparse.Namespace) -> Path:
     """--config; without it, the settings of the run that is named, if it exists, else those for a
-    corpus of one's own, else the demo's.
+    corpus of one's own, from nothing or from weights, else the demo's.
     """
     if args.config:
         return Path(args.config)
@@ -27,7 +27,10 @@ def settings_file(args: argparse.Namespace) -> Path:
     if run_dir is not None and (run_dir / "identity.json").is_file():
         return run_dir / "config.yaml"
     own = any(s.startswith(("data.train=", "data={")) for s in settings)
-    return CONFIGS / ("ljspeech.yaml" if own else "demo.yaml")
+    weights = any(s.startswith("model.weights=") for s in settings)
+    return CONFIGS / (
+        "demo.yaml" if not own else "finetune_xtts.yaml" if weights else "ljspeech.yaml"
+    )
 
 
 def config_of(args: argparse.Namespace) -> Config:

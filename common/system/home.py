@@ -27,6 +27,14 @@ def settle(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, str(folder / name.lower()))
 
 
+def user_cache() -> Path | None:
+    """Folder of what this user's later commands may use again, of any run; it may not be there yet.
+    None: there is no place for one.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(caches) / "xtts-trainer" if os.path.isabs(caches) else None
+
+
 def _is_home(path: str) -> bool:
     return os.path.isabs(path) and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 

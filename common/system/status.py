@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from common.system.clock import boot, since_boot
 from common.system.documents import read_json
-from common.system.errors import OK
+from common.system.errors import INTERRUPTED, OK, TERMINATED
 from common.system.lock import holder, identity, is_alive
 
 if TYPE_CHECKING:
@@ -77,6 +77,14 @@ class Status:
     def alive(self) -> bool:
         """Whether the process that wrote this still runs."""
         return self.exit_code is None and self.pid > 0 and is_alive(self.pid, self.create_time)
+
+    @property
+    def doing(self) -> str:
+        """Its phase, or how it ended."""
+        if self.alive:
+            return self.phase
+        ended = {None: "dead", OK: "done", INTERRUPTED: "stopped", TERMINATED: "stopped"}
+        return ended.get(self.exit_code, f"exit {self.exit_code}")
 
     @property
     def buffer(self) -> str:
@@ -201,9 +209,11 @@ def run_is_over(run_dir: str | os.PathLike) -> bool:
 
 def as_json(run_dir: str | os.PathLike) -> dict:
     """The content of `launch.py status --json`: the run folder, the time, and every process's
-    report, with whether it is `alive`.
+    report, with whether it is `alive` and what it is `doing`.
     """
-    processes = [dataclasses.asdict(s) | {"alive": s.alive} for s in read_all(run_dir)]
+    processes = [
+        dataclasses.asdict(s) | {"alive": s.alive, "doing": s.doing} for s in read_all(run_dir)
+    ]
     return {"run": str(run_dir), "time": time.time(), "processes": processes}
 
 
@@ -234,9 +244,6 @@ def table(run_dir: str | os.PathLike) -> Table:
     ):
         t.add_column(column, no_wrap=column != "device", overflow="fold")
     for s in read_all(run_dir):
-        doing = (
-            s.phase if s.alive else (f"exit {s.exit_code}" if s.exit_code is not None else "dead")
-        )
         steps = (
             f"{s.stage_name} {s.step}" + (f"/{s.max_steps}" if s.max_steps else "")
             if s.role == "trainer"
@@ -248,7 +255,7 @@ def table(run_dir: str | os.PathLike) -> Table:
             s.name,
             str(s.pid),
             s.device or "-",
-            doing,
+            s.doing,
             steps.strip(),
             str(s.epoch) if s.role == "trainer" and s.step else "-",
             duration(s.eta_s) if s.eta_s is not None and s.alive else "-",

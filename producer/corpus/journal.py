@@ -21,6 +21,7 @@ import xxhash
 
 from common.system.counted import counted
 from common.system.files import digest
+from common.system.home import user_cache
 from producer.corpus.headers import AudioFacts, Known
 
 log = logging.getLogger(__name__)
@@ -135,10 +136,8 @@ def place_of(roots: Iterable[str | os.PathLike]) -> Path | None:
     """The journal of a scan of these folders, for a command without a folder of its own: in the
     user's cache; None: there is none.
     """
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not os.path.isabs(caches):
+    if (folder := user_cache()) is None:
         return None
-    folder = Path(caches) / "xtts-trainer"
     with contextlib.suppress(OSError):  # journals of corpora that were not scanned again
         for path in folder.glob("scan-*.journal"):
             if path.stat().st_mtime < time.time() - _OLD_S:

@@ -44,7 +44,10 @@ def check(config: Config, start: Beginning) -> None:
     """The parts that a run needs of what it begins with."""
     m = config.model
     if m.size != "xtts" or m.layers is not None:
-        raise BadInput("model.weights brings its own sizes: leave model.size and model.layers out")
+        raise BadInput(
+            "model.weights brings its own sizes: leave model.size and model.layers out, or take"
+            " --config configs/finetune_xtts.yaml, which has neither"
+        )
     missing = (
         ("DVAE", m.dvae or start.dvae, "--dvae dvae.pth"),
         ("vocabulary", config.text.vocab or start.vocab, "--vocab vocab.json"),

@@ -4,17 +4,21 @@ notice a SIGKILL of it, and what a real Prometheus makes of it. Run by hand:
     python -m tests.bench.serve_clients [--prometheus prometheus] [--work runs/serve_clients]
 
 A tiny run on a small corpus trains all the time. Each client does what the page's script does: the
-page every 35 s, its status every 2 s. Prometheus scrapes every second; then each query of the
-dashboard (docs/grafana/xtts.json) is put to its API. Prints figures; exit 1 where anything else
-than the step time is not as it should be. On a machine whose cores are all busy the step time
-varies more than serve costs: serve's own CPU seconds are the figure to look at.
+page every 35 s, its status every 2 s. Windows with and without clients alternate, so that other
+programs disturb both alike; of each pair the second is with clients as often as the first. The
+trainer has the first core to itself, all else shares the second: with two cores. A window begins
+and ends with a step. Prometheus scrapes every second; then each query of the dashboard
+(docs/grafana/xtts.json) is put to its API. Prints figures; exit 1 where anything else than the step
+time is not as it should be.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -25,6 +29,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -83,20 +88,15 @@ def steps_of(run: Path) -> list[dict]:
     return [r for r in map(json.loads, lines) if "step_ms" in r]
 
 
-def median_step_ms(run: Path, since: float, until: float) -> tuple[float, int]:
-    """(median, number) of the steps that ended then."""
-    found = [r["step_ms"] for r in steps_of(run) if since <= r["time"] <= until]
-    return (statistics.median(found) if found else float("nan")), len(found)
-
-
 class Clients:
-    """Browsers, each a thread.
+    """Browsers, each a thread, that ask while they are awake.
 
     `seconds`: how long each answer took; `faults`: answers that were not 200.
     """
 
     def __init__(self, address: str, count: int):
         self._address, self._ends = address, threading.Event()
+        self.awake = threading.Event()
         self.seconds: list[float] = []
         self.faults: list[str] = []
         self._threads = [
@@ -107,14 +107,17 @@ class Clients:
             t.start()
 
     def _browse(self, phase: float) -> None:
-        page_at = time.monotonic()
+        self._ask("/")
         self._ends.wait(phase * STATUS_S)
-        while not self._ends.is_set():
-            if time.monotonic() >= page_at:
-                page_at += PAGE_S
+        cycle = round(PAGE_S / STATUS_S)
+        for turn in itertools.count(1 + round(phase * cycle)):
+            self._ends.wait(STATUS_S)
+            self.awake.wait()
+            if self._ends.is_set():
+                return
+            if turn % cycle == 0:
                 self._ask("/")
             self._ask("/status.json")
-            self._ends.wait(STATUS_S)
 
     def _ask(self, path: str) -> None:
         began = time.monotonic()
@@ -129,6 +132,7 @@ class Clients:
     def close(self) -> None:
         """They leave."""
         self._ends.set()
+        self.awake.set()
         for t in self._threads:
             t.join(60)
 
@@ -147,24 +151,113 @@ def cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def beside_clients(run: Path, address: str, server: psutil.Process, count: int, seconds: float):
-    """The step without clients, with them, without them; what serve took meanwhile."""
-    for name, clients in (("nobody looks", 0), (f"{count} clients", count), ("nobody looks", 0)):
-        browsers = Clients(address.rstrip("/"), clients) if clients else None
-        began, before = time.time(), cpu_s(server)
-        time.sleep(seconds)
-        used, ended = cpu_s(server) - before, time.time()
-        if browsers is not None:
-            browsers.close()
-        ms, number = median_step_ms(run, began, ended)
-        line = f"{name}: {number} steps, median {ms:.1f} ms; serve took {used:.2f} s of CPU in"
-        line += f" {seconds:.0f} s ({100 * used / seconds:.1f} % of a core)"
-        if browsers is not None:
-            took = sorted(browsers.seconds)
-            line += f"; {len(took)} answers, median {1e3 * statistics.median(took):.0f} ms,"
-            line += f" slowest {1e3 * took[-1]:.0f} ms, {len(browsers.faults)} faults"
-        say(line)
-        assert browsers is None or not browsers.faults, browsers.faults[:5]
+@dataclass(frozen=True)
+class Window:
+    """Some steps in a row: by the clock (median, and without the wait for data), and the CPU time
+    of the trainer for each; what serve took meanwhile.
+    """
+
+    steps: int
+    step_ms: float
+    busy_ms: float
+    cpu_ms: float
+    serve_s: float
+    seconds: float
+
+
+class Steps:
+    """The steps of a run as they end."""
+
+    def __init__(self, run: Path):
+        self._file = open(run / "metrics.jsonl")
+        self._file.seek(0, os.SEEK_END)
+
+    def upto_next(self) -> list[dict]:
+        """Those that have ended since the last call; waits for one."""
+        found: list[dict] = []
+        end = time.monotonic() + DEADLINE_S
+        while not found:
+            for line in iter(self._file.readline, ""):
+                record = json.loads(line)
+                found += [record] if "step_ms" in record else []
+            assert time.monotonic() < end, "no step ends"
+            time.sleep(0.002)
+        return found
+
+
+def window(steps: Steps, trainer: psutil.Process, server: psutil.Process, seconds: float) -> Window:
+    """So long, from the end of a step to the end of another."""
+    steps.upto_next()
+    began, cpu, served = time.monotonic(), cpu_s(trainer), cpu_s(server)
+    found: list[dict] = []
+    while time.monotonic() - began < seconds:
+        found += steps.upto_next()
+    used, served = cpu_s(trainer) - cpu, cpu_s(server) - served
+    ms = statistics.median(r["step_ms"] for r in found)
+    busy = statistics.median(r["step_ms"] - r["wait_ms"] for r in found)
+    took = time.monotonic() - began
+    return Window(len(found), ms, busy, 1e3 * used / len(found), served, took)
+
+
+def give_cores(trainer: psutil.Process) -> None:
+    """The trainer keeps one core; whatever this process has started, and starts, gets the others.
+
+    Where there is one core, nothing is done.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return
+    for child in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        own = [first] if child.pid == trainer.pid else others
+        for thread in child.threads():
+            os.sched_setaffinity(thread.id, own)
+
+
+def beside_clients(run: Path, address: str, server: psutil.Process, trainer: psutil.Process, args):
+    """Pairs of windows, with clients and without."""
+    steps, browsers = Steps(run), Clients(address.rstrip("/"), args.clients)
+    time.sleep(5)  # the pages that they open with
+    quiet: list[Window] = []
+    looked: list[Window] = []
+    for pair in range(args.pairs):
+        for awake in (pair % 2 == 0, pair % 2 != 0):
+            browsers.awake.set() if awake else browsers.awake.clear()
+            time.sleep(0.5)  # answers on their way
+            found = window(steps, trainer, server, args.seconds)
+            (looked if awake else quiet).append(found)
+    browsers.close()
+    for name, found in (("nobody looks", quiet), (f"{args.clients} clients", looked)):
+        used, seconds = sum(w.serve_s for w in found), sum(w.seconds for w in found)
+        say(
+            f"{name}: {sum(w.steps for w in found)} steps in {len(found)} windows; serve took"
+            f" {used:.2f} s of CPU in {seconds:.0f} s ({100 * used / seconds:.1f} % of a core)"
+        )
+    for field, what in (
+        ("cpu_ms", "the trainer's CPU time"),
+        ("busy_ms", "by the clock, without the wait for data"),
+        ("step_ms", "by the clock"),
+    ):
+        without, beside = ([getattr(w, field) for w in of] for of in (quiet, looked))
+        ratios = [100 * (b / q - 1) for b, q in zip(beside, without, strict=True)]
+        low, high = interval(ratios)
+        say(
+            f"a step, {what}: {statistics.median(without):.2f} ms, with clients"
+            f" {statistics.median(beside):.2f} ms; pairs differ by {statistics.median(ratios):+.2f}"
+            f" % (median; 95 %: {low:+.2f} to {high:+.2f} %)"
+        )
+    took = sorted(browsers.seconds)
+    say(
+        f"{len(took)} answers, median {1e3 * statistics.median(took):.0f} ms, slowest"
+        f" {1e3 * took[-1]:.0f} ms, {len(browsers.faults)} faults"
+    )
+    assert not browsers.faults, browsers.faults[:5]
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Of the median: 95 % of what resampling finds."""
+    rng = random.Random(1)
+    found = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(4000))
+    return found[100], found[-100]
 
 
 def refusals(run: Path, work: Path, address: str) -> None:
@@ -207,9 +300,12 @@ def prometheus(binary: str, address: str, work: Path) -> None:
 
         def up() -> bool:
             try:
-                targets = json.loads(get(api + "targets")[1])["data"]["activeTargets"]
+                code, body = get(api + "targets")
             except OSError:
                 return False
+            if code != 200:  # it reads its files yet
+                return False
+            targets = json.loads(body)["data"]["activeTargets"]
             return bool(targets) and targets[0]["health"] == "up"
 
         wait_for(up, "Prometheus' first scrape")
@@ -242,7 +338,8 @@ def main() -> None:
     parser.add_argument("--prometheus", help="its program; without, that part is left out")
     parser.add_argument("--work", type=Path, default=Path("runs/serve_clients"))
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a window")
+    parser.add_argument("--pairs", type=int, default=12, help="of windows")
     args = parser.parse_args()
     work = args.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -257,7 +354,11 @@ def main() -> None:
     wait_for(lambda: len(steps_of(run)) > 30 or trains.poll() is not None, "training")
     assert trains.poll() is None, (work / "train.log").read_text()[-3000:]
     child, address = serve(run, work)
-    beside_clients(run, address, psutil.Process(child.pid), args.clients, args.seconds)
+    trainer = next(
+        p for p in psutil.Process(trains.pid).children() if p.cmdline()[1:3] == ["-m", "trainer"]
+    )
+    give_cores(trainer)
+    beside_clients(run, address, psutil.Process(child.pid), trainer, args)
     refusals(run, work, address)
     if args.prometheus:
         say("Prometheus:")

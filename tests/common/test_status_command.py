@@ -40,6 +40,19 @@ def test_the_table_has_epoch_and_eta(run, capsys):
     assert "gpt 7/20" in line
 
 
+@pytest.mark.parametrize(
+    ("code", "said"), [(0, "done"), (130, "stopped"), (143, "stopped"), (1, "exit 1")]
+)
+def test_how_a_process_ended_is_said(run, capsys, code, said):
+    StatusFile(run, "producer-1", "producer").finish(code)
+    assert status("--run", str(run), "--json") == 0
+    doing = {p["name"]: p["doing"] for p in json.loads(capsys.readouterr().out)["processes"]}
+    assert doing == {"trainer": "training", "producer-0": "exit 3", "producer-1": said}
+    assert status("--run", str(run)) == 0
+    line = next(t for t in capsys.readouterr().out.splitlines() if t.startswith("producer-1"))
+    assert said in line
+
+
 def test_watch_ends_with_the_run(run):
     """In a process of its own: the run's only process is then gone."""
     code = f"from common.system.status import StatusFile; StatusFile({str(run)!r}, 'trainer', 'a')"

@@ -322,6 +322,33 @@ def test_recordings_are_written_down_for_review(tmp_path, scanned):
     assert cuts == ["سلام, دوست", "کتاب.", "خوب.", 'آب "نان"']
 
 
+def test_recordings_with_a_text_stay_in_the_corpus(tmp_path, scanned):
+    """What transcribe writes down is added to them: metadata.csv is the whole corpus."""
+    root = tmp_path / "mixed"
+    for n in (2, 3, 4):
+        write_wav(root / f"{n}.wav", sine(n * 22050))
+    write_wav(root / "sub/5.wav", sine(5 * 22050))
+    (root / "3.txt").write_text('three, "of" the folder')
+    (root / "sub/5.lab").write_text("five")
+    assert scanned(root).counts == (2, 0)
+    texts = {2: [(0, 2, "two", 0.5)], 4: [(0, 4, "four", 0.75)]}
+    calls = []
+    for transcribed, before in ((2, 0), (0, 2)):
+        said = written(root, texts, calls)
+        assert said[:2] == [
+            f"{transcribed} recordings transcribed, {before} were before",
+            "2 more have a text beside them (.txt, .lab)",
+        ]
+        assert [tuple(r.values())[:4] for r in rows(root / "metadata.csv")] == [
+            ("2.wav", "two", "fa", "0.5000"),
+            ("3.wav", 'three, "of" the folder', "fa", ""),
+            ("4.wav", "four", "fa", "0.7500"),
+            ("sub/5.wav", "five", "fa", ""),
+        ]
+        assert scanned(root).counts == (4, 0)
+    assert calls == [2, 4]
+
+
 def test_what_is_written_down_stays_with_its_corrections(tmp_path):
     for n in (2, 3, 4, 5):
         write_wav(tmp_path / f"{n}.wav", sine(n * 22050))

@@ -18,13 +18,19 @@ class Seen:
     """An observer that notes how far the programs are."""
 
     def __init__(self):
-        self.programs, self.tried = [], []
+        self.programs, self.tried, self.beside, self.waits = [], [], 0, []
 
     def compiling_programs(self, number, total, left_s):
         self.programs.append((number, total, left_s is not None))
 
     def trying(self, what):
         self.tried.append(what)
+
+    def beside_compiling(self):
+        self.beside += 1
+
+    def compiling(self, what, bucket, num_buckets, shape):
+        self.waits.append((what, bucket, num_buckets, shape.row_len))
 
 
 class Noting:
@@ -38,6 +44,7 @@ class Noting:
 
     def __init__(self, broken=()):
         self.broken, self.compiled, self.ran = broken, [], []
+        self.trace_counts = {}
         self._shared = types.SimpleNamespace(
             name="update", compile=lambda: self.compiled.append("update")
         )

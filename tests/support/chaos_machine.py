@@ -58,6 +58,7 @@ class Machine(Driver):
     forgers: list[Impostor] = field(default_factory=list)
     start_s: float = 0.0  # from launch.py to the first step, here and now
     ends_excused: set[int] = field(default_factory=set)
+    ousted: int | None = None  # the trainer that gives way to an added one
 
     # -- the whole ---------------------------------------------------------------------------------
 
@@ -114,37 +115,42 @@ class Machine(Driver):
 
     def bound_s(self, event: str) -> float:
         """How long an event may keep the run from training, from what was promised (design, 4) and
-        what a start takes here; the last producer's death is the death of all.
+        what a start takes here; the last producer's death is the death of all. A trainer added
+        before may take over at any moment since.
         """
         start = self.start_s + RESTART_S
+        trainer = status.read(self.run, "trainer")
+        taken_over = self.ousted is None or (trainer is not None and trainer.pid != self.ousted)
+        handover = 0.0 if taken_over else LEAVE_S + start
         producers = [s for s in status.read_all(self.run) if s.role == "producer"]
         lone = sum(s.alive and s.batches > 0 for s in producers) < 2
-        return {
-            **dict.fromkeys(("both", "all", "trainer", "term-trainer"), 2 * start),
+        bound = {
+            **dict.fromkeys(("both", "all", "trainer"), 2 * start),
             "damage": 2 * start,
             "launcher": 10 + 2 * start,
             "term-launcher": LEAVE_S + 2 * start,
-            "replace": LEAVE_S + start,
+            **dict.fromkeys(("term-trainer", "replace"), LEAVE_S + start),
             "freeze-trainer": FREEZE_S + NOTICED_S,
             "impostor": 2 * TTL_S + NOTICED_S,
             "clock": NOTICED_S,
             "suspend": SUSPEND_S + NOTICED_S,
             FULL: DISK_S + 2 * start,
         }.get(event, 2 * start if lone else 5 + NOTICED_S)
+        return bound + handover
 
     def _measure(self, together: list[tuple[str, float, float]]) -> None:
         """Wait for steps after the events and note the longest time without one."""
         (_, since, bound_s) = together[0]
         kind = together[0][0] if len(together) == 1 else "several at once"
         bound_s = bound_s if len(together) == 1 else sum(b for _, _, b in together)
+        known = self.lines()  # before the gate's limit, which has to leave room for four more
         for stage in (1, 2):
             last = self.trained(stage)
             if stage == 2 or not (self.run / "ledger.jsonl").exists():
                 # a ledger on a full disk lags behind the run
                 room = 4 * SLACK if any(e == FULL for e, _, _ in together) else SLACK
                 self.gate.limit(stage, last + LAG + room)
-        known, last, longest = self.lines(), since, 0.0
-        wanted = known + 4
+        wanted, last, longest = known + 4, since, 0.0
         while known < wanted:
             self.wait_for(lambda n=known: self.lines() > n or self.over(), f"a step after {kind}")
             if self.over():
@@ -179,6 +185,11 @@ class Machine(Driver):
         )
         if code:
             self.launch()
+
+    def replace(self, rng: random.Random) -> None:
+        del rng
+        self.ousted = self.pid("trainer")
+        self.replace_trainer()
 
     def freeze_trainer(self, rng: random.Random) -> None:
         del rng

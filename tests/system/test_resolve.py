@@ -52,6 +52,9 @@ def test_a_corpus_of_ones_own_is_not_trained_on_as_the_demo_is(tmp_path):
         ("data={train: /data/fa}",),
     ):
         assert resolve.settings_file(args(*argv)) == configs / "ljspeech.yaml"
+        begun = args(*argv, "model.weights=/w/pretrained")
+        assert resolve.settings_file(begun) == configs / "finetune_xtts.yaml"
+        assert resolve.config_of(begun).model.weights == "/w/pretrained"
     assert resolve.settings_file(args("--config", "mine.yaml", "data.train=/data/fa")) == Path(
         "mine.yaml"
     )

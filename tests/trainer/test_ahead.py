@@ -119,6 +119,37 @@ def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
     assert calls == [1]
 
 
+def test_a_step_beside_compilations_says_so_and_one_that_waits_says_for_what():
+    step, seen, released, stop = Noting(), Seen(), threading.Event(), Stop()
+    programs_of = step.programs
+    held = types.SimpleNamespace(name="held", compile=lambda: released.wait(60))
+    step.programs = lambda bucket, grouped, training: (
+        [held] if training and bucket == 3 else programs_of(bucket, grouped, training)
+    )
+    step.update = lambda bucket, *rest: released.set()
+    compiled = ahead.prepare(a_planned_stage(step), Position(), Seen(), stop)
+    waiting = compiled.watch(step, seen)
+    waiting.update(1, {}, (0, 0))
+    assert (seen.beside, seen.waits) == (1, [])
+    released.clear()
+    step.trace_counts = {"update/3": 1}  # the loop tells only of what was not traced
+    threading.Timer(0.2, released.set).start()
+    waiting.update(3, {}, (0, 0))
+    assert (seen.beside, seen.waits) == (2, [("the training step", 3, 4, 14)])
+    compiled.wait("evaluation", 3)
+    while compiled.under_way:
+        compiled.wait("training", 0)
+    waiting.update(3, {}, (0, 0))
+    assert (seen.beside, len(seen.waits)) == (2, 1)
+
+
+def test_steps_that_are_to_be_timed_wait_for_all_programs():
+    step = Noting()
+    compiled = ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), all_first=True)
+    assert not compiled.under_way
+    assert len(step.compiled) == 7  # four of training, two of evaluation, and the shared one
+
+
 def test_the_order_is_the_plans():
     stage = a_planned_stage(Noting())
     training, evaluation = (
@@ -155,7 +186,7 @@ def test_one_of_several_trainers_compiles_for_its_own_batches_first():
         ("training", 2),
     ]
     step = Noting()
-    ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), lambda *b: b in second)
+    ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), own=lambda *b: b in second)
     assert {"training 0", "training 2"} <= set(step.compiled), "its first and the largest bucket"
     assert "training 1" not in step.compiled
 

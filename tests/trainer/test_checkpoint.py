@@ -44,6 +44,29 @@ def test_round_trip_to_the_bit_and_no_temporary_left(tmp_path):
     ]
 
 
+def test_what_was_read_early_is_taken_once_and_only_if_it_is_that_checkpoint(tmp_path, monkeypatch):
+    filled(tmp_path, steps=(20, 40))
+    early = checkpoint.ReadEarly(tmp_path / "checkpoints")
+    early._thread.join()
+    shutil.rmtree(tmp_path / "checkpoints" / "step-00000040")  # so it must be what was read before
+    folder = tmp_path / "checkpoints" / "step-00000040"
+    assert early.load_folder(tmp_path / "checkpoints" / "step-00000020", 20).step == 20
+    assert early.load_folder(folder, 40).tensors["model"]["w"][0, 0] == 40
+    with pytest.raises(ValueError, match="No such file"):
+        early.load_folder(folder, 40)
+    nothing = checkpoint.ReadEarly(tmp_path / "none")
+    with pytest.raises(ValueError, match="No such file"):
+        nothing.load_folder(tmp_path / "none" / "step-00000001", 1)
+
+
+def test_a_checkpoint_that_was_found_damaged_early_is_set_aside_like_any_other(tmp_path, caplog):
+    kept = filled(tmp_path, steps=(20, 40))
+    cut_half(kept.path(40))
+    early = checkpoint.ReadEarly(kept.folder)
+    assert Checkpoints(kept.folder, 3, early.load_folder).load_latest(40).step == 20
+    assert "checkpoint step 40 is damaged" in caplog.text
+
+
 def test_keep_and_best(tmp_path):
     ckpt = Checkpoints(tmp_path / "c", 2)
     for s in range(1, 7):

@@ -179,6 +179,41 @@ def test_a_run_without_steps_has_a_page(page_run):
     text = report.write(page_run).read_text()
     assert "No samples yet" in text
     assert text.count("no steps yet") == 2
+    assert "figures" not in text, "of nothing"
+
+
+def test_warnings_of_every_process_are_shown(page_run):
+    """Equal ones once, the newest last, the newest eight; nothing else of a log, and no code."""
+    assert "Warnings" not in report.write(page_run).read_text()
+    logs = page_run / "logs"
+    logs.mkdir(exist_ok=True)
+    at = "2026-01-31 12:00:{:02d},123 {} {}: {}\n".format
+    (logs / "trainer.log").write_text(
+        "WARNING: All log messages before absl\n"
+        + at(30, "WARNING", "trainer", HOSTILE)
+        + at(31, "INFO", "trainer", "all is well")
+        + at(40, "WARNING", "trainer", HOSTILE)
+    )
+    (logs / "producer-0.log").write_bytes(
+        b"\xff" + b"x" * facts.LOG_BYTES + b"\n" + at(35, "ERROR", "producer-0", "disk").encode()
+    )
+    found = facts.warnings(page_run)
+    day = "2026-01-31 12:00:"
+    assert found == [
+        facts.Warned(f"{day}35", "producer-0", "disk", 1),
+        facts.Warned(f"{day}40", "trainer", HOSTILE, 2),
+    ]
+    text = report.write(page_run).read_text()
+    assert HOSTILE not in text
+    assert "(2 times)" in text
+    assert "all is well" not in text
+    assert "absl" not in text
+    lines = [at(i, "WARNING", "sampler", f"number {i}") for i in range(20)]
+    (logs / "trainer.log").write_text("".join(lines))
+    assert [w.message for w in facts.warnings(page_run)] == [
+        *(f"number {i}" for i in range(13, 20)),
+        "disk",
+    ]
 
 
 def test_runs_compared(page_run, tmp_path):

@@ -59,6 +59,8 @@ def test_page_status_and_metrics(server):
     code, body = ask(server, "/status.json")
     found = {p["name"]: p for p in json.loads(body)["processes"]}
     assert (code, found["trainer"]["step"], found["trainer"]["alive"]) == (200, 7, True)
+    assert json.loads(body)["stands"].startswith("training, ")
+    assert json.loads(body)["stands"].endswith("step 7 of 20")
     code, body = ask(server, "/metrics")
     values = {
         (m.name, s.labels["process"]): s.value

@@ -237,7 +237,8 @@ def test_a_run_that_has_not_trained_yet(run):
         None,
         None,
     )
-    assert "none" in "\n".join(summary.lines(figures))
+    assert "not measured yet" in "\n".join(summary.lines(figures))
+    assert "step None" not in "\n".join(summary.lines(figures))
     assert figures["stages"]["gpt"]["retraces"] is None  # a process that was killed could not count
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(summary.table(figures))

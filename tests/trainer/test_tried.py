@@ -30,7 +30,8 @@ def card(tmp_path, monkeypatch):
         room._needed = NEEDED
         return NEEDED
 
-    monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setenv(CACHE, str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr(tried, "this_card", lambda: held["card"])
     monkeypatch.setattr(Room, "account", lambda room: held["account"])
     monkeypatch.setattr(Room, "measure", measure)
@@ -75,6 +76,28 @@ def test_a_resumed_run_may_draw_nothing_and_train_longer(card):
     assert again.ran == []
 
 
+def test_another_run_of_the_same_user_tries_nothing_again(card, tmp_path, monkeypatch):
+    flag = "--xla_gpu_per_fusion_autotune_cache_dir"
+    for name, xla in (
+        ("a run", f'{flag}="{tmp_path}/a \\"run\\"" --x=1'),
+        ("b", f"--x=1 {flag}=/b"),
+    ):
+        monkeypatch.setenv(CACHE, str(tmp_path / name))
+        monkeypatch.setenv("XLA_FLAGS", xla)
+        step, _, _ = begin()
+    assert step.ran == []
+
+
+def test_the_notes_stay_small_and_keep_the_newest(tmp_path):
+    notes = tried.Tried(tmp_path / "not there yet")
+    for i in range(14_000):
+        notes.note(f"{i:080}", i)
+    assert (tmp_path / "not there yet" / tried.FILE).stat().st_size < 1.1 * 2**20
+    assert notes.needed(f"{13_999:080}") == 13_999
+    assert notes.needed(f"{9_000:080}") == 9_000
+    assert notes.needed(f"{0:080}") is None
+
+
 def test_attention_that_works_is_tried_once_and_what_does_not_again(card):
     asked = []
 
@@ -91,9 +114,12 @@ def test_attention_that_works_is_tried_once_and_what_does_not_again(card):
 
 @pytest.mark.parametrize(
     "change",
-    ["options", "operations", "bucket", "card", "memory", "a line cut off", "no GPU"],
+    [
+        *("options", "operations", "bucket", "card", "flags", "TensorFlow", "memory"),
+        *("a line cut off", "no GPU"),
+    ],
 )
-def test_what_is_not_the_same_is_tried_again(card, tmp_path, change):
+def test_what_is_not_the_same_is_tried_again(card, tmp_path, monkeypatch, change):
     begin()
     of_stage = lambda stage: None  # noqa: E731
     if change == "options":
@@ -122,8 +148,12 @@ def test_what_is_not_the_same_is_tried_again(card, tmp_path, change):
     elif change == "memory":
         card["account"] = dataclasses.replace(card["account"], limit_mb=10 * 1024)
     elif change == "a line cut off":
-        file = tmp_path / tried.FILE
+        file = tmp_path / "user" / "xtts-trainer" / tried.FILE
         file.write_text(file.read_text()[:-5])
+    elif change == "flags":
+        monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    elif change == "TensorFlow":
+        monkeypatch.setattr(tried, "tensorflow_version", lambda: "2.99")
     else:
         card["card"] = None
     step, _, _ = begin(of_stage)

@@ -35,8 +35,8 @@ from trainer import session
 from trainer.report.clock import Clock, Tick
 from trainer.report.gpu_use import Use
 from trainer.report.observe import Reminder
-from trainer.report.verdict import Settings
-from trainer.report.watch import FedRecord, Watch
+from trainer.report.verdict import Measured, Settings, verdict
+from trainer.report.watch import FedRecord, Speed, Watch
 
 
 class Ticks(Clock):
@@ -101,6 +101,21 @@ def test_interrupted_steps_and_steps_without_a_tick_are_left_out():
     assert watch.step(4, 1) is not None
     assert [s.total_s for s in watch.steps] == [10, 11, 10]
     assert watch.step(5, 1) is None  # its scalars were never read
+
+
+def test_steps_beside_compilations_say_nothing_of_speed_nor_do_those_still_on_the_device():
+    """The loop is told of a step's call when it makes it, and reads the step two calls later."""
+    watch = Watch(
+        Settings(), Ticks(*[(10 * i, 10 * i + 1, 10 * i + 10) for i in range(20)]), warm_up=0
+    )
+    for g in range(20):
+        watch.fed(g, fed(10 * g, 10 * g))
+        if g < 8:
+            watch.beside_compiling()
+        if g >= 2:
+            watch.step(g - 2, 1)
+    # Of steps 0 to 7 each was made beside a compilation; those after them are said to be warm.
+    assert [s.number for s in watch.steps] == list(range(10, 18))
 
 
 def test_a_step_after_an_interruption_is_timed_from_its_own_start():
@@ -176,6 +191,19 @@ def test_variation_of_steps_whose_shapes_hardly_recur():
         assert speed.variation == pytest.approx(expected, rel=0.15)
         assert len(Watch(Settings()).warnings(speed)) == 1
         assert Watch(Settings(producers_on="cpu")).warnings(speed) == [], "on CPUs they always vary"
+
+
+CARD = Use(0, ("trainer",), 90.0, 1000, 2000)
+
+
+@pytest.mark.parametrize(
+    ("wait", "on", "cards", "warned"),
+    [(0.2, "gpu", (), 1), (0.2, "cpu", (), 0), (0.6, "cpu", (), 1), (0.2, "cpu", (CARD,), 1)],
+)
+def test_on_cpus_that_both_share_only_long_waits_are_warned_of(wait, on, cards, warned):
+    measured = Measured(batch_s=1.0, wait_s=wait)
+    speed = Speed(10, measured, verdict(measured), 1.0, 8.0, 8.0, {}, 0.1, gpus=cards)
+    assert len(Watch(Settings(producers_on=on)).warnings(speed)) == warned
 
 
 def test_rates_and_producers_come_from_what_they_sent():

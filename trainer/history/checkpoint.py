@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 
 from common.run.beginning import BEST
 from common.system.documents import read_json
-from common.system.errors import BadInput
+from common.system.errors import BadInput, RunError
 from common.system.files import digest, fsync
 from trainer.history.tensor_file import load_file, save_file
 
@@ -78,6 +79,41 @@ def load_folder(folder: Path, step: int) -> Restored:
     return Restored(step, state, tensors, folder)
 
 
+Read = Callable[[Path, int], Restored]  # as `load_folder`
+
+
+class ReadEarly:
+    """The newest checkpoint in `folder`, read in a thread from now on: while TensorFlow is
+    imported.
+    """
+
+    def __init__(self, folder: Path):
+        steps = [step for p in folder.glob("step-*") if (step := step_of(p)) is not None]
+        self._path = folder / name_of(max(steps)) if steps else None
+        self._found: Restored | ValueError | None = None
+        self._thread = threading.Thread(target=self._run, name="read-checkpoint", daemon=True)
+        if self._path is not None:
+            self._thread.start()
+
+    def load_folder(self, folder: Path, step: int) -> Restored:
+        """As `load_folder`, of what was read already, if it is that: once."""
+        if folder != self._path:
+            return load_folder(folder, step)
+        self._thread.join()
+        found, self._path, self._found = self._found, None, None
+        if isinstance(found, ValueError):
+            raise found
+        return found if found is not None else load_folder(folder, step)
+
+    def _run(self) -> None:
+        try:
+            self._found = load_folder(self._path, step_of(self._path))
+        except ValueError as e:  # whoever asks for it gets the error
+            self._found = e
+        except RunError:  # whoever asks for it reads it: there may be more memory by then
+            self._found = None
+
+
 def _mb(n: int) -> str:
     return f"{n / 1e6:.0f} MB"
 
@@ -88,10 +124,11 @@ class Checkpoints:
     Args:
         folder: created if missing. BadInput: it cannot be written to.
         keep: how many of the newest stay; the best one stays too.
+        read: how one is read.
     """
 
-    def __init__(self, folder: str | os.PathLike, keep: int):
-        self.folder, self.keep = Path(folder), keep
+    def __init__(self, folder: str | os.PathLike, keep: int, read: Read = load_folder):
+        self.folder, self.keep, self._read = Path(folder), keep, read
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             probe = self.folder / ".tmp-probe"
@@ -200,7 +237,7 @@ class Checkpoints:
 
     def load(self, step: int) -> Restored:
         """Read and verify one checkpoint. ValueError, RunError: as `load_folder`."""
-        return load_folder(self.path(step), step)
+        return self._read(self.path(step), step)
 
     def load_latest(self, existed: int | None) -> Restored | None:
         """The newest whole checkpoint; None if the run never had one.

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.system.errors import BadInput
 from trainer.history import ledger
-from trainer.history.checkpoint import Checkpoints, Restored
+from trainer.history.checkpoint import Checkpoints, Read, Restored, load_folder
 from trainer.history.ledger import Ledger
 from trainer.history.schedule import Position
 
@@ -46,6 +46,7 @@ def restore(
     facts: dict,
     load: Callable[[dict[str, dict[str, np.ndarray]]], None],
     settings: dict[str, str] | None = None,
+    read: Read = load_folder,
 ) -> tuple[StageHistory, Position]:
     """Open a stage's history and load its newest whole checkpoint; a run without one is at step 0.
 
@@ -53,11 +54,12 @@ def restore(
         keep: how many checkpoints stay.
         load: takes the checkpoint's tensors (`Step.load_state_dict`).
         settings: the settings from now on, by dotted name, for the ledger.
+        read: how a checkpoint is read.
 
     Raises:
         BadInput: checkpoints existed and none is whole, or the checkpoint belongs to another run.
     """
-    checkpoints = Checkpoints(files.checkpoints, keep)
+    checkpoints = Checkpoints(files.checkpoints, keep, read)
     lines = ledger.read(files.ledger)
     found = checkpoints.load_latest(ledger.last_checkpoint(lines))
     position = Position()

@@ -7,20 +7,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
 from common.data.manifest import EVAL, Manifest
-from common.run.folder import RunFolder
 from common.run.settings import Config
-from common.system import status
+from common.system import logs, status
 from trainer.report.pictures import Curve, Panel
 from trainer.report.summary import History
 
 SHOWN = 6  # languages or speakers in a line; the others are counted
 RATE = 22050  # of `num_samples`
+WARNINGS = 8  # on a page
+LOG_BYTES = 1 << 16  # of each log's end are searched for them
+TIME = len("2026-01-31 12:00:00")  # begins a line of a log
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,16 @@ class Setting:
     key: str
     value: str
     default: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning or error of a process: when it was last said, and how many times."""
+
+    time: str
+    process: str
+    message: str
+    times: int
 
 
 def changed_settings(config: Config) -> list[Setting]:
@@ -145,9 +158,31 @@ def _gpu_panels(title: str, history: History) -> list[Panel]:
     return panels
 
 
-def stands(run: RunFolder) -> str:
+def warnings(run_dir: Path) -> list[Warned]:
+    """The newest warnings and errors of the run's processes, the newest last, equal ones once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in sorted((run_dir / "logs").glob("*.log")):
+        for text in _end_of(path).splitlines():
+            line = logs.parse(text)
+            if line is not None and line.is_alarm:
+                found.setdefault((line.name, line.message), []).append(text[:TIME])
+    newest = sorted(found.items(), key=lambda item: item[1][-1])[-WARNINGS:]
+    return [Warned(times[-1], *key, len(times)) for key, times in newest]
+
+
+def _end_of(path: Path) -> str:
+    """The last LOG_BYTES of a log."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:  # it was removed meanwhile
+        return ""
+
+
+def stands(run_dir: Path) -> str:
     """How far the run has come, in a few words."""
-    s = status.read(run.path, "trainer")
+    s = status.read(run_dir, "trainer")
     if s is None:
         return "no process has reported yet"
     done = f"{s.stage_name} step {s.step}" + (f" of {s.max_steps}" if s.max_steps else "")

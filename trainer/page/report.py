@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from common.run.folder import RunFolder
 from common.run.stages import load
-from common.system import status
 from common.system.errors import BadInput
 from common.system.files import write_atomically
 from trainer.page import facts, sounds, svg
@@ -86,7 +85,8 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
     return _template("report.html.j2").render(
         title=run.path.resolve().name,
         size=figures["size"],
-        stands=facts.stands(run),
+        stands=facts.stands(run.path),
+        warnings=facts.warnings(run.path),
         written=time.strftime("%Y-%m-%d %H:%M"),
         stages=[_stage(run, name, read[name], figures["stages"][name]) for name in run.stages],
         settings=facts.changed_settings(run.config),
@@ -94,7 +94,6 @@ def page(run: RunFolder, audio: str = EMBED, live: bool = False) -> str:
         rows=_rows(run, audio),
         axis=[(sounds.height_of(hz), f"{hz / 1000:g} kHz") for hz in sounds.SHOWN_HZ],
         mel_height=sounds.HEIGHT_PX,
-        processes=status.read_all(run.path),
         live=live,
     )
 

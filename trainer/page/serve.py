@@ -27,7 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from common.run.folder import RunFolder
 from common.system import status
 from common.system.errors import BadInput
-from trainer.page import report
+from trainer.page import facts, report
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +156,10 @@ class Handler(BaseHTTPRequestHandler):
             if url.path == "/":
                 self._answer(HTTPStatus.OK, self.server.pages.html(), "text/html; charset=utf-8")
             elif url.path == "/status.json":
-                found = json.dumps(status.as_json(self.server.run_dir), ensure_ascii=False)
-                self._answer(HTTPStatus.OK, found.encode(), "application/json")
+                run_dir = self.server.run_dir
+                found = status.as_json(run_dir) | {"stands": facts.stands(run_dir)}
+                body = json.dumps(found, ensure_ascii=False).encode()
+                self._answer(HTTPStatus.OK, body, "application/json")
             elif url.path == "/metrics":
                 found = generate_latest(self.server.registry)
                 self._answer(HTTPStatus.OK, found, CONTENT_TYPE_LATEST)

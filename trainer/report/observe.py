@@ -94,6 +94,11 @@ class Observer:
         self._reminder.start(text)
         self._status.update(phase="compiling", message=text)
 
+    def beside_compiling(self) -> None:
+        """A step is made while programs are compiled for others."""
+        if self._watch is not None:
+            self._watch.beside_compiling()
+
     def compiling_programs(self, number: int, total: int, left_s: float | None) -> None:
         """Before step 1, `number` - 1 of `total` programs are compiled; the rest takes about
         `left_s`.

@@ -276,16 +276,11 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
             f"{name}, last {ENDS} steps (mean)",
             f"{number(figures['last'])} ({percent(figures['ratio'])} of the first)",
         ),
-        (
-            f"held-out {name}",
-            (
-                f"{number(figures['eval_last'])} (best {number(figures['eval_best'])}, step"
-                f" {figures['eval_best_step']})"
-            ),
-        ),
+        (f"held-out {name}", _held_out(figures)),
     ]
-    if "unigram_entropy" in figures:
+    if figures.get("unigram_entropy") is not None:
         rows.append(("unigram entropy of the held-out codes", number(figures["unigram_entropy"])))
+    if figures.get("below_unigram") is not None:
         rows.append(("held-out audio CE against it", _lower(figures["below_unigram"])))
     rows += quality.rows(figures)
     if "mean_mel_error" in figures:
@@ -297,6 +292,13 @@ def _learnt(figures: dict) -> list[tuple[str, str]]:
         )
         rows.append(("codebook perplexity", used))
     return rows
+
+
+def _held_out(figures: dict) -> str:
+    if figures["eval_last"] is None:
+        return "not measured yet"
+    best = f"best {number(figures['eval_best'])}, step {figures['eval_best_step']}"
+    return f"{number(figures['eval_last'])} ({best})"
 
 
 def _ran(figures: dict) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ WARM_UP_STEPS = 5
 ENOUGH = 10  # steps, before anything is said of them
 NEARLY_IDLE = 30.0  # per cent
 MAX_WAIT, MAX_VARIATION = 0.01, 0.30  # more than that of the time, of the mean: one warning
+MAX_WAIT_ON_CPUS = 0.50  # where producers and trainer share the cores, some waiting is healthy
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,13 @@ class Watch:
         self._left_out = max(self._left_out, 1)
         self._unsettled = self.settings.high_water_mark
 
+    def beside_compiling(self) -> None:
+        """Note that programs are compiled for other steps than the one that is made now: neither it
+        nor those that are still on the device tell anything about speed.
+        """
+        self.interrupted()
+        self._left_out = max(self._left_out, WARM_UP_STEPS)
+
     def step(self, first_g: int, count: int) -> StepRecord | None:
         """Note that the next step has finished; return its record, or None."""
         batches = tuple(
@@ -262,11 +270,13 @@ class Watch:
         """Warnings worth a line, each cause once."""
         found = []
         v = speed.verdict
-        if speed.measured.wait > MAX_WAIT and v.cause != "trainer":  # which is as it should be
+        on_cpus = not speed.gpus and self.settings.producers_on == "cpu"
+        most = MAX_WAIT_ON_CPUS if on_cpus else MAX_WAIT
+        if speed.measured.wait > most and v.cause != "trainer":  # which is as it should be
             found.append((("wait", v.cause), v.sentence))
         # On CPUs steps always vary: with other programs, and with the run's own producers.
         uneven = (speed.variation or 0.0) > MAX_VARIATION
-        if uneven and (speed.gpus or self.settings.producers_on != "cpu"):
+        if uneven and not on_cpus:
             text = (
                 f"steps of one shape vary by {100 * speed.variation:.0f} % of their mean:"
                 f" {self._why_uneven(speed)}"

@@ -16,7 +16,9 @@ for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -52,6 +54,21 @@ def as_computed(gradient: tf.Tensor) -> tf.Tensor:
     return op.inputs[0] if widened and op.inputs[0].dtype.size < gradient.dtype.size else gradient
 
 
+_told: ContextVar[Callable[[Program], object] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def each_program(told: Callable[[Program], object]) -> Iterator[None]:
+    """Inside, `told` gets each program that this thread traces as soon as it can be compiled: that
+    need not wait until all of a function's programs are traced.
+    """
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
+
+
 class Program:
     """`function(*tensors, *variables)` as one XLA program, called from within a function that XLA
     does not compile.
@@ -72,6 +89,8 @@ class Program:
         self.name, self._specs, self._variables = name, list(specs), list(variables)
         compiled = tf.function(function, jit_compile=True, autograph=False)
         self._call = compiled.get_concrete_function(*self._specs, *self._variables)
+        if (told := _told.get()) is not None:
+            told(self)
 
     def __call__(self, *args) -> list[tf.Tensor]:
         """Its results, flat."""

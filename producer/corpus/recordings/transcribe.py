@@ -21,6 +21,7 @@ from common.system.errors import OK, BadInput
 from common.system.files import open_plain, write_atomically
 from common.xtts.text.clean import UnknownLanguage, normalize_language
 from producer.corpus.readers import sidecar
+from producer.corpus.readers.row import Row
 from producer.corpus.recordings import work
 from producer.corpus.recordings.segments import find
 
@@ -125,10 +126,16 @@ def run(
                 failed.append(str(e))
             bar.advance(bar.task_ids[0], 0)
     rows, review = _collect(folder, found, args.max_seconds)
+    own = {row[0] for row in rows}
+    given = [r for r in _given(folder, language) if r[0] not in own] if with_text else []
+    rows = sorted(rows + given)
     _write(folder / "metadata.csv", COLUMNS, rows)
     _write(folder / "review.csv", ["confidence", "file", "start_s", "end_s", "text"], review)
     done = counted(len(left) - len(failed), "{n} [recording|recordings] transcribed")
-    tell(f"{done}, {counted(len(found) - len(left), '{n} [was|were] before')}")
+    before = len(found) - len(left) - len(given)
+    tell(f"{done}, {counted(before, '{n} [was|were] before')}")
+    if given:
+        tell(counted(len(given), "{n} more [has|have] a text beside [it|them] (.txt, .lab)"))
     for line in failed:
         tell(f"left out: {line}")
     texts = counted(len(review), "{n} [text|texts, the least certain first]")
@@ -208,6 +215,17 @@ def _collect(
             seconds = f"{made['seconds']:.2f}"
             rows.append([name, text, made["language"], f"{least:.4f}", seconds])
     return rows, sorted(review, key=lambda r: float(r[0]))
+
+
+def _given(folder: Path, language: str | None) -> list[list[str]]:
+    """Rows of the recordings with a text beside them: a corpus with a metadata.csv is what that
+    file says, and without these they would be left out of it.
+    """
+    found = (r for r in sidecar.read(folder) if isinstance(r, Row))
+    return [
+        [Path(r.candidates[0]).relative_to(folder).as_posix(), r.text, language or "", "", ""]
+        for r in found
+    ]
 
 
 def _made(recording: Path) -> dict | None:
