@@ -33,8 +33,8 @@ from trainer.lead import Lead
 from trainer.loop import Loop
 from trainer.patience import Patience
 from trainer.profile import Profiler
-from trainer.readback import Readback
 from trainer.ranks.share import every
+from trainer.readback import Readback
 from trainer.report.clock import Clock
 from trainer.report.gpu_use import GpuUse, uuid_of
 from trainer.report.observe import Observer
