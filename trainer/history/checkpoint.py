@@ -110,6 +110,8 @@ class ReadEarly:
             self._found = load_folder(self._path, step_of(self._path))
         except (ValueError, RunError) as e:  # whoever asks for it gets the error
             self._found = e
+        except RunError:  # whoever asks for it reads it: there may be more memory by then
+            self._found = None
 
 
 def _mb(n: int) -> str:
