@@ -210,20 +210,17 @@ def _loads_into_another_precision(dims, options, saved, step):
 @pytest.mark.slow
 def test_groups_see_what_any_of_their_batches_does():
     """Two batches as a group: the history takes in the larger magnitude of each tensor, as single
-    batches show them from the same scales; a group of one, with recomputation, is an update.
+    batches show them from the same scales. Trying a group out leaves no trace.
     """
     dims = model_dims(SMALL)
     options = StepOptions(learning_rate=1e-2, jit=True, fp8=Fp8(wgrad=True))
     step = GptStep(dims, options, SMALL_BUCKETS[:1])
-    again = GptStep(dims, dataclasses.replace(options, recompute=True), SMALL_BUCKETS[:1])
     batches, fresh = [make_batch(SMALL_BUCKETS[0], seed=i) for i in range(2)], step.state_dict()
-    seen, ended = [], []
+    seen = []
     for i, batch in enumerate(batches):
         step.load_state_dict(fresh)
         step.update(0, batch, (7, i))
-        state = step.state_dict()
-        seen.append(state["optimizer"][HISTORY][0])
-        ended.append(state)
+        seen.append(step.state_dict()["optimizer"][HISTORY][0])
     step.load_state_dict(fresh)
     step.dry_run(0, grouped=True)
     for i, batch in enumerate(batches):
@@ -232,10 +229,6 @@ def test_groups_see_what_any_of_their_batches_does():
     found = step.state_dict()["optimizer"][HISTORY]
     np.testing.assert_allclose(found[0], np.maximum(*seen), rtol=1e-5)
     assert not found[1:].any()
-    again.micro(0, batches[0], (7, 0), 1.0)
-    again.apply()
-    for key, value in again.state_dict()["optimizer"].items():
-        np.testing.assert_allclose(value, ended[0]["optimizer"][key], rtol=1e-3, atol=1e-6)
 
 
 def test_the_blocks_products_are_those_that_have_scales():
