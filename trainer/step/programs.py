@@ -320,9 +320,8 @@ class BucketPrograms:
 
     def _scales(self) -> list[list[tf.Tensor]]:
         """By group, what its region takes beside x and the seeds."""
-        if self._fp8 is None:
-            return [[]] * len(self._parts.groups)
-        return [[tf.convert_to_tensor(s)] for s in self._scaling.scales]
+        given = [[tf.convert_to_tensor(s)] for s in self._scaling.scales]
+        return given or [[]] * len(self._parts.groups)
 
     def _blocks(self, i: int, fp8: Fp8 | None):
         group, part = self._parts.groups[i], self._parts.blocks[i]
