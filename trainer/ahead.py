@@ -4,9 +4,6 @@ the largest step fits.
 All of it runs on batches of padding and changes no weight and no ledger line, while the producers
 make the first batches. What later steps and evaluations need is compiled during training, in the
 order in which the plan will need it; a step whose programs are not ready waits for them.
-
-Compilations cannot be interrupted. They run in daemon threads, so that a stop does not wait for
-them: the process exits while they run.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +20,8 @@ from common.gpu.memory import LEAST_FREE_MB
 from common.system.cores import cores
 from common.system.errors import Hopeless, RunError, is_out_of_memory
 from common.system.lifecycle import Stop
+from trainer.aside import POLL_S, Function, Workers, run_aside
+from trainer.ranks.share import every
 from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
 
@@ -40,23 +38,26 @@ MOST_AT_ONCE = 12  # compilations: each holds some 100 MB on the host
 # more of them would hold up, in Python, those that a step already waits for.
 _AT_ONCE = 4
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
-_POLL_S = 0.1
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
 IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
 _TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
 
-Function = tuple[str, int]
-Job = tuple[str, Callable[[], object]]
-
 
 def prepare(
-    stage: Stage, position: Position, observer: Observer, stop: Stop, *, all_first: bool = False
+    stage: Stage,
+    position: Position,
+    observer: Observer,
+    stop: Stop,
+    *,
+    own: Callable[[str, int], bool] = every,
+    all_first: bool = False,
 ) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows
     during training, or now if `all_first`: where steps are to be timed.
 
-    Does nothing if the step compiles nothing.
+    Does nothing if the step compiles nothing. `own(plan, g)`: whether this trainer computes that
+    batch.
 
     Raises:
         Hopeless: the largest step does not fit the device's memory. Whatever a compilation raises.
@@ -67,7 +68,7 @@ def prepare(
     from trainer.step.snapshot import ROOM  # TensorFlow, as such a step has
 
     grouped, largest = stage.schedule.accumulate > 1, largest_bucket(stage)
-    order = list(buckets_in_order(stage, position))
+    order = list(buckets_in_order(stage, position, own))
     tried, key = Tried.of_process(), key_of(stage.step, stage.schedule, largest)
     tried.forget_if_hopeless(stop)
     known = ROOM.remember(tried.needed(key))
@@ -156,7 +157,7 @@ class Compiled:
         with self._changed:
             while (what, bucket) in self._coming:
                 self._stop.check()
-                self._changed.wait(_POLL_S)
+                self._changed.wait(POLL_S)
 
     def watch(self, step: Step, observer: Observer | None = None) -> WaitingStep:
         """`step`, with calls that wait for their programs: they notice a stop, which a compilation
@@ -270,20 +271,27 @@ def largest_bucket(stage: Stage) -> int:
     )
 
 
-def buckets_in_order(stage: Stage, position: Position) -> Iterator[Function]:
+def buckets_in_order(
+    stage: Stage, position: Position, own: Callable[[str, int], bool] = every
+) -> Iterator[Function]:
     """("training" or "evaluation", bucket), each once, in the order in which the plan needs them
-    from `position` on.
+    from `position` on, for the batches that are `own`. Of the training's, those that no such batch
+    needs soon come last.
     """
     schedule = stage.schedule
     wanted = [("training", b) for b in range(len(schedule.train.buckets))]
     wanted += [
         ("evaluation", b)
         for b in dict.fromkeys(
-            schedule.eval.batch(g).bucket for g in range(schedule.num_eval_batches)
+            schedule.eval.batch(g).bucket
+            for g in range(schedule.num_eval_batches)
+            if own("eval", g)
         )
     ]
     seen: dict[Function, None] = {}
     for plan, g in itertools.islice(schedule.batches(position), _LOOK_AHEAD):
+        if not own(plan, g):
+            continue
         batch = (schedule.train if plan == "train" else schedule.eval).batch(g)
         if (key := ("training" if plan == "train" else "evaluation", batch.bucket)) not in seen:
             seen[key] = None
@@ -336,100 +344,3 @@ def tell_memory(stage: Stage, largest: int) -> None:
             "only %d MB of the card are left for the driver: a smaller batch is safer",
             account.free_mb,
         )
-
-
-class Workers:
-    """Threads that compile their jobs, except those in `given`, where each is noted: each program
-    is compiled once, whoever asks.
-    """
-
-    def __init__(self, threads: int, given: set):
-        self._threads, self._given, self._began = threads, given, time.monotonic()
-        self._waiting: queue.SimpleQueue[tuple[Job, Function] | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[tuple[Function, Exception | None]] = queue.SimpleQueue()
-        self._started = self._new = 0
-
-    def add(self, jobs: list[Job], function: Function) -> int:
-        """Add jobs for `function`, the slowest first; return how many of them are new."""
-        new = [job for job in jobs if job[1] not in self._given]
-        for job in new:
-            self._given.add(job[1])
-            self._new += 1
-            self._waiting.put((job, function))
-            if self._started < self._threads:
-                self._started += 1
-                threading.Thread(
-                    target=self._run, name=f"compile-{self._started}", daemon=True
-                ).start()
-        return len(new)
-
-    def end(self) -> None:
-        """End the threads: no more jobs will come."""
-        for _ in range(self._started):
-            self._waiting.put(None)
-
-    def take(self, stop: Stop) -> tuple[Function, Exception | None]:
-        """The next finished job. Raises the stop's error."""
-        return take(self._ended, stop)
-
-    def poll(self) -> tuple[Function, Exception | None] | None:
-        """The next finished job, if any."""
-        try:
-            return self._ended.get_nowait()
-        except queue.Empty:
-            return None
-
-    def wait(self, stop: Stop, observer: Observer) -> None:
-        """Wait until all are compiled; `observer` shows the progress.
-
-        Raises what a job raised, and the stop's error.
-        """
-        total = self._new
-        self.end()
-        for done in range(total):
-            left_s = (time.monotonic() - self._began) / done * (total - done) if done else None
-            observer.compiling_programs(done + 1, total, left_s)
-            _, error = self.take(stop)
-            if error is not None:
-                raise error
-        log.info("compiled %d programs in %.0f s", total, time.monotonic() - self._began)
-
-    def _run(self) -> None:
-        while (given := self._waiting.get()) is not None:
-            ((name, compile_), function), began, error = given, time.monotonic(), None
-            try:
-                compile_()
-            except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
-                error = e
-            log.debug("compiled %s in %.1f s", name, time.monotonic() - began)
-            self._ended.put((function, error))
-
-
-def run_aside(function: Callable[[], object], stop: Stop) -> None:
-    """Run something that cannot be interrupted, in a daemon thread.
-
-    Raises what the function raised, and the stop's error.
-    """
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            function()
-        except Exception as e:  # noqa: BLE001 - the edge of a thread: raised by whoever waits
-            ended.put(e)
-        else:
-            ended.put(None)
-
-    threading.Thread(target=run, name="dry-step", daemon=True).start()
-    if (error := take(ended, stop)) is not None:
-        raise error
-
-
-def take(results: queue.SimpleQueue, stop: Stop):
-    """The next result; the stop's error once it is set."""
-    while True:
-        stop.check()
-        try:
-            return results.get(timeout=_POLL_S)
-        except queue.Empty:
-            continue

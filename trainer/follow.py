@@ -81,13 +81,18 @@ class Following:
         stage = stages.build(run, name)
         position = self._load(run, stage, self._follower.wait("begin", self._leaving)["step"])
         stage.step.share(self)
-        compiled = ahead.prepare(stage, position, self, Check(self._check, self._stop))
+        share, check = Share(stage.schedule, self.count), Check(self._check, self._stop)
+
+        def own(plan: str, g: int) -> bool:
+            return share.rank_of(plan, g) == self.rank
+
+        compiled = ahead.prepare(stage, position, self, check, own=own)
         self._follower.digests = lambda step: self._digests(stage, step)
         self._doing("ready")
         self.meet()
         feed = self._feed(run, stage)
         try:
-            self._train(stage, compiled, position, feed)
+            self._train(stage, share, compiled, position, feed)
         finally:
             feed.close()
         self._follower.wait("end", self._leaving)
@@ -116,15 +121,20 @@ class Following:
     # ----------------------------------------------------------------------------------------------
 
     def _train(
-        self, stage: Stage, compiled: ahead.Compiled, position: Position, feed: Feed
+        self,
+        stage: Stage,
+        share: Share,
+        compiled: ahead.Compiled,
+        position: Position,
+        feed: Feed,
     ) -> None:
-        step, share = compiled.watch(stage.step), Share(stage.schedule, self.count)
+        step = compiled.watch(stage.step)
         self._trained = position.step
         for number in range(position.step + 1, stage.schedule.total_steps + 1):
             planned = stage.schedule.step(number)
             numbers = range(planned.first_g, planned.first_g + planned.count)
             for g, scale in zip(numbers, stage.schedule.scales(planned), strict=True):
-                if share.rank_of(g) == self.rank:
+                if share.rank_of("train", g) == self.rank:
                     fed = self._next(feed, g)
                     bucket = fed.planned.bucket
                     if compiled.is_coming("training", bucket):

@@ -38,11 +38,12 @@ class Lead:
     rank = 0
 
     def __init__(self, run: RunFolder, stage: str, status: StatusFile, stop: Stop):
-        config = run.config.trainers
-        self.count, self._status, self._stop = config.count, status, stop
+        trainers = run.config.trainers
+        self.count, self._status, self._stop = trainers.count, status, stop
         try:
             address = socket_address(run)
-            self._leader = Leader(address, run.run_id, config.count, config.timeout_s)
+            limits_s = trainers.timeout_s, trainers.compiling_s
+            self._leader = Leader(address, run.run_id, self.count, *limits_s)
         except ChannelError as e:
             raise BadInput(str(e)) from e
         self._spent, self._log_every = Stopwatch(), run.config.train.log_every
@@ -100,13 +101,17 @@ class Lead:
 
         self._leader.wait_ready(self._stop.is_set, tell)
 
+    def computes(self, plan: str, g: int) -> bool:
+        """Whether this trainer computes a batch. Call `begin` first."""
+        return self._share.rank_of(plan, g) == self.rank
+
     def check(self) -> None:
         """Raise RankLost if one is lost."""
         self._leader.check()
 
     def hand_on(self, planned: PlannedBatch, arrays: dict[str, np.ndarray]) -> bool:
         """See `trainer.feed.Others`."""
-        rank = self._share.rank_of(planned.g) if planned.plan == "train" else 0
+        rank = self._share.rank_of(planned.plan, planned.g)
         if rank:
             self._leader.hand_on(rank, planned.plan, planned.g, arrays)
         return rank > 0

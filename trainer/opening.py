@@ -16,6 +16,7 @@ from common.system.errors import RunError
 from common.system.lifecycle import Stop, hear
 from common.system.status import StatusFile
 from trainer import ahead
+from trainer.aside import run_aside
 from trainer.history.checkpoint import step_of
 from trainer.ranks.words import RankLost
 
@@ -108,7 +109,7 @@ class Connected:
                 )
 
         try:
-            ahead.run_aside(make, Check(check_in_time, stop))
+            run_aside(make, Check(check_in_time, stop))
         except (tf.errors.OpError, RuntimeError) as e:
             said = str(e).splitlines()[0][:200]
             raise RankLost(f"the trainers could not be connected: {said}") from e

@@ -197,9 +197,7 @@ def gpt_step(run: RunFolder, schedule: Schedule) -> tuple[Step, Upload]:
     _set_up(c)
     precision = choose(c, lambda: Tried.of_process().attention(why_not))
     options = options_of(run, "gpt", c.train.optim, schedule, c.train, c.model)
-    options = replace(
-        options, compute_dtype=precision.compute_dtype, operations=precision.operations
-    )
+    options = replace(options, **vars(precision))
     return _on_device(run, "gpt", GptStep(run.dims, options, schedule.train.buckets))
 
 

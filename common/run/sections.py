@@ -208,12 +208,13 @@ class Train(Section):
     """Weigh a step's batches equally, instead of its utterances."""
     decay_latents: bool = False
     """Apply weight decay to the perceiver's latents and gain too."""
-    precision: Literal["fp32", "tf32", "bf16"] | None = None
-    """Precision of products. null: bf16 on GPUs (without jit tf32), fp32 on the CPU."""
+    precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
+    """Precision of products. null: bf16 on GPUs (without jit tf32), fp32 on the CPU. fp8: as bf16,
+    but the blocks' products have 8 bits: from compute capability 8.9 on, with jit."""
     dropout: float | None = Field(None, ge=0, lt=1)
     """null: the model's (0.1)."""
     attention_dropout: float | None = Field(None, ge=0, lt=1)
-    """null: none with bf16, whose fused attention has none; else as train.dropout."""
+    """null: none with bf16 and fp8, whose fused attention has none; else as train.dropout."""
     code_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the codes hidden from the GPT as inputs: against overfitting, for few hours."""
     recompute: bool = False
@@ -285,6 +286,8 @@ class Trainers(Section):
     train.accumulate."""
     timeout_s: float = Field(25.0, ge=5)
     """Seconds that one may be silent, or late for a step; then all start again."""
+    compiling_s: float = Field(1800.0, ge=60)
+    """Seconds that one may compile the same program, or get ready, without getting on."""
 
 
 class Producers(Section):

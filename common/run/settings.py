@@ -232,13 +232,15 @@ def resolve(config: Config, on_cpu: bool, cores: int) -> Config:
         producer_inter=t.producer_inter or 2,
     )
     hwm = config.transport.high_water_mark or max(8, 2 * config.producers.count)
-    train, jit = config.train, (not on_cpu) if config.jit is None else config.jit
+    train, jit = config.train, config.jit
+    if jit is None:
+        jit = not on_cpu or train.precision == "fp8"
     precision = train.precision or ("fp32" if on_cpu else "bf16" if jit else "tf32")
     rate = train.attention_dropout
     if rate is None:
         rate = (
             0.0
-            if precision == "bf16"
+            if precision in ("bf16", "fp8")
             else config.dims.gpt.dropout
             if train.dropout is None
             else train.dropout

@@ -66,6 +66,16 @@ class GptBlock(Module):
         self.c_fc = HFConv1D(width, 4 * width, name="mlp.c_fc", dtype=dtype)
         self.mlp_proj = HFConv1D(4 * width, width, std=residual_std, name="mlp.c_proj", dtype=dtype)
 
+    @property
+    def projections(self) -> dict[str, HFConv1D]:
+        """The block's products by name."""
+        return {
+            "qkv": self.c_attn,
+            "attention": self.c_proj,
+            "up": self.c_fc,
+            "down": self.mlp_proj,
+        }
+
     def call(self, x, seeds=(None, None, None), key_mask=None):
         """x [B, P, C] -> [B, P, C]; `seeds`: one int32[2] (or None) per dropout site; `key_mask` as
         in `causal_attention`.

@@ -205,6 +205,10 @@ class HFConv1D(Module):
 
     def call(self, x):
         """x [..., in] -> [..., out]."""
+        return current().project(x, self)
+
+    def product(self, x):
+        """`call`, in the dtype of the weights at hand."""
         return _affine(x, self.weight, self.bias)
 
     def matrix_and_bias(self) -> tuple[tf.Tensor, tf.Tensor]:

@@ -132,6 +132,14 @@ class Operations:
         """Sum over the rows, [C] in x's dtype."""
         return tf.reduce_sum(x_RC, 0)
 
+    def column_max(self, x_RC: tf.Tensor) -> tf.Tensor:
+        """The largest magnitude over the rows, [C] in x's dtype."""
+        return tf.reduce_max(tf.abs(x_RC), 0)
+
+    def project(self, x: tf.Tensor, projection) -> tf.Tensor:
+        """x [..., in] by the layer `projection` (`HFConv1D`) -> [..., out]."""
+        return projection.product(x)
+
     def conv1d(self, x: tf.Tensor, weight: tf.Tensor, stride: int, dilation: int) -> tf.Tensor:
         """Convolve x [B, T, in] with weight [k, in, out] where it lies inside of x, every `stride`
         positions -> [B, T', out].

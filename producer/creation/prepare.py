@@ -86,6 +86,8 @@ def prepare_run(
         if existing is None
         else resumed(config, existing, on_cpu, cores)
     )
+    if config.train.precision == "fp8" and not config.jit:
+        raise BadInput("train.precision=fp8 needs jit, which is false here; ask for bf16 or tf32")
     aside = _aside(folder)
     try:
         with room.needed(folder):

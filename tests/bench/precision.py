@@ -41,6 +41,8 @@ WAYS = {
     "tf32": ("tf32", ("plain", ("dropout",))),
     "bf16": ("bf16", ("fast", ())),
     "bf16 plain attention": ("bf16", ("fast", ATTENTION)),
+    "fp8": ("fp8", ("fast", ())),
+    "fp8 wgrad": ("fp8", ("fast", ())),
 }
 
 
@@ -84,11 +86,11 @@ def codebook_from(run) -> None:
     """
     import tensorflow as tf
 
+    from common.run.published import publish
     from common.xtts.audio import DvaeMel
     from common.xtts.dvae import Dvae
     from common.xtts.weights import state_dict
     from producer.batches.decode import decode
-    from trainer import stages
 
     dvae, mel, manifest = Dvae(run.dims.dvae), DvaeMel(run.mel_stats, run.dims.audio), run.manifest
     dvae.initialise(run.config.seed)
@@ -106,7 +108,7 @@ def codebook_from(run) -> None:
     ]
     dvae.codebook.embed.value.assign(chosen.T)
     run.dvae_weights.parent.mkdir(exist_ok=True)
-    stages.publish_dvae(run, state_dict(dvae))
+    publish(run, state_dict(dvae))
 
 
 def trained(args: argparse.Namespace) -> dict:
@@ -114,6 +116,7 @@ def trained(args: argparse.Namespace) -> dict:
     import tensorflow as tf
 
     from common.run.folder import RunFolder
+    from trainer.step.contract import Fp8
     from trainer.step.gpt import GptStep, StepOptions
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -128,11 +131,14 @@ def trained(args: argparse.Namespace) -> dict:
         betas=(0.9, 0.98),
         warmup_steps=20,
         clip_norm=1.0,
-        compute_dtype="mixed_bfloat16" if kind == "bf16" else "float32",
+        compute_dtype=(
+            "mixed_bfloat16" if kind == "bf16" or (kind == "fp8" and gpus) else "float32"
+        ),
         operations=operations(chosen),
+        fp8=Fp8(wgrad=args.way == "fp8 wgrad") if kind == "fp8" else None,
         attention_dropout=0.0,
         mel_dtype="float16",
-        jit=bool(gpus),
+        jit=bool(gpus) or kind == "fp8",
     )
     step = GptStep(dims, options, run.plan("gpt", "train").buckets)
     files = [np.load(args.folder / f"batch{i}.npz") for i in range(args.batches)]

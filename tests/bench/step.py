@@ -10,6 +10,8 @@
         gradients of the fast operations against plain float32
     python -m tests.bench.step --rows ours --profile OUT
         where a step's time goes, kernel by kernel
+    python -m tests.bench.step --rows "ours|ours fp8|ours fp8 wgrad bf16"
+        products in FP8, and how many of them XLA handed to cuBLASLt as such
 
 The step is the whole one: conditioning encoder, perceiver, GPT, heads, losses, gradients and AdamW,
 on clips of 10 s with 150 text tokens, on data already on the device. `--json FILE` is read first
@@ -162,7 +164,9 @@ def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
         flags += f" --xla_gpu_per_fusion_autotune_cache_dir={cache}"
     if job["profile"]:
         Path(job["profile"]).mkdir(parents=True, exist_ok=True)
-        flags += f" --xla_dump_to={job['profile']}/xla --xla_dump_hlo_as_text"
+    dumped = Path(job["profile"] or tempfile.mkdtemp(prefix="xtts-bench-xla-")) / "xla"
+    if job["profile"] or "fp8" in options:
+        flags += f" --xla_dump_to={dumped} --xla_dump_hlo_as_text"
     command, folder = [sys.executable, "-m", "tests.bench.step", "--worker", json.dumps(job)], ROOT
     if "coqui" in options:
         command, folder = (
@@ -189,6 +193,8 @@ def _measure(job: dict, seconds: float, path: Path | None, coqui: str) -> dict:
         result = _last_json(done.stdout) or {"error": _why(done)}
     except subprocess.TimeoutExpired:
         result = {"error": f"not done within {seconds:.0f} s"}
+    if not job["profile"]:
+        shutil.rmtree(dumped.parent, ignore_errors=True)
     result = {**job, **result, "wall_s": round(time.monotonic() - began, 1)}
     if path:
         with open(path, "a") as file:
@@ -330,17 +336,19 @@ def build(job: dict, options: dict):
     """
     import tensorflow as tf
 
+    from trainer.step.contract import Fp8
     from trainer.step.gpt import GptStep, StepOptions
 
     tf.config.experimental.enable_tensor_float_32_execution(options["precision"] != "fp32")
     dims = _dims(job, options)
     bucket = _bucket(job, options, dims)
     gpu = bool(tf.config.list_physical_devices("GPU"))
-    jit = gpu or job.get("jit", False)
+    jit = gpu or job.get("jit", False) or "fp8" in options
     if not gpu:  # a rehearsal
         options = with_plain_attention(options)
     made = StepOptions(
-        compute_dtype="mixed_bfloat16" if options["precision"] == "bf16" else "float32",
+        compute_dtype=("mixed_bfloat16" if options["precision"] in ("bf16", "fp8") else "float32"),
+        fp8=Fp8(**options["fp8"]) if "fp8" in options else None,
         operations=operations(options["operations"]),
         attention_dropout=options.get("attention_dropout"),
         recompute=options.get("recompute", False),
@@ -400,6 +408,10 @@ def _timed(tf, step, batch, job: dict, options: dict, gpu: bool) -> dict:
         "compile_s": round(compile_s, 1),
         "loss": [round(loss, 4), round(float(out["loss"]), 4)],
     }
+    if "fp8" in options:
+        from tests.bench.step_extras import fp8_products
+
+        result["products"] = fp8_products(os.environ["XLA_FLAGS"])
     if options.get("save"):
         from tests.bench.step_extras import saved
 
@@ -421,7 +433,7 @@ def _line(r: dict) -> str:
         return f"{r['row']}, batch {r['batch']}: {r['error']} ({r['wall_s']} s)"
     if "tflops" in r:
         return f"{r['row']}: {r['tflops']} TFLOP/s on {r['device']}"
-    more = "".join(f"\n    {k}: {r[k]}" for k in ("save", "kernels") if k in r)
+    more = "".join(f"\n    {k}: {r[k]}" for k in ("save", "products", "kernels") if k in r)
     return (
         f"{r['row']}, batch {r['batch']}: {r['ms']} ms {r['ms_range']}, {r['peak_gb']} GB, compiled"
         f" in {r['compile_s']} s{more}"

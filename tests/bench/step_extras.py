@@ -1,13 +1,15 @@
-"""What `tests.bench.step` measures besides steps: a checkpoint in the background, and the card's
-matrix products.
+"""What `tests.bench.step` measures besides steps: a checkpoint in the background, the card's matrix
+products, and which of a step's are in FP8.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import tensorflow as tf
@@ -79,3 +81,21 @@ def ceiling(n: int) -> dict:
         "down": (rows, 4096, 1024),
     }
     return {"tflops": {name: rate(*shape) for name, shape in shapes.items()}}
+
+
+_TARGET = re.compile(r'custom_call_target="(__cublas[^"]*)"|=[^=]* (dot)\(')
+
+
+def fp8_products(flags: str) -> dict:
+    """How many products XLA made calls of cuBLASLt in FP8, by the programs that it dumped: in all,
+    and each program that has some. Programs of three blocks count once, as they are compiled.
+    """
+    folder = re.search(r"--xla_dump_to=(\S+)", flags).group(1)
+    found: Counter[str] = Counter()
+    programs = {}
+    for path in sorted(Path(folder).glob("*after_optimizations.txt")):
+        targets = Counter(a or b for a, b in _TARGET.findall(path.read_text()))
+        found += targets
+        if targets["__cublas$lt$matmul$f8"]:
+            programs[path.name.split(".")[0]] = dict(targets)
+    return {"fp8": found["__cublas$lt$matmul$f8"], "all": sum(found.values()), "programs": programs}

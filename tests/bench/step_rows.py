@@ -7,13 +7,18 @@ LEAN = ("layer_norm", "group_norm", "gelu_tanh", "cross_entropy_sum", "class_til
 LONG_SUMS = ("column_sum", "add_bias")
 
 # Options of a row: precision, operations (which set, and the names of those that are of the other
-# set), other StepOptions fields, xla (flags), positions (of a row), torch, coqui (other programs).
+# set), fp8 (fields of `Fp8`), other StepOptions fields, xla (flags), positions (of a row), torch,
+# coqui (other programs).
 PLAIN = ("plain", ())
 _BF16 = {"precision": "bf16", "operations": PLAIN}
 
 
 def _fast(*plain: str) -> dict:
     return {"precision": "bf16", "operations": ("fast", plain), "attention_dropout": 0.0}
+
+
+def _fp8(**options) -> dict:
+    return {**_fast(), "precision": "fp8", "fp8": options}
 
 
 def operations(chosen: tuple[str, tuple[str, ...]]):
@@ -39,6 +44,10 @@ _LT_LAUNCHED = f"{_LT} --xla_gpu_enable_command_buffer=-CUBLASLT"
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
+    "ours fp8": _fp8(wgrad=True),
+    "ours fp8 wgrad bf16": _fp8(),
+    "ours fp8 forward": _fp8(dgrad=False),
+    "ours fp8 mlp wgrad bf16": _fp8(products=("up", "down")),
     "ours, short sums": _fast(*LONG_SUMS),
     "ours, narrow residual": _fast("residual_dtype"),
     "ours, joint qkv": _fast("qkv"),

@@ -299,7 +299,7 @@ _audio(
 _audio(
     "a dead channel",
     encoded(np.stack([0 * TONE, TONE], 1)),
-    warning="1 stereo clips have an empty channel",
+    warning="1 stereo clip has an empty channel",
 )
 _audio(
     "a constant added",

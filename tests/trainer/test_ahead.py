@@ -175,6 +175,22 @@ def test_the_order_is_the_plans():
     ]
 
 
+def test_one_of_several_trainers_compiles_for_its_own_batches_first():
+    """Its buckets in the order of its own batches; no evaluation, which the first trainer makes."""
+    stage = a_planned_stage(Noting())
+    second = {("train", 1), ("train", 3)}
+    assert list(ahead.buckets_in_order(stage, Position(), lambda *batch: batch in second)) == [
+        ("training", 0),
+        ("training", 3),
+        ("training", 1),
+        ("training", 2),
+    ]
+    step = Noting()
+    ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), own=lambda *b: b in second)
+    assert {"training 0", "training 2"} <= set(step.compiled), "its first and the largest bucket"
+    assert "training 1" not in step.compiled
+
+
 def test_a_stop_does_not_wait_for_a_compilation():
     step, released = Noting(), threading.Event()
     step.programs = lambda *a, **k: [

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework_config
 
 from common.run import settings as config_module
+from common.system.errors import BadInput
 from common.xtts.fast_operations import FAST, FastOperations, fast_but
 from common.xtts.operations import PLAIN, Operations, mixed, use
 from tests.support.gpt_cases import (
@@ -21,6 +22,7 @@ from tests.support.gpt_cases import (
     without_dropout,
 )
 from trainer.step import precision, programs
+from trainer.step.contract import Fp8
 from trainer.step.gpt import GptStep, StepOptions
 
 
@@ -287,6 +289,20 @@ def test_a_gpu_gets_the_fast_operations_after_a_check(a_gpu, caplog):
     old = precision.choose(resolved(False, precision="bf16"), lambda: "cuDNN is too old")
     assert old.operations == fast_but("attention", "causal_attention")
     assert "precision bf16, plain attention: cuDNN is too old" in caplog.text
+
+
+def test_fp8_needs_a_card_that_has_it_and_is_emulated_on_the_cpu(a_gpu, caplog):
+    cpu = resolved(True, precision="fp8")
+    assert (cpu.jit, cpu.train.attention_dropout) == (True, 0.0)
+    assert precision.choose(cpu, works) == precision.Precision("float32", PLAIN, Fp8())
+    assert "precision fp8 on the CPU: products are emulated" in caplog.text
+    for capability in ((8, 9), (9, 0)):
+        a_gpu(capability)
+        chosen = precision.choose(resolved(False, precision="fp8"), works)
+        assert chosen == precision.Precision("mixed_bfloat16", FAST, Fp8())
+    a_gpu((8, 6))
+    with pytest.raises(BadInput, match="capability 8.9 or later, this one has 8.6; set train"):
+        precision.choose(resolved(False, precision="fp8"), works)
 
 
 def test_an_old_card_computes_in_float32_and_says_so(a_gpu, caplog):

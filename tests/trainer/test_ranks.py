@@ -40,8 +40,8 @@ def group(address):
     """(leader, followers) of so many trainers, joined and set up."""
     made = []
 
-    def make(count: int, timeout_s: float = FAR_S):
-        leader = Leader(address, RUN, count, timeout_s)
+    def make(count: int, timeout_s: float = FAR_S, compiling_s: float = FAR_S):
+        leader = Leader(address, RUN, count, timeout_s, compiling_s)
         made.append(leader)
         followers = [Follower(address, r, count, FAR_S) for r in range(1, count)]
         made.extend(followers)
@@ -84,7 +84,8 @@ def test_every_batch_of_every_step_has_one_rank():
     train = SimpleNamespace(batches_per_epoch=13)
     share = Share(SimpleNamespace(train=train, accumulate=4), 2)
     epoch = [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
-    assert [share.rank_of(g) for g in range(26)] == epoch * 2
+    assert [share.rank_of("train", g) for g in range(26)] == epoch * 2
+    assert [share.rank_of("eval", g) for g in range(6)] == [0] * 6
 
 
 def test_trainers_meet_and_hear_what_each_says_by_rank(group):
@@ -118,7 +119,7 @@ def test_batches_come_in_order_and_whole_and_those_used_are_told(group):
 
 
 def test_a_trainer_that_does_not_come_is_named(address):
-    leader = Leader(address, RUN, 3, 0.3)
+    leader = Leader(address, RUN, 3, 0.3, FAR_S)
     other = Follower(address, 1, 3, FAR_S)
     try:
         with pytest.raises(RankLost, match=r"trainer-2 did not come within 0 s: see RUN/logs"):
@@ -183,7 +184,7 @@ def test_one_that_says_the_same_for_too_long_is_not_waited_for(group, monkeypatc
     later, looked = [0.0], []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0])
     monkeypatch.setattr(leader_module, "time", clock)
-    leader, (follower,) = group(2)
+    leader, (follower,) = group(2, compiling_s=1200.0)
 
     def says(what: str) -> None:
         follower.doing = what
@@ -202,13 +203,14 @@ def test_one_that_says_the_same_for_too_long_is_not_waited_for(group, monkeypatc
         says(f"compiling program {number} of 9")
         seen = len(looked)
         until(lambda seen=seen: len(looked) > seen + 2)
-        later[0] += 0.6 * leader_module.COMPILES_S
+        later[0] += 0.6 * 1200
         until(lambda seen=seen: len(looked) > seen + 4 or waits)
         assert not waits
-    later[0] += leader_module.COMPILES_S
+    later[0] += 1200
     until(lambda: waits)
     assert isinstance(waits[0], RankLost)
     said = r"trainer-1 did not come to .* within \d{4} s \(it says: compiling program 3 of 9\)"
+    said += "; trainers.compiling_s allows more"
     assert re.fullmatch(said, str(waits[0]))
 
 

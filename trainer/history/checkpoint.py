@@ -23,7 +23,7 @@ import numpy as np
 
 from common.run.beginning import BEST
 from common.system.documents import read_json
-from common.system.errors import BadInput
+from common.system.errors import BadInput, RunError
 from common.system.files import digest, fsync
 from trainer.history.tensor_file import load_file, save_file
 
@@ -62,7 +62,8 @@ class Restored:
 
 def load_folder(folder: Path, step: int) -> Restored:
     """Read and verify the checkpoint of `step` in `folder`, and write nothing there: what a process
-    does that does not own the folder. ValueError: what is damaged.
+    does that does not own the folder. ValueError: what is damaged. RunError: it does not fit into
+    memory.
     """
     try:
         state = read_json(folder / "state.json")
@@ -73,8 +74,8 @@ def load_folder(folder: Path, step: int) -> Restored:
         tensors = {
             part: load_file(folder / f"{part}.safetensors", digests[part]) for part in _PARTS
         }
-    except (OSError, KeyError, TypeError, ValueError, MemoryError) as e:
-        raise ValueError(f"{type(e).__name__}: {e}") from e  # MemoryError: a file of absurd size
+    except (OSError, KeyError, TypeError, ValueError) as e:
+        raise ValueError(f"{type(e).__name__}: {e}") from e
     return Restored(step, state, tensors, folder)
 
 
@@ -89,7 +90,7 @@ class ReadEarly:
     def __init__(self, folder: Path):
         steps = [step for p in folder.glob("step-*") if (step := step_of(p)) is not None]
         self._path = folder / name_of(max(steps)) if steps else None
-        self._found: Restored | ValueError | None = None
+        self._found: Restored | ValueError | RunError | None = None
         self._thread = threading.Thread(target=self._run, name="read-checkpoint", daemon=True)
         if self._path is not None:
             self._thread.start()
@@ -100,15 +101,17 @@ class ReadEarly:
             return load_folder(folder, step)
         self._thread.join()
         found, self._path, self._found = self._found, None, None
-        if isinstance(found, ValueError):
+        if isinstance(found, ValueError | RunError):
             raise found
         return found if found is not None else load_folder(folder, step)
 
     def _run(self) -> None:
         try:
             self._found = load_folder(self._path, step_of(self._path))
-        except ValueError as e:  # whoever asks for it gets the error
+        except (ValueError, RunError) as e:  # whoever asks for it gets the error
             self._found = e
+        except RunError:  # whoever asks for it reads it: there may be more memory by then
+            self._found = None
 
 
 def _mb(n: int) -> str:
@@ -233,7 +236,7 @@ class Checkpoints:
     # -- load --------------------------------------------------------------------------------------
 
     def load(self, step: int) -> Restored:
-        """Read and verify one checkpoint. ValueError: what is damaged."""
+        """Read and verify one checkpoint. ValueError, RunError: as `load_folder`."""
         return self._read(self.path(step), step)
 
     def load_latest(self, existed: int | None) -> Restored | None:
@@ -246,6 +249,7 @@ class Checkpoints:
 
         Raises:
             BadInput: there were checkpoints, and none is whole. A run never silently starts over.
+            RunError: the newest does not fit into memory.
         """
         newest_damaged = None
         for step in reversed(self.steps()):

@@ -12,10 +12,15 @@ import json
 import os
 from collections.abc import MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import psutil
 import xxhash
+
+from common.system import cgroup
+from common.system.documents import parse_json
+from common.system.errors import RunError
 
 _NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"}
 _NAMES |= {
@@ -54,15 +59,17 @@ def save_file(tensors: MutableMapping[str, Any], path: str | os.PathLike) -> str
 
 _PIECE = 1 << 26
 _READERS = 4
+_MOST_HEADER = 100_000_000  # bytes, as the package allows
 
 
 def load_file(path: str | os.PathLike, digest: str) -> dict[str, np.ndarray]:
     """Read what `save_file` wrote, whose digest was `digest`: name → array, views of one buffer.
 
-    Nothing of another file is looked at. ValueError: it is one. OSError as of the file system.
+    Of another file, at most a header is looked at, before memory is taken. ValueError: it is one.
+    RunError: it does not fit into memory. OSError as of the file system.
     """
     with open(path, "rb", buffering=0) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        data = _room(path, _described(path, file))
         starts, seen = range(0, len(data), _PIECE), xxhash.xxh3_128()
 
         def read(start: int) -> np.ndarray:
@@ -86,3 +93,39 @@ def load_file(path: str | os.PathLike, digest: str) -> dict[str, np.ndarray]:
         first, end = (begin + n for n in of["data_offsets"])
         tensors[name] = data[first:end].view(_DTYPES[of["dtype"]]).reshape(of["shape"])
     return tensors
+
+
+def _described(path: str | os.PathLike, file: BinaryIO) -> int:
+    """The size of a file, which must be what its header says: a file may be of any size and take no
+    room on the disk. ValueError: it is not.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        if length > min(size - 8, _MOST_HEADER):
+            raise ValueError("no header")
+        header = parse_json(file.read(length))
+        described = 8 + length + max((t["data_offsets"][1] for t in header.values()), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        described = -1
+    if described == size:
+        return size
+    what = f"its header describes {described}" if described >= 0 else "no header describes them"
+    raise ValueError(
+        f"{os.path.basename(path)} does not match its digest: it has {size} bytes, and {what}"
+    )
+
+
+def _room(path: str | os.PathLike, size: int) -> np.ndarray:
+    """uint8[size]. RunError: this machine or container has too little memory."""
+    memory, limit = psutil.virtual_memory(), cgroup.memory_limit()
+    free = memory.available if limit is None else min(memory.available, limit)
+    if size <= free:
+        try:
+            return np.empty(size, np.uint8)
+        except MemoryError:  # a limit of the process
+            pass
+    raise RunError(
+        f"{os.fspath(path)} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free:"
+        " end other programs, or use a machine with more"
+    )

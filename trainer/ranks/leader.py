@@ -42,8 +42,7 @@ BEAT_S = 0.25  # ROUTER_MANDATORY tells of a dead peer when something is sent to
 TICK_S = 0.1
 STALL_S = 2.0  # this process stood still for longer: nobody else is to blame
 PATIENCE = 4.0  # a follower may take so many times as long for its part of a step as the leader
-COMPILING = "compiling"  # a follower that says so is not late
-COMPILES_S = 1800.0  # but for so long it may say the same
+COMPILING = "compiling"  # a follower that says so is not late, as long as what it says changes
 
 
 @dataclass
@@ -62,6 +61,7 @@ class Leader:
     Args:
         count: trainers in all.
         timeout_s: how long one may say nothing, or be late for a meeting.
+        compiling_s: how long one that compiles, or gets ready, may say the same.
 
     `on_used` is called, in the thread, for each batch that a follower has used; `on_lost` once,
     when one is lost.
@@ -75,8 +75,10 @@ class Leader:
         run_id: str,
         count: int,
         timeout_s: float,
+        compiling_s: float,
     ):
         self.count, self._run, self._timeout_s = count, run_id, timeout_s
+        self._compiling_s = compiling_s
         self.on_used: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
         self._session, self._family = uuid.uuid4().hex, family()
@@ -220,13 +222,14 @@ class Leader:
                 if doing != said:
                     said, said_at = doing, now
                 if tell is not None or any(x.startswith(COMPILING) for x in doing):
-                    began, late_s, limit_s = now, now - said_at, COMPILES_S
+                    began, late_s, limit_s = now, now - said_at, self._compiling_s
                 else:
                     late_s, limit_s = now - began, allowed_s
                 if late_s > limit_s:
+                    more = "; trainers.compiling_s allows more" if began == now else ""
                     raise RankLost(
                         f"{_names(missing)} did not {in_words} within {late_s:.0f} s (it says:"
-                        f" {doing[0] or 'nothing'})"
+                        f" {doing[0] or 'nothing'}){more}"
                     )
                 self._changed.wait(TICK_S)
             return self._said.pop(what, {})

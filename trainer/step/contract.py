@@ -30,6 +30,24 @@ class Program(Protocol):
     compile: Callable[[], object]
 
 
+PRODUCTS = ("qkv", "attention", "up", "down")  # of a block, as in `GptBlock.projections`
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Which products of the GPT's blocks have operands in FP8; all else is as with bfloat16.
+
+    Args:
+        products: some of `PRODUCTS`.
+        dgrad: the gradient of x, too.
+        wgrad: the gradient of the weight, too.
+    """
+
+    products: tuple[str, ...] = PRODUCTS
+    dgrad: bool = True
+    wgrad: bool = False
+
+
 @dataclass(frozen=True)
 class StepOptions(GptOptions):
     """Everything about the update and the network except its sizes, named as in the settings.
@@ -50,6 +68,7 @@ class StepOptions(GptOptions):
     decay_latents: bool = False  # weight decay on the perceiver's latents and gamma, too
     compute_dtype: str = "float32"  # a Keras dtype policy; "mixed_bfloat16" keeps float32 weights
     operations: Operations | None = None  # None: PLAIN
+    fp8: Fp8 | None = None  # needs jit
     mel_dtype: str = "float32"  # of cond_mel on arrival
     jit: bool = False  # XLA: faster on GPUs, slower than graph mode on CPUs
     init_seed: int | None = 0  # None: zeros, when weights will be loaded anyway

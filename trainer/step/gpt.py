@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,24 +26,14 @@ from common.xtts.dims import ModelDims
 from common.xtts.gpt import Gpt
 from common.xtts.operations import PLAIN, Operations, mixed, use
 from trainer.step.contract import Ranks, Scalars, State, StepOptions
+from trainer.step.fp8 import in_fp8
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
 from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
-from trainer.step.regions import Program, as_words, word_spec
-from trainer.step.scalars import Resident, packed, read
+from trainer.step.regions import Chain, Program, as_words, word_spec
+from trainer.step.scalars import REPORTED, Resident, packed, read, report_of
+from trainer.step.scaling import HISTORY, Scaling
 from trainer.step.snapshot import hold
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A function that calls programs, one after the other."""
-
-    name: str
-    function: Any
-
-    def compile(self) -> None:
-        """Trace it; XLA compiles nothing of it."""
-        self.function.get_concrete_function()
 
 
 class GptStep:
@@ -77,6 +66,7 @@ class GptStep:
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
         self._ranks: Ranks | None = None
         self._resident = Resident(self._group_losses.device)
+        self.scaling = Scaling([], None)
         self.trace_counts: Counter[str] = Counter()
         self._signatures = [
             _signature(batch_spec("gpt", bucket, dims, options.mel_dtype)) for bucket in buckets
@@ -92,10 +82,12 @@ class GptStep:
             ]
             seed = word_spec(seed)
             self._parts, self._shared = Parts(self.model, self.optimizer), Shared()
+            self.scaling = Scaling([len(g) for g in self._parts.groups], options.fp8)
             made = (self.model, self.operations, self._parts)
-            self._programs = [
-                BucketPrograms(*made, s, self._head_losses, self._shared) for s in self._signatures
-            ]
+            more = (self._head_losses, self._shared, self.scaling)
+            self._programs = [BucketPrograms(*made, s, *more) for s in self._signatures]
+        elif options.fp8:
+            raise ValueError("products in FP8 need StepOptions.jit")
         micro, update = (
             (self._chained_micro, self._chained_update)
             if options.jit
@@ -137,7 +129,7 @@ class GptStep:
             self._updates(grouped=True)
         if self._ranks is not None:
             self._ranks.meet()
-            self._ranks.add_up(self._accumulators, self._group_losses)
+            self.scaling.add_up(self._ranks, self._accumulators, self._group_losses)
         return self._apply()
 
     def share(self, ranks: Ranks) -> None:
@@ -192,7 +184,8 @@ class GptStep:
 
     def state_dict(self) -> State:
         """See `Step.state_dict`; the model in Coqui's names, without the prefix `gpt.`."""
-        return {"model": weights.state_dict(self.model), "optimizer": self.optimizer.state_dict()}
+        optimizer = self.optimizer.state_dict() | self.scaling.state_dict()
+        return {"model": weights.state_dict(self.model), "optimizer": optimizer}
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """See `Step.snapshot`."""
@@ -206,7 +199,10 @@ class GptStep:
             }
         state: dict[str, dict[str, Any]] = {
             "model": {},
-            "optimizer": {"step": np.asarray(self.optimizer.t.numpy(), np.int64)},
+            "optimizer": {
+                "step": np.asarray(self.optimizer.t.numpy(), np.int64),
+                **self.scaling.state_dict(),
+            },
         }
         for name, value in hold((name, t, variable) for name, (t, variable) in own.items()).items():
             part, _, key = name.partition("/")
@@ -220,7 +216,10 @@ class GptStep:
     def load_state_dict(self, state: State) -> None:
         """See `Step.load_state_dict`."""
         weights.load_state_dict(self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A run may go on in another precision: a history is made anew, or left.
+        optimizer = {k: v for k, v in state["optimizer"].items() if k != HISTORY}
+        self.optimizer.load_state_dict(optimizer)
+        self.scaling.load(state["optimizer"].get(HISTORY))
         self._clear()
 
     def programs(self, bucket: int, grouped: bool, training: bool) -> list[Program | Chain]:
@@ -344,28 +343,30 @@ class GptStep:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
             gradients = [g * coefficient for g in gradients]
         lr = self.optimizer.update(gradients, enabled=finite & enabled)
-        return packed(_report(losses, norm, lr, finite))
+        return packed(report_of(losses, norm, lr, finite))
 
     # -- a chain of XLA programs -------------------------------------------------------------------
 
     def _chained_micro(self, bucket: int, batch, seed, scale) -> Scalars:
-        out, _ = self._programs[bucket].gradients(batch, seed, scale, self._accumulators)
+        given = (batch, seed, scale, self._accumulators)
+        out, _, largest = self._programs[bucket].gradients(*given)
+        self.scaling.note(largest)
         return self._added(out, _summed(out), scale)
 
     def _chained_update(self, bucket: int, batch, seed, enabled) -> Scalars:
-        out, gradients = self._programs[bucket].gradients(batch, seed, tf.constant(1.0))
-        return self._reported(
-            self._updates(grouped=False, bucket=bucket)(gradients, _summed(out), enabled)
-        )
+        given = (batch, seed, tf.constant(1.0))
+        out, gradients, largest = self._programs[bucket].gradients(*given)
+        updates = self._updates(grouped=False, bucket=bucket)
+        return self._reported(updates(gradients, _summed(out), enabled, largest))
 
     def _chained_evaluate(self, bucket: int, batch) -> Scalars:
         return _counted(self._programs[bucket].evaluate(batch))
 
     def _chained_apply(self) -> Scalars:
-        report = self._updates(grouped=True)(
-            [], tf.convert_to_tensor(self._group_losses), tf.constant(True)
-        )
+        losses = tf.convert_to_tensor(self._group_losses)
+        report = self._updates(grouped=True)([], losses, tf.constant(True), self.scaling.seen())
         self._group_losses.assign(tf.zeros([3]))
+        self.scaling.forget()
         return self._reported(report)
 
     def _updates(self, grouped: bool, bucket: int = 0) -> UpdatePrograms:
@@ -380,6 +381,7 @@ class GptStep:
                 self._decide,
                 self.options.clip_norm > 0,
                 given,
+                self.scaling.specs,
             )
 
         return self._shared.get(("update", grouped), make)
@@ -389,16 +391,19 @@ class GptStep:
             self._allocate_group()
         return self._accumulators if grouped else None
 
-    def _decide(self, squares: tf.Tensor, losses: tf.Tensor, enabled: tf.Tensor) -> list[tf.Tensor]:
+    def _decide(
+        self, squares: tf.Tensor, losses: tf.Tensor, enabled: tf.Tensor, *largest: tf.Tensor
+    ) -> list[tf.Tensor]:
         norm = tf.sqrt(squares)
-        finite = _all_finite(norm, losses)
+        finite = _all_finite(norm, losses) & self.scaling.finite(largest)
+        self.scaling.roll(largest, finite & enabled)
         lr, scalars = self.optimizer.begin(finite & enabled)
         factor = (
             clip_coefficient(norm, self.options.clip_norm)
             if self.options.clip_norm
             else tf.ones([])
         )
-        report = packed(_report(losses, norm, lr, finite))
+        report = packed(report_of(losses, norm, lr, finite))
         return [
             finite & enabled,
             tf.concat([scalars[tf.float32], [factor]], 0),
@@ -406,7 +411,7 @@ class GptStep:
         ]
 
     def _reported(self, values: list[tf.Tensor]) -> Scalars:
-        return dict(zip(_REPORTED, values, strict=True))
+        return dict(zip(REPORTED, values, strict=True))
 
     # ----------------------------------------------------------------------------------------------
 
@@ -419,6 +424,7 @@ class GptStep:
     def _clear(self) -> None:
         for accumulator in (*self._accumulators, self._group_losses):
             accumulator.assign(tf.zeros_like(accumulator))
+        self.scaling.forget()
 
     def _seed(self, seed: Any) -> tf.Tensor:
         seed = tf.convert_to_tensor(seed, tf.int32)
@@ -449,7 +455,7 @@ def _operations(options: StepOptions) -> Operations:
     # What a recomputed block keeps is its input: in float32 it would take twice the memory that
     # recomputation is there to save.
     kept = mixed(chosen, Operations, "residual_dtype") if options.recompute else chosen
-    return kept(jit=options.jit)
+    return (in_fp8(kept) if options.fp8 else kept)(jit=options.jit)
 
 
 def _summed(out: Scalars) -> tf.Tensor:
@@ -463,15 +469,6 @@ def _counted(out: Scalars) -> Scalars:
 
 def _all_finite(norm: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
-
-
-def _report(losses: tf.Tensor, norm: tf.Tensor, lr: tf.Tensor, finite: tf.Tensor) -> Scalars:
-    scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
-    return scalars | {"grad_norm": norm, "learning_rate": lr, "finite": finite}
-
-
-# What `packed` makes of a report, in order.
-_REPORTED = ("audio_ce", "finite", "grad_norm", "learning_rate", "loss", "packed", "text_ce")
 
 
 def _signature(spec: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, tf.TensorSpec]:

@@ -21,8 +21,11 @@ import tensorflow as tf
 from common.xtts.gpt import Gpt
 from common.xtts.layers import Tensor
 from common.xtts.operations import Operations, use
+from trainer.step.contract import Fp8
+from trainer.step.fp8 import scaled, scaled_layers
 from trainer.step.optimizer import AdamW, packed_squares
 from trainer.step.regions import Program, Region, as_computed, as_ints, as_words
+from trainer.step.scaling import Scaling
 
 # Each call costs the fusions that it cuts; larger programs take longer to compile.
 BLOCKS_PER_PROGRAM = 3
@@ -98,6 +101,7 @@ class BucketPrograms:
     Args:
         batch: signature of a batch, in words.
         shared: of all buckets.
+        scaling: of the blocks' products in FP8; of nothing where `fp8` is None.
     """
 
     def __init__(
@@ -108,7 +112,9 @@ class BucketPrograms:
         batch: Mapping[str, tf.TensorSpec],
         losses: Losses,
         shared: Shared,
+        scaling: Scaling,
     ):
+        self._scaling, self._fp8 = scaling, scaling.fp8
         self.model, self._operations, self._parts, self._batch, self._losses = (
             model,
             chosen,
@@ -133,8 +139,8 @@ class BucketPrograms:
         seed: tf.Tensor,
         scale: tf.Tensor,
         sums: Sequence[tf.Variable] | None = None,
-    ) -> tuple[dict[str, tf.Tensor], list[list[tf.Tensor]]]:
-        """(losses, gradients of scale × loss by part).
+    ) -> tuple[dict[str, tf.Tensor], list[list[tf.Tensor]], list[tf.Tensor]]:
+        """(losses, gradients of scale × loss by part, FP8's largest magnitudes by group of blocks).
 
         With `sums`, one variable per tensor of the optimizer, gradients are added to these instead.
         """
@@ -151,21 +157,25 @@ class BucketPrograms:
         inputs = (latents, batch["ids"], batch["positions"], seed)
         (x, *seeds), back = regions.stem(*inputs, variables=variables_of(parts.stem))
         backs.append(back)
-        for region, part, of_group in zip(
-            regions.blocks, parts.blocks, _grouped(seeds, parts.groups), strict=True
+        scales = self._scales()
+        for region, part, of_group, given in zip(
+            regions.blocks, parts.blocks, _grouped(seeds, parts.groups), scales, strict=True
         ):
-            (x,), back = region(x, *of_group, variables=variables_of(part))
+            (x,), back = region(x, *given, *of_group, variables=variables_of(part))
             backs.append(back)
         fields = [batch[name] for name in _FIELDS]
         *values, dx, last = self._unpacked_head(
             regions.head(x, *fields, scale, *variables_of(parts.head), *into[-1]), sums
         )
-        found = [last]
-        for back, into_part in zip(reversed(backs[1:]), reversed(into[1:-1]), strict=True):
+        found, largest = [last], []
+        for back, into_part, given in zip(
+            reversed(backs[1:]), reversed(into[1:-1]), reversed([[], *scales]), strict=True
+        ):
             dx, *gradients = back(dx, sums=into_part)
-            found.append(gradients)
+            largest = [*gradients[: len(given)], *largest]
+            found.append(gradients[len(given) :])
         found.append(backs[0](dx, sums=into[0]) if sums is None else backs[0](dx, sums=into[0])[:0])
-        return dict(zip(self._loss_names, values, strict=True)), found[::-1]
+        return dict(zip(self._loss_names, values, strict=True)), found[::-1], largest
 
     def evaluate(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The losses, without dropout."""
@@ -210,6 +220,7 @@ class BucketPrograms:
         return self._own.get(("training", sums is not None), trace)
 
     def _trace_training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
+        # What takes longest to compile comes first: it begins meanwhile (`each_program`).
         parts, kind = self._parts, "micro" if sums is not None else "update"
         into = [None if sums is None else [sums[i] for i in places] for places in parts.places]
         mel, ids = self._batch["cond_mel"], self._batch["ids"]
@@ -223,24 +234,17 @@ class BucketPrograms:
                 sums=into[0],
             ),
         )
-        seed = tf.TensorSpec([2], tf.float32)
-        stem = Region(
-            "stem",
-            self._stem,
-            [self._latents, ids, ids, seed],
-            variables_of(parts.stem),
-            wrt=(0,),
-            sums=into[1],
-        )
         of_group = Shared()
 
         def blocks(i: int) -> Region:
             group = parts.groups[i]
-            inputs = [self._x, *[tf.TensorSpec([_SITES, 2], tf.float32)] * len(group)]
-            kept = {"wrt": (0,), "sums": into[2 + i], "recompute": self.model.recompute}
+            given = self._scaling.specs[i : i + 1]
+            inputs = [self._x, *given, *[tf.TensorSpec([_SITES, 2], tf.float32)] * len(group)]
+            wrt = tuple(range(1 + len(given)))
+            kept = {"wrt": wrt, "sums": into[2 + i], "recompute": self.model.recompute}
             return Region(
                 f"{len(group)} blocks",
-                self._blocks(i),
+                self._blocks(i, self._fp8),
                 inputs,
                 variables_of(parts.blocks[i]),
                 **kept,
@@ -259,6 +263,15 @@ class BucketPrograms:
             self._head_and_gradients(into[-1] is not None),
             inputs,
             [*weights, *(into[-1] or ())],
+        )
+        seed = tf.TensorSpec([2], tf.float32)
+        stem = Region(
+            "stem",
+            self._stem,
+            [self._latents, ids, ids, seed],
+            variables_of(parts.stem),
+            wrt=(0,),
+            sums=into[1],
         )
         return _Regions(conditioning, stem, regions, head)
 
@@ -281,7 +294,7 @@ class BucketPrograms:
         of_group = Shared()
 
         def blocks(i: int) -> Program:
-            group = self._blocks(i)
+            group = self._blocks(i, None)  # without FP8, as the weights will be used
             run = _reading(lambda x, *w: group(x, *[None] * len(parts.groups[i]), *w), 1)
             return Program(
                 f"{len(parts.groups[i])} blocks", run, [self._x], variables_of(parts.blocks[i])
@@ -305,12 +318,20 @@ class BucketPrograms:
             x, seeds = self.model.stem(latents, as_ints(ids), as_ints(positions), seed)
             return [x] if seed is None else [x, *(as_words(tf.stack(s)) for s in seeds)]
 
-    def _blocks(self, i: int):
-        group = self._parts.groups[i]
+    def _scales(self) -> list[list[tf.Tensor]]:
+        """By group, what its region takes beside x and the seeds."""
+        given = [[tf.convert_to_tensor(s)] for s in self._scaling.scales]
+        return given or [[]] * len(self._parts.groups)
+
+    def _blocks(self, i: int, fp8: Fp8 | None):
+        group, part = self._parts.groups[i], self._parts.blocks[i]
 
         def run(x, *args):
+            scales, args = (None, args) if fp8 is None else (args[0], args[1:])
             seeds, weights = args[: len(group)], args[len(group) :]
-            with use(self._operations), _in_place(self._parts.blocks[i], weights):
+            values = {id(t.variable): w for t, w in zip(part, weights, strict=True)}
+            layers = {} if fp8 is None else scaled_layers(group, values, scales, fp8)
+            with use(self._operations), _in_place(part, weights), scaled(layers):
                 for block, words in zip(group, seeds, strict=True):
                     x = block(
                         x, (None,) * _SITES if words is None else tuple(tf.unstack(as_ints(words)))
@@ -362,6 +383,7 @@ class UpdatePrograms:
         clips: whether that factor may be other than 1.
         given: the variables in which gradients were added up, one per tensor of the optimizer, to
             be cleared; or the dtypes of the gradients that calls give, by part.
+        more: signatures of what else `decide` takes.
     """
 
     def __init__(
@@ -372,6 +394,7 @@ class UpdatePrograms:
         decide: Callable,
         clips: bool,
         given: Sequence[tf.Variable] | Sequence[Sequence[tf.DType]],
+        more: Sequence[tf.TensorSpec] = (),
     ):
         self._parts, self._optimizer, self._clips = parts, optimizer, clips
         self._sums, self._dtypes = (
@@ -393,22 +416,27 @@ class UpdatePrograms:
             )
             self._changes.append(made.get(("change", key), lambda i=i: self._change_program(i)))
         scalar, flag = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.bool)
-        specs = [*[scalar] * len(parts.all), tf.TensorSpec([3], tf.float32), flag]
+        specs = [*[scalar] * len(parts.all), tf.TensorSpec([3], tf.float32), flag, *more]
 
         def decision(*args):
-            *squares, losses, enabled, _ = args
-            return decide(tf.add_n(squares), losses, enabled)
+            squares, rest = args[: len(parts.all)], args[len(parts.all) : -1]
+            return decide(tf.add_n(squares), *rest)
 
         self._decision = Program("decision", decision, specs, [optimizer.t])
 
     def __call__(
-        self, gradients: list[list[tf.Tensor]], losses: tf.Tensor, enabled: tf.Tensor
+        self,
+        gradients: list[list[tf.Tensor]],
+        losses: tf.Tensor,
+        enabled: tf.Tensor,
+        more: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Update the weights; returns what `decide` reports."""
         squares = [
             program(*self._given(i, gradients))[0] for i, program in enumerate(self._squares)
         ]
-        allowed, scalars, *report = self._decision(*squares, losses, enabled, self._optimizer.t)
+        given = (*squares, losses, enabled, *more)
+        allowed, scalars, *report = self._decision(*given, self._optimizer.t)
         for i, program in enumerate(self._changes):
             given = self._given(i, gradients)
             tensors, own = (given, []) if self._sums is None else ([], given)

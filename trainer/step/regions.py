@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -107,7 +108,7 @@ class Program:
         def alone():
             # Zeros of the graph: made one by one by several threads, TensorFlow 2.21 confuses their
             # shapes (seen on a GPU).
-            zeros = [tf.zeros(s.shape, s.dtype) for s in self._specs]
+            zeros = [_zeros(s) for s in self._specs]
             return [x for x in self(*zeros, *self._variables) if x.dtype.is_floating][:1]
 
         for result in tf.function(alone, autograph=False)():
@@ -117,6 +118,18 @@ class Program:
     def dtypes(self) -> list[tf.DType]:
         """The dtypes of its results."""
         return [x.dtype for x in tf.nest.flatten(self._call.structured_outputs)]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A function that calls programs, one after the other."""
+
+    name: str
+    function: Any
+
+    def compile(self) -> None:
+        """Trace it; XLA compiles nothing of it."""
+        self.function.get_concrete_function()
 
 
 class Region:
@@ -316,6 +329,14 @@ class _Cut:
 
         own = [variables[i - traced.num_inputs] for i in weights]
         return Program(name, run, _specs(tensors), [*own, *(sums or ())])
+
+
+def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype.size > 1 or not spec.dtype.is_floating:
+        return tf.zeros(spec.shape, spec.dtype)
+    # TensorFlow has no operation of its own that fills a tensor of FP8.
+    made = tf.function(lambda: tf.cast(tf.zeros(spec.shape), spec.dtype), jit_compile=True)
+    return made()
 
 
 def _value(x) -> tf.Tensor:

@@ -54,3 +54,15 @@ def _on_host(vector: tf.Tensor) -> tf.Tensor:
     """
     with tf.device("/device:CPU:0"):
         return tf.identity(vector)
+
+
+def report_of(
+    losses: tf.Tensor, norm: tf.Tensor, lr: tf.Tensor, finite: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """What an update reports, `losses` being those that a group adds up."""
+    scalars = {"loss": losses[0], "text_ce": losses[1], "audio_ce": losses[2]}
+    return scalars | {"grad_norm": norm, "learning_rate": lr, "finite": finite}
+
+
+# What `packed` makes of a report, in order.
+REPORTED = ("audio_ce", "finite", "grad_norm", "learning_rate", "loss", "packed", "text_ce")
