@@ -21,6 +21,7 @@ from common.system.cores import cores
 from common.system.errors import Hopeless, RunError, is_out_of_memory
 from common.system.lifecycle import Stop
 from trainer.aside import POLL_S, Function, Workers, run_aside
+from trainer.ranks.share import every
 from trainer.report.observe import Observer
 from trainer.tried import Tried, key_of
 
@@ -43,18 +44,13 @@ IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
 _TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
 
 
-def every(plan: str, g: int) -> bool:
-    """Whether a trainer that is alone computes a batch: yes."""
-    return True
-
-
 def prepare(
     stage: Stage,
     position: Position,
     observer: Observer,
     stop: Stop,
-    own: Callable[[str, int], bool] = every,
     *,
+    own: Callable[[str, int], bool] = every,
     all_first: bool = False,
 ) -> Compiled:
     """Compile and try what the steps from `position` on need; the rest of the stage follows

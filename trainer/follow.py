@@ -86,7 +86,7 @@ class Following:
         def own(plan: str, g: int) -> bool:
             return share.rank_of(plan, g) == self.rank
 
-        compiled = ahead.prepare(stage, position, self, check, own)
+        compiled = ahead.prepare(stage, position, self, check, own=own)
         self._follower.digests = lambda step: self._digests(stage, step)
         self._doing("ready")
         self.meet()

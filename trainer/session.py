@@ -33,6 +33,7 @@ from trainer.lead import Lead
 from trainer.loop import Loop
 from trainer.patience import Patience
 from trainer.profile import Profiler
+from trainer.ranks.share import every
 from trainer.readback import Readback
 from trainer.report.clock import Clock
 from trainer.report.gpu_use import GpuUse, uuid_of
@@ -124,9 +125,8 @@ def _made_ready(
         lead.begin(stage, position.step, server.release)
     if position.step >= stage.schedule.total_steps:
         return stage.step
-    own = ahead.every if lead is None else lead.computes
-    timed = profile.free_steps() is not None
-    compiled = ahead.prepare(stage, position, observer, stop, own, all_first=timed)
+    own, timed = every if lead is None else lead.computes, profile.free_steps() is not None
+    compiled = ahead.prepare(stage, position, observer, stop, own=own, all_first=timed)
     if lead is not None:
         lead.wait_ready()
     wait_ready(server, run, observer, stop, compiled.go_on)

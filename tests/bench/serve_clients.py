@@ -171,15 +171,15 @@ class Steps:
     def __init__(self, run: Path):
         self._file = open(run / "metrics.jsonl")
         self._file.seek(0, os.SEEK_END)
+        self._torn = ""  # a line that is being written
 
     def upto_next(self) -> list[dict]:
         """Those that have ended since the last call; waits for one."""
         found: list[dict] = []
         end = time.monotonic() + DEADLINE_S
         while not found:
-            for line in iter(self._file.readline, ""):
-                record = json.loads(line)
-                found += [record] if "step_ms" in record else []
+            *whole, self._torn = (self._torn + self._file.read()).split("\n")
+            found += [r for r in map(json.loads, whole) if "step_ms" in r]
             assert time.monotonic() < end, "no step ends"
             time.sleep(0.002)
         return found

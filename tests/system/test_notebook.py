@@ -38,6 +38,7 @@ def test_its_links_lead_somewhere():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 170 s of CPU time: two trainings, their samples, a sentence
 def test_it_runs_from_the_corpus_to_listening(tmp_path, monkeypatch):
     """At size tiny, a few steps; what it shows is kept in place of being drawn."""
     shown: list[tuple[str, object]] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 
 from common.run.folder import RunFolder
 from tests.support import tiny_runs, together
@@ -29,6 +30,30 @@ def test_the_ledger_is_the_plan_and_the_weights_are_those_of_one_trainer(
     tmp_path, corpus, trainers, producers
 ):
     assert_exact(together.trained(tmp_path, corpus, trainers, producers))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_with_another_number_of_trainers(tmp_path, corpus):
+    """Begun with two, it goes on with one, then with three; the launcher is killed each time."""
+    tree = together.tree(tmp_path, corpus, 2, 1, dvae__max_steps=4)
+    driver = Driver.create(tmp_path, tree, step_ms=2, make_ms=2)
+
+    def go_on_with(driver: Driver, count: str) -> None:
+        driver.kill_launcher()
+        tree["trainers"]["count"] = int(count)
+        driver.config.write_text(yaml.safe_dump(tree))
+        driver.launch()
+
+    try:
+        play(driver, [(When(9), "1"), (When(26), "3")], act=go_on_with)
+        assert_exact(RunFolder(driver.run))
+    finally:
+        driver.kill_everything()
+    said = (tmp_path / "console.log").read_text()
+    assert "trainers.count: 2 → 1" in said
+    assert "trainers.count: 1 → 3" in said
+    assert len(resumes(driver.run)) >= 2
 
 
 SCHEDULES: dict[str, Schedule] = {

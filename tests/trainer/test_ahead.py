@@ -186,7 +186,7 @@ def test_one_of_several_trainers_compiles_for_its_own_batches_first():
         ("training", 2),
     ]
     step = Noting()
-    ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), lambda *b: b in second)
+    ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop(), own=lambda *b: b in second)
     assert {"training 0", "training 2"} <= set(step.compiled), "its first and the largest bucket"
     assert "training 1" not in step.compiled
 

@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from common.system.errors import BadInput
-from trainer.history import checkpoint
+from common.system.errors import BadInput, RunError
+from trainer.history import checkpoint, tensor_file
 from trainer.history.checkpoint import Checkpoints, SaveFailed
 
 
@@ -65,6 +65,20 @@ def test_a_checkpoint_that_was_found_damaged_early_is_set_aside_like_any_other(t
     early = checkpoint.ReadEarly(kept.folder)
     assert Checkpoints(kept.folder, 3, early.load_folder).load_latest(40).step == 20
     assert "checkpoint step 40 is damaged" in caplog.text
+
+
+def test_too_little_memory_sets_nothing_aside_and_what_could_not_be_read_early_is_read_later(
+    tmp_path, monkeypatch
+):
+    kept = filled(tmp_path, steps=(20, 40))
+    with monkeypatch.context() as m:
+        m.setattr(tensor_file.cgroup, "memory_limit", lambda: 100)
+        early = checkpoint.ReadEarly(kept.folder)
+        early._thread.join()
+        with pytest.raises(RunError, match=r"safetensors has 0\.0 GB, and 0\.0 GB of memory"):
+            kept.load_latest(40)
+    assert kept.steps() == [20, 40]
+    assert Checkpoints(kept.folder, 3, early.load_folder).load_latest(40).step == 40
 
 
 def test_keep_and_best(tmp_path):

@@ -207,6 +207,30 @@ def _loads_into_another_precision(dims, options, saved, step):
     assert not step.state_dict()["optimizer"][HISTORY].any()
 
 
+@pytest.mark.slow
+def test_groups_see_what_any_of_their_batches_does():
+    """Two batches as a group: the history takes in the larger magnitude of each tensor, as single
+    batches show them from the same scales. Trying a group out leaves no trace.
+    """
+    dims = model_dims(SMALL)
+    options = StepOptions(learning_rate=1e-2, jit=True, fp8=Fp8(wgrad=True))
+    step = GptStep(dims, options, SMALL_BUCKETS[:1])
+    batches, fresh = [make_batch(SMALL_BUCKETS[0], seed=i) for i in range(2)], step.state_dict()
+    seen = []
+    for i, batch in enumerate(batches):
+        step.load_state_dict(fresh)
+        step.update(0, batch, (7, i))
+        seen.append(step.state_dict()["optimizer"][HISTORY][0])
+    step.load_state_dict(fresh)
+    step.dry_run(0, grouped=True)
+    for i, batch in enumerate(batches):
+        step.micro(0, batch, (7, i), 1.0)
+    step.apply()
+    found = step.state_dict()["optimizer"][HISTORY]
+    np.testing.assert_allclose(found[0], np.maximum(*seen), rtol=1e-5)
+    assert not found[1:].any()
+
+
 def test_the_blocks_products_are_those_that_have_scales():
     assert tuple(GptBlock(MICRO, name="block").projections) == PRODUCTS
     with pytest.raises(ValueError, match="jit"):

@@ -90,7 +90,7 @@ class ReadEarly:
     def __init__(self, folder: Path):
         steps = [step for p in folder.glob("step-*") if (step := step_of(p)) is not None]
         self._path = folder / name_of(max(steps)) if steps else None
-        self._found: Restored | ValueError | RunError | None = None
+        self._found: Restored | ValueError | None = None
         self._thread = threading.Thread(target=self._run, name="read-checkpoint", daemon=True)
         if self._path is not None:
             self._thread.start()
@@ -101,15 +101,17 @@ class ReadEarly:
             return load_folder(folder, step)
         self._thread.join()
         found, self._path, self._found = self._found, None, None
-        if isinstance(found, ValueError | RunError):
+        if isinstance(found, ValueError):
             raise found
         return found if found is not None else load_folder(folder, step)
 
     def _run(self) -> None:
         try:
             self._found = load_folder(self._path, step_of(self._path))
-        except (ValueError, RunError) as e:  # whoever asks for it gets the error
+        except ValueError as e:  # whoever asks for it gets the error
             self._found = e
+        except RunError:  # whoever asks for it reads it: there may be more memory by then
+            self._found = None
 
 
 def _mb(n: int) -> str:

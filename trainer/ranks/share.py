@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from trainer.history.schedule import Schedule
 
 
+def every(plan: str, g: int) -> bool:
+    """Whether a trainer that is alone computes a batch: yes."""
+    return True
+
+
 @dataclass(frozen=True)
 class Share:
     """Batch i of a step, counted from 0, belongs to rank i mod count; evaluations to rank 0."""

@@ -220,6 +220,7 @@ class BucketPrograms:
         return self._own.get(("training", sums is not None), trace)
 
     def _trace_training(self, sums: Sequence[tf.Variable] | None) -> _Regions:
+        # What takes longest to compile comes first: it begins meanwhile (`each_program`).
         parts, kind = self._parts, "micro" if sums is not None else "update"
         into = [None if sums is None else [sums[i] for i in places] for places in parts.places]
         mel, ids = self._batch["cond_mel"], self._batch["ids"]
@@ -232,15 +233,6 @@ class BucketPrograms:
                 variables_of(parts.conditioning),
                 sums=into[0],
             ),
-        )
-        seed = tf.TensorSpec([2], tf.float32)
-        stem = Region(
-            "stem",
-            self._stem,
-            [self._latents, ids, ids, seed],
-            variables_of(parts.stem),
-            wrt=(0,),
-            sums=into[1],
         )
         of_group = Shared()
 
@@ -271,6 +263,15 @@ class BucketPrograms:
             self._head_and_gradients(into[-1] is not None),
             inputs,
             [*weights, *(into[-1] or ())],
+        )
+        seed = tf.TensorSpec([2], tf.float32)
+        stem = Region(
+            "stem",
+            self._stem,
+            [self._latents, ids, ids, seed],
+            variables_of(parts.stem),
+            wrt=(0,),
+            sums=into[1],
         )
         return _Regions(conditioning, stem, regions, head)
 
@@ -319,9 +320,8 @@ class BucketPrograms:
 
     def _scales(self) -> list[list[tf.Tensor]]:
         """By group, what its region takes beside x and the seeds."""
-        if self._fp8 is None:
-            return [[]] * len(self._parts.groups)
-        return [[tf.convert_to_tensor(s)] for s in self._scaling.scales]
+        given = [[tf.convert_to_tensor(s)] for s in self._scaling.scales]
+        return given or [[]] * len(self._parts.groups)
 
     def _blocks(self, i: int, fp8: Fp8 | None):
         group, part = self._parts.groups[i], self._parts.blocks[i]
