@@ -6,6 +6,8 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -258,10 +260,17 @@ def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_p
     LeaseServer(f"ipc://{tmp_path}/dead.sock", cb.RUN, 4).close()
 
 
+@pytest.fixture
+def short_folder():
+    """A folder whose name is short wherever pytest's are: an address in it needs no other."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_the_local_address_is_short_private_and_the_same_for_every_spelling_of_the_run(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, short_folder
 ):
-    monkeypatch.setattr(address.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(address.tempfile, "gettempdir", lambda: str(short_folder))
     run = tmp_path / ("deep" * 30) / "run"
     run.mkdir(parents=True)
     (tmp_path / "link").symlink_to(run)
@@ -269,6 +278,7 @@ def test_the_local_address_is_short_private_and_the_same_for_every_spelling_of_t
     assert found == ipc_address(tmp_path / "link") == ipc_address(run / ".." / "run")
     assert found != ipc_address(tmp_path)
     folder = os.path.dirname(found[len("ipc://") :])
+    assert os.path.dirname(folder) == str(short_folder)
     assert len(found) - len("ipc://") <= 107
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     os.chmod(folder, 0o755)

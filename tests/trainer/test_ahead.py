@@ -120,25 +120,23 @@ def test_a_step_waits_for_its_program_and_a_stop_ends_the_wait():
 
 
 def test_a_step_beside_compilations_says_so_and_one_that_waits_says_for_what():
-    step, seen, released, stop = Noting(), Seen(), threading.Event(), Stop()
-    programs_of = step.programs
+    step, seen, released = Noting(), Seen(), threading.Event()
+    programs_of, told = step.programs, seen.compiling
     held = types.SimpleNamespace(name="held", compile=lambda: released.wait(60))
     step.programs = lambda bucket, grouped, training: (
         [held] if training and bucket == 3 else programs_of(bucket, grouped, training)
     )
-    step.update = lambda bucket, *rest: released.set()
-    compiled = ahead.prepare(a_planned_stage(step), Position(), Seen(), stop)
+    step.update = lambda bucket, *rest: None
+    seen.compiling = lambda *what: (told(*what), released.set())
+    compiled = ahead.prepare(a_planned_stage(step), Position(), Seen(), Stop())
     waiting = compiled.watch(step, seen)
     waiting.update(1, {}, (0, 0))
     assert (seen.beside, seen.waits) == (1, [])
-    released.clear()
     step.trace_counts = {"update/3": 1}  # the loop tells only of what was not traced
-    threading.Timer(0.2, released.set).start()
     waiting.update(3, {}, (0, 0))
     assert (seen.beside, seen.waits) == (2, [("the training step", 3, 4, 14)])
-    compiled.wait("evaluation", 3)
-    while compiled.under_way:
-        compiled.wait("training", 0)
+    for function in ahead.buckets_in_order(a_planned_stage(step), Position()):
+        compiled.wait(*function)
     waiting.update(3, {}, (0, 0))
     assert (seen.beside, len(seen.waits)) == (2, 1)
 
