@@ -425,6 +425,9 @@ def main(argv: list[str]) -> int:
     try:
         args = flags.parse(_parser(name), rest)
         return COMMANDS[name].run(args)
+    except Stopped as e:  # as was asked for
+        sys.stderr.write(f"{e}\n")
+        return e.exit_code
     except RunError as e:
         sys.stderr.write(f"error: {e}\n")
         return e.exit_code

@@ -40,7 +40,6 @@ _AT_ONCE = 4
 _LEFT_FOR_TRAINING = 3  # cores, while it goes on beside them
 _LOOK_AHEAD = 4000  # batches: how far ahead the plan is asked for the order
 
-IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
 _TRACED = {"training": ("update", "micro"), "evaluation": ("evaluate",)}  # as in a step's counts
 
 
@@ -257,7 +256,7 @@ class WaitingStep:
         traced = any(self._step.trace_counts.get(f"{name}/{bucket}") for name in _TRACED[what])
         if traced and self._compiled.is_coming(what, bucket):
             buckets = self._compiled.buckets
-            self._observer.compiling(IN_WORDS[what], bucket, len(buckets), buckets[bucket])
+            self._observer.compiling(what, bucket, len(buckets), buckets[bucket])
 
 
 def largest_bucket(stage: Stage) -> int:

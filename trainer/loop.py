@@ -30,12 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IN_WORDS = {
-    "update": "the training step",
-    "micro": "the training step",
-    "evaluate": "the evaluation",
-}
-
 
 class Loop:
     """Trains one stage from its current position to its end.
@@ -188,7 +182,7 @@ class Loop:
         self._announced.add(key)
         self.readback.write()  # what is reported next concerns this step, none before it
         self.observer.compiling(
-            _IN_WORDS[what],
+            "evaluation" if what == "evaluate" else "training",
             bucket,
             len(self.schedule.train.buckets),
             self.schedule.train.buckets[bucket],

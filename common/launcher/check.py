@@ -30,7 +30,15 @@ from common.gpu.listing import Listing, list_gpus
 from common.gpu.memory import MEMORY
 from common.run.settings import Config
 from common.system import logs
-from common.system.errors import BAD_INPUT, INTERRUPTED, OK, TERMINATED, BadInput, RunError
+from common.system.errors import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    TERMINATED,
+    BadInput,
+    RunError,
+    Stopped,
+)
 
 STEPS = 3
 CHILD_TIMEOUT_S = 180.0
@@ -214,11 +222,15 @@ def _real_steps(config: Config, devices: Devices, train: Callable[..., int]) -> 
         out = io.StringIO()
         try:
             code = train(small, out=out)
+        except Stopped:
+            raise
         except RunError as e:
             yield Finding(False, "steps", str(e))
             return
-        if code in (INTERRUPTED, TERMINATED):
+        if code == INTERRUPTED:
             raise KeyboardInterrupt
+        if code == TERMINATED:
+            raise Stopped("stopped")
         yield from _evidence(small, devices, code, out.getvalue())
     finally:
         del os.environ["XTTS_CHANNEL_LOG"]

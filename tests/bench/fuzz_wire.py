@@ -235,7 +235,7 @@ def forge(count: int, seed: int) -> dict:
             taken[fields["peer"]] = taken.get(fields["peer"], 0) + 1
         unknown[0] += kind == "unknown_lease"
 
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir="/tmp") as folder:
         address, leaked = f"ipc://{folder}/s", []
         server = LeaseServer(
             address, cb.RUN, cb.WINDOW, rules=Rules(lease_ttl_s=0.2), on_event=on_event

@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="names separated by |; default: all")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets' paths are short
         table = rows(args.megabytes, Path(folder), args.rows)
         try:
             results = measure(table, args.rounds, args.batches)

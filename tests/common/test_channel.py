@@ -19,6 +19,7 @@ from tests.support import channel_fixtures
 from tests.support import channels as cb
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
+short_folder = channel_fixtures.short_folder
 
 
 def test_three_unequal_producers_give_every_batch_once_in_schedule_order(channel):
@@ -53,13 +54,14 @@ def test_nothing_beyond_the_window_is_made_when_the_trainer_is_slow(channel):
     assert server.stats()["buffered_bytes"] == cb.WINDOW * (16 + 12000)
 
 
-def test_c34_what_a_trainer_does_not_read_stays_with_its_producer(tmp_path):
+def test_c34_what_a_trainer_does_not_read_stays_with_its_producer(short_folder):
     """Both sockets' marks hold: with the sender's alone, 195 of 200 unread messages leave it, as
     the receiver's is libzmq's 1000.
     """
-    router, dealer = RouterLink(f"ipc://{tmp_path}/r.sock", window=3), DealerLink(high_water_mark=4)
+    address = f"ipc://{short_folder}/r.sock"
+    router, dealer = RouterLink(address, window=3), DealerLink(high_water_mark=4)
     try:
-        dealer.connect(Endpoint(f"ipc://{tmp_path}/r.sock"))
+        dealer.connect(Endpoint(address))
         cb.wait_until(lambda: dealer.receive(0.1) and dealer.connected)
         batch = {"numbers": np.zeros(50_000, np.float32)}
         message, sent, since = (

@@ -18,6 +18,7 @@ from tests.support import channel_fixtures
 from tests.support import channels as cb
 
 channel, ipc = channel_fixtures.channel, channel_fixtures.ipc
+short_folder = channel_fixtures.short_folder
 # What takes 0.1 to 0.5 s on an idle machine; far from LATER_S, which it would take if nothing but
 # the deadline ended the wait.
 SOON_S = 15.0
@@ -87,13 +88,13 @@ def test_a_killed_trainer_process_leaves_its_producers_waiting_warm(ipc):
     assert cb.train(server) == [("train", g) for g in range(1, 30)]
 
 
-def test_producers_follow_the_trainer_to_another_address(ipc, tmp_path):
+def test_producers_follow_the_trainer_to_another_address(ipc, short_folder):
     ipc.endpoint = None
     p = ipc.producer("p")
     time.sleep(0.2)
     assert p.client.poll(0) is None
     for generation in (1, 2):
-        ipc.address = f"ipc://{tmp_path}/{generation}.sock"
+        ipc.address = f"ipc://{short_folder}/{generation}.sock"
         server = ipc.serve(cb.train_schedule(5), generation=generation)
         assert len(cb.train(server)) == 5
         server.close(stop_producers=False)

@@ -6,8 +6,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,10 @@ from common.transport.address import ChannelError, Endpoint, check_address, ipc_
 from common.transport.client import LeaseClient, Refused
 from common.transport.keys import KeyFileError, KeyPair, ServerKeys, run_keys, zap_reply
 from common.transport.server import LeaseServer, NoData
+from tests.support import channel_fixtures
 from tests.support import channels as cb
+
+short_folder = channel_fixtures.short_folder
 
 
 @pytest.fixture
@@ -245,8 +246,8 @@ def test_an_address_of_another_host_is_named():
         )
 
 
-def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_path, closing):
-    where = f"ipc://{tmp_path}/s.sock"
+def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(short_folder, closing):
+    where = f"ipc://{short_folder}/s.sock"
     first = LeaseServer(where, cb.RUN, 4)
     first.open(1, cb.OFFER, (("train", g) for g in range(3)))
     with pytest.raises(ChannelError, match="is used by .*a trainer of this run is alive"):
@@ -256,15 +257,8 @@ def test_a_live_trainers_local_socket_is_not_taken_over_but_a_dead_ones_is(tmp_p
     producer.end()
     first.close()
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(f"{tmp_path}/dead.sock")
-    LeaseServer(f"ipc://{tmp_path}/dead.sock", cb.RUN, 4).close()
-
-
-@pytest.fixture
-def short_folder():
-    """A folder whose name is short wherever pytest's are: an address in it needs no other."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
+        dead.bind(f"{short_folder}/dead.sock")
+    LeaseServer(f"ipc://{short_folder}/dead.sock", cb.RUN, 4).close()
 
 
 def test_the_local_address_is_short_private_and_the_same_for_every_spelling_of_the_run(

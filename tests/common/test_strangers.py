@@ -23,8 +23,10 @@ from common.transport.doorkeeper import Doorkeeper, raise_file_limit
 from common.transport.keys import run_keys
 from common.transport.links import RouterLink
 from common.transport.server import LeaseServer
+from tests.support import channel_fixtures
 from tests.support import channels as cb
 
+short_folder = channel_fixtures.short_folder
 FRAME = 8 << 20  # of the largest array
 GREETING = (
     b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + b"\0" * 31
@@ -231,9 +233,9 @@ def test_too_many_open_files_are_no_full_disk():
     assert _is_hopeless(OSError(errno.ENOSPC, "No space left on device"))
 
 
-def test_more_producers_than_there_can_be_are_told_so(tmp_path, monkeypatch):
+def test_more_producers_than_there_can_be_are_told_so(short_folder, monkeypatch):
     monkeypatch.setattr("common.transport.answers.MAX_PEERS", 1)
-    server = LeaseServer(f"ipc://{tmp_path}/s", cb.RUN, 4)
+    server = LeaseServer(f"ipc://{short_folder}/s", cb.RUN, 4)
     server.open(1, cb.OFFER, cb.train_schedule(5))
     first = cb.Producer(LeaseClient(lambda: Endpoint(server.endpoint), cb.RUN, "p0"))
     cb.wait_until(lambda: server.stats()["peers"])

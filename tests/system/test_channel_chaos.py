@@ -14,17 +14,19 @@ import pytest
 
 from common.transport import wire
 from common.transport.client import Lease
+from tests.support import channel_fixtures
 from tests.support import channels as cb
 
+short_folder = channel_fixtures.short_folder
 COUNT, DISTURBANCES = 600, 24
 
 
 class Chaos:
     """One trainer and up to four producers as processes, and the dice."""
 
-    def __init__(self, folder: Path, seed: int):
+    def __init__(self, folder: Path, sockets: Path, seed: int):
         self.folder, self.random = folder, random.Random(seed)
-        self.address = f"ipc://{folder}/s"
+        self.address = f"ipc://{sockets}/s"
         (folder / "generation").write_text("0")
         (folder / "limit").write_text("0")
         (folder / "checkpoint").write_text(json.dumps({"next_g": 0, "state": ""}))
@@ -86,8 +88,10 @@ class Chaos:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [11])
-def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(tmp_path, seed):
-    chaos = Chaos(tmp_path, seed)
+def test_any_schedule_of_kills_trains_the_same_batches_in_the_same_order(
+    tmp_path, short_folder, seed
+):
+    chaos = Chaos(tmp_path, short_folder, seed)
     try:
         assert chaos.run() == 0
     finally:

@@ -17,7 +17,7 @@ from common.gpu.listing import Gpu, Listing
 from common.gpu.memory import Account, Context, limit_mb
 from common.launcher import check
 from common.run import settings
-from common.system.errors import BadInput
+from common.system.errors import BadInput, Stopped
 
 NONE = Listing(reason="no NVIDIA driver answers (NVML: Driver Not Loaded)")
 
@@ -284,3 +284,11 @@ def test_the_cpu_proves_itself_in_a_child():
     findings = check.device_findings("model", CPU, os.environ)
     assert [f.ok for f in findings] == [True, True]
     assert "CPU: a matrix product and a convolution are right" in findings[1].detail
+
+
+@pytest.mark.parametrize(
+    "train", [pretend(0, raises=Stopped("stopped by SIGTERM")), pretend(0, 143)]
+)
+def test_a_check_that_is_stopped_has_found_nothing_wrong(on_cpu, train):
+    with pytest.raises(Stopped, match="^stopped"):
+        checked(NONE, train, **on_cpu)

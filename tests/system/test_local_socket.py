@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,11 @@ from common.transport.address import ChannelError, Endpoint, ipc_address
 from common.transport.keys import run_keys
 from common.transport.links import RouterLink
 from producer.__main__ import client_keys, expected
+from tests.support import channel_fixtures
 from tests.support.arithmetic_runs import arithmetic_run
 from trainer.__main__ import _bind
 
-
-@pytest.fixture
-def folder():
-    """A folder whose path is short enough for a socket's."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as path:
-        yield Path(path)
+short_folder = channel_fixtures.short_folder
 
 
 def test_keys_that_never_come_are_waited_for_with_an_end(tmp_path):
@@ -64,8 +59,8 @@ def left_behind(path: Path) -> None:
         s.bind(str(path))
 
 
-def test_s4_s13_a_path_of_ones_own_needs_no_keys_and_is_gone_at_the_end(folder, tmp_path):
-    path = folder / "x.sock"
+def test_s4_s13_a_path_of_ones_own_needs_no_keys_and_is_gone_at_the_end(short_folder, tmp_path):
+    path = short_folder / "x.sock"
     address = f"ipc://{path}"
     ownership.check_bind(address)
     run = arithmetic_run(tmp_path, 12, transport__bind=address)
@@ -82,8 +77,8 @@ def test_s4_s13_a_path_of_ones_own_needs_no_keys_and_is_gone_at_the_end(folder, 
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link"])
-def test_s3_what_is_no_socket_is_not_destroyed(folder, kind):
-    path, target = folder / "f", folder / "target"
+def test_s3_what_is_no_socket_is_not_destroyed(short_folder, kind):
+    path, target = short_folder / "f", short_folder / "target"
     target.write_text("precious")
     make = {
         "file": lambda: path.write_text("precious"),
@@ -101,8 +96,8 @@ def test_s3_what_is_no_socket_is_not_destroyed(folder, kind):
     assert target.read_text() == "precious"
 
 
-def test_s3_a_socket_of_nobody_is_taken_over_and_that_of_another_stays(folder):
-    path = folder / "x.sock"
+def test_s3_a_socket_of_nobody_is_taken_over_and_that_of_another_stays(short_folder):
+    path = short_folder / "x.sock"
     left_behind(path)
     ownership.check_bind(f"ipc://{path}")
     link = RouterLink(f"ipc://{path}", window=4)
@@ -112,6 +107,6 @@ def test_s3_a_socket_of_nobody_is_taken_over_and_that_of_another_stays(folder):
     assert stat.S_ISSOCK(os.lstat(path).st_mode)
 
 
-def test_s3_a_folder_that_is_not_there_is_named(folder):
+def test_s3_a_folder_that_is_not_there_is_named(short_folder):
     with pytest.raises(ChannelError, match=r"ipc://.*/none/x.sock: cannot listen there"):
-        RouterLink(f"ipc://{folder}/none/x.sock", window=4)
+        RouterLink(f"ipc://{short_folder}/none/x.sock", window=4)

@@ -8,9 +8,11 @@ from pathlib import Path
 from common.system import status
 from common.transport.address import Endpoint
 from common.transport.server import LeaseServer
+from tests.support import channel_fixtures
 from tests.support.producer_runs import RUN_ID, make_run
 from tests.support.serving import LATER_S, open_stage, take_all, wait_for
 
+short_folder = channel_fixtures.short_folder
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,9 +29,11 @@ def spawned(run, name):
         p.communicate()
 
 
-def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(tmp_path):
+def test_the_process_serves_a_trainer_and_its_successor_and_leaves_with_the_run(
+    tmp_path, short_folder
+):
     run = make_run(tmp_path / "run", [1.0] * 23, size="arithmetic")
-    addresses = [f"ipc://{tmp_path}/{k}" for k in range(2)]
+    addresses = [f"ipc://{short_folder}/{k}" for k in range(2)]
     with spawned(run, "p0") as p, spawned(run, "p1") as other:
         for gen, address in enumerate(addresses, 1):  # the second listens elsewhere
             server = LeaseServer(address, RUN_ID, 4)

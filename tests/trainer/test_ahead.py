@@ -134,7 +134,7 @@ def test_a_step_beside_compilations_says_so_and_one_that_waits_says_for_what():
     assert (seen.beside, seen.waits) == (1, [])
     step.trace_counts = {"update/3": 1}  # the loop tells only of what was not traced
     waiting.update(3, {}, (0, 0))
-    assert (seen.beside, seen.waits) == (2, [("the training step", 3, 4, 14)])
+    assert (seen.beside, seen.waits) == (2, [("training", 3, 4, 14)])
     for function in ahead.buckets_in_order(a_planned_stage(step), Position()):
         compiled.wait(*function)
     waiting.update(3, {}, (0, 0))

@@ -1,7 +1,10 @@
+import gc
 import json
 import os
 import shutil
+import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -50,13 +53,38 @@ def test_what_was_read_early_is_taken_once_and_only_if_it_is_that_checkpoint(tmp
     early._thread.join()
     shutil.rmtree(tmp_path / "checkpoints" / "step-00000040")  # so it must be what was read before
     folder = tmp_path / "checkpoints" / "step-00000040"
-    assert early.load_folder(tmp_path / "checkpoints" / "step-00000020", 20).step == 20
     assert early.load_folder(folder, 40).tensors["model"]["w"][0, 0] == 40
     with pytest.raises(ValueError, match="No such file"):
         early.load_folder(folder, 40)
     nothing = checkpoint.ReadEarly(tmp_path / "none")
     with pytest.raises(ValueError, match="No such file"):
         nothing.load_folder(tmp_path / "none" / "step-00000001", 1)
+
+
+@pytest.mark.parametrize("when", ["read", "being read"])
+def test_what_was_read_early_and_is_not_the_newest_any_more_is_freed(tmp_path, monkeypatch, when):
+    kept = filled(tmp_path, steps=(20,))
+    gate, made, load = threading.Event(), [], checkpoint.load_folder
+
+    def load_noted(folder, step):
+        assert gate.wait(60)
+        found = load(folder, step)
+        made.append((step, weakref.ref(found)))
+        return found
+
+    monkeypatch.setattr(checkpoint, "load_folder", load_noted)
+    early = checkpoint.ReadEarly(kept.folder)
+    kept.save(40, tensors(40), {"next_g": 40, "best_step": None})
+    if when == "read":
+        gate.set()
+        early._thread.join()
+    else:
+        threading.Timer(0.05, gate.set).start()
+    found = Checkpoints(kept.folder, 3, early.load_folder).load_latest(40)
+    gc.collect()
+    assert [(step, made() is None) for step, made in made] == [(20, True), (40, False)]
+    assert found.tensors["model"]["w"][0, 0] == 40
+    assert early.load_folder(kept.path(20), 20).step == 20
 
 
 def test_a_checkpoint_that_was_found_damaged_early_is_set_aside_like_any_other(tmp_path, caplog):

@@ -15,6 +15,7 @@ from common.system.errors import Stopped
 from common.system.lifecycle import SUPERVISOR
 from common.transport.delivery import StopAsked
 from common.transport.messages import WireError
+from tests.support import channel_fixtures
 from trainer.ranks import leader as leader_module
 from trainer.ranks import words
 from trainer.ranks.follower import Ended, Follower
@@ -22,6 +23,7 @@ from trainer.ranks.leader import Leader
 from trainer.ranks.share import Share
 from trainer.ranks.words import RankLost, RanksDiffer
 
+short_folder = channel_fixtures.short_folder
 RUN = "0" * 32
 FAR_S = 60.0  # a deadline that is not meant to pass
 
@@ -31,8 +33,8 @@ def never() -> bool:
 
 
 @pytest.fixture
-def address(tmp_path):
-    return f"ipc://{tmp_path}/ranks"
+def address(short_folder):
+    return f"ipc://{short_folder}/ranks"
 
 
 @pytest.fixture

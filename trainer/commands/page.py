@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.launcher import resolve
-from common.system.errors import OK, BadInput
+from common.system.errors import OK, BadInput, Stopped
 
 FLAGS = {
     "--compare": {
@@ -53,17 +53,17 @@ def run(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
 
 
 def serve(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C or SIGTERM: both are its ordinary end."""
     from trainer.page.serve import server_of
 
     server = server_of(resolve.run_dir_of(args), args.host, args.port)
     host, port = server.server_address[:2]
     host = f"[{host}]" if ":" in host else host
     token = f"?token={server.token}" if server.token else ""
-    tell(f"http://{host}:{port}/{token}   (Prometheus: /metrics{token}; Ctrl-C ends it)")
-    with server:
-        try:
+    try:
+        with server:
+            tell(f"http://{host}:{port}/{token}   (Prometheus: /metrics{token}; Ctrl-C ends it)")
             server.serve_forever()
-        except KeyboardInterrupt:
-            tell("ended; the run goes on")
+    except (KeyboardInterrupt, Stopped):
+        tell("ended; the run goes on")
     return OK

@@ -15,6 +15,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,28 +91,34 @@ class ReadEarly:
     def __init__(self, folder: Path):
         steps = [step for p in folder.glob("step-*") if (step := step_of(p)) is not None]
         self._path = folder / name_of(max(steps)) if steps else None
-        self._found: Restored | ValueError | None = None
-        self._thread = threading.Thread(target=self._run, name="read-checkpoint", daemon=True)
+        self._found: Future[Restored | None] | None = Future()
+        self._thread = threading.Thread(
+            target=_read_into, args=(self._found, self._path), name="read-checkpoint", daemon=True
+        )
         if self._path is not None:
             self._thread.start()
 
     def load_folder(self, folder: Path, step: int) -> Restored:
-        """As `load_folder`, of what was read already, if it is that: once."""
-        if folder != self._path:
-            return load_folder(folder, step)
-        self._thread.join()
-        found, self._path, self._found = self._found, None, None
-        if isinstance(found, ValueError):
-            raise found
-        return found if found is not None else load_folder(folder, step)
+        """As `load_folder`. The first call takes what was read already if it asks for that, and
+        frees it otherwise: there may be memory for one checkpoint only.
+        """
+        path, found = self._path, self._found
+        self._path = self._found = None
+        if folder != path:
+            del found
+        if path is not None:
+            self._thread.join()
+        read = found.result() if folder == path and found.done() else None
+        return read if read is not None else load_folder(folder, step)
 
-    def _run(self) -> None:
-        try:
-            self._found = load_folder(self._path, step_of(self._path))
-        except ValueError as e:  # whoever asks for it gets the error
-            self._found = e
-        except RunError:  # whoever asks for it reads it: there may be more memory by then
-            self._found = None
+
+def _read_into(found: Future[Restored | None], path: Path) -> None:
+    try:
+        found.set_result(load_folder(path, step_of(path)))
+    except ValueError as e:  # whoever asks for it gets the error
+        found.set_exception(e)
+    except RunError:  # whoever asks for it reads it: there may be more memory by then
+        found.set_result(None)
 
 
 def _mb(n: int) -> str:

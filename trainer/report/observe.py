@@ -20,6 +20,7 @@ from trainer.report.watch import RECENT_STEPS, Watch, spare
 log = logging.getLogger(__name__)
 
 _REMIND_S = 10.0
+_IN_WORDS = {"training": "the training step", "evaluation": "the evaluation"}
 
 
 class Observer:
@@ -84,10 +85,13 @@ class Observer:
         self._status.update(phase="training", message="")
 
     def compiling(self, what: str, bucket: int, num_buckets: int, shape) -> None:
-        """A bucket's first batch: its function is compiled now."""
+        """A bucket's first batch: its function is compiled now.
+
+        `what`: "training" or "evaluation".
+        """
         text = (
-            f"compiling {what} for bucket {bucket + 1} of {num_buckets} ({shape.batch_size} rows x"
-            f" {shape.row_len})"
+            f"compiling {_IN_WORDS[what]} for bucket {bucket + 1} of {num_buckets}"
+            f" ({shape.batch_size} rows x {shape.row_len})"
         )
         log.info("%s", text)
         self._interrupted()

@@ -29,11 +29,12 @@ from trainer.step.contract import Ranks, Scalars, State, StepOptions
 from trainer.step.fp8 import in_fp8
 from trainer.step.losses import gpt_losses
 from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
-from trainer.step.programs import BucketPrograms, Parts, Shared, UpdatePrograms
+from trainer.step.programs import BucketPrograms, Parts, Shared
 from trainer.step.regions import Chain, Program, as_words, word_spec
 from trainer.step.scalars import REPORTED, Resident, packed, read, report_of
 from trainer.step.scaling import HISTORY, Scaling
 from trainer.step.snapshot import hold
+from trainer.step.update import UpdatePrograms
 
 
 class GptStep:
