@@ -45,7 +45,7 @@ def parts(args: argparse.Namespace) -> Iterator[tuple[str, str, list[str], dict[
     cards = ["--data-gpu", data, "--model-gpu", model]
     trainers = [*sized, "--data-gpu", data, "--run", str(args.work / "two")]
     trainers += ["--cpu"] if args.cpu else []
-    trainers += ["--steps", str(args.steps)]
+    trainers += ["--steps", str(args.steps), "--accumulate", args.accumulate]
     yield "trainers", "rows", bench("two_trainers", *trainers, *args.settings), {}
     lengths = ["--make", str(args.clips), "--size", args.size, "--steps", str(args.steps * 8)]
     lengths += ["--batch-size", str(args.batch_size), "--buckets", "8", "--rows", "ours"]
@@ -116,6 +116,7 @@ def main() -> int:
     p.add_argument("--size", default="xtts")
     p.add_argument("--batch-size", type=int, default=32)
     p.add_argument("--steps", type=int, default=40, help="of eight batches each")
+    p.add_argument("--accumulate", default="2,8", help="of the part `trainers`")
     p.add_argument("--clips", type=int, default=1500, help="of the part `lengths`")
     p.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "two_cards")
     p.add_argument("--limit", type=float, default=580.0, help="seconds that a command may take")
