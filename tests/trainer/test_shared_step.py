@@ -8,6 +8,7 @@ import dataclasses
 import threading
 
 import numpy as np
+import pytest
 
 from common.data.buckets import Bucket
 from tests.support.gpt_cases import SMALL, make_batch, model_dims
@@ -99,9 +100,9 @@ def train(steps: list[GptStep], groups: list[list[dict]]) -> list[list[dict]]:
     return reports
 
 
-def shared(count: int) -> list[GptStep]:
+def shared(count: int, options: StepOptions = OPTIONS) -> list[GptStep]:
     table = Table(count)
-    steps = [GptStep(model_dims(SMALL), OPTIONS, [BUCKET]) for _ in range(count)]
+    steps = [GptStep(model_dims(SMALL), options, [BUCKET]) for _ in range(count)]
     for rank, step in enumerate(steps):
         step.share(table.seat(rank))
     return steps
@@ -123,6 +124,25 @@ def test_two_trainers_with_two_batches_are_one_to_the_bit():
     for step in two:
         assert bits(step) == bits(one)
         assert step.digests() == one.digests()
+
+
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_trainers_clip_by_one_norm_though_each_sums_up_another(jit):
+    """GPUs sum squares in no fixed order. A norm of its own would give each trainer a factor of its
+    own, and other weights. All take the first trainer's, with the bits of one trainer alone.
+    """
+    options = dataclasses.replace(OPTIONS, clip_norm=1e-2, jit=jit)
+    groups = [batches(4)[:2], batches(4)[2:]]
+    one = GptStep(model_dims(SMALL), options, [BUCKET])
+    (expected,) = train([one], groups)
+    assert all(r["grad_norm"] > options.clip_norm for r in expected)
+    steps = shared(3, options)
+    for off, step in enumerate(steps):
+        step._own_squares = lambda own=step._own_squares, off=off: own() * (1 + off * 2.0**-20)
+    reports = train(steps, groups)
+    assert repr(reports) == repr([expected] * 3)
+    for step in steps:
+        assert bits(step) == bits(one)
 
 
 def test_digests_name_the_tensor_that_differs():

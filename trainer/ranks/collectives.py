@@ -109,8 +109,9 @@ class Collectives:
             with tf.device(device):
                 sent = [tf.identity(tf.cast(g, self._dtype)) for g in gradients]
                 loss = tf.identity(losses)  # in float32 always: a pack has one dtype
-            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, sent, options)
-            return sums, replica.all_reduce(tf.distribute.ReduceOp.SUM, loss, options)
+            total = tf.distribute.ReduceOp.SUM
+            sums = replica.all_reduce(total, sent, options) if sent else []
+            return sums, replica.all_reduce(total, loss, options)
 
         def run():
             sums, loss = self._strategy.run(summed)

@@ -84,7 +84,9 @@ class Ranks(Protocol):
         """Every trainer has done its part of the group; what each of them says, by rank."""
 
     def add_up(self, gradients: Sequence[tf.Variable], losses: tf.Variable) -> None:
-        """Each variable becomes its sum over all trainers; after `meet`, by all of them."""
+        """Each variable becomes its sum over all trainers, with the same bits; after `meet`, by
+        all of them, in the same order. `gradients` may be empty.
+        """
 
 
 class Step(Protocol):

@@ -28,7 +28,7 @@ from common.xtts.operations import PLAIN, Operations, mixed, use
 from trainer.step.contract import Ranks, Scalars, State, StepOptions
 from trainer.step.fp8 import in_fp8
 from trainer.step.losses import gpt_losses
-from trainer.step.optimizer import AdamW, clip_coefficient, global_norm, schedule
+from trainer.step.optimizer import AdamW, clip_coefficient, schedule, sum_of_squares
 from trainer.step.programs import BucketPrograms, Parts, Shared
 from trainer.step.regions import Chain, Program, as_words, word_spec
 from trainer.step.scalars import REPORTED, Resident, packed, read, report_of
@@ -66,6 +66,8 @@ class GptStep:
         # loss, text_ce, audio_ce of the group so far, each times its micro-batch's scale.
         self._group_losses = tf.Variable(tf.zeros([3]), trainable=False)
         self._ranks: Ranks | None = None
+        # With other trainers: the sums of squares from which all take the norm, by part.
+        self._squares: tf.Variable | None = None
         self._resident = Resident(self._group_losses.device)
         self.scaling = Scaling([], None)
         self.trace_counts: Counter[str] = Counter()
@@ -103,6 +105,8 @@ class GptStep:
         self._update = self._trace_each("update", update, seed, switch)
         self._evaluate = self._trace_each("evaluate", evaluate)
         self._apply = self._trace("apply", apply, [])
+        squares = self._chained_squares if options.jit else self._traced_squares
+        self._own_squares = self._trace("squares", squares, [])
 
     def micro(
         self, bucket: int, batch: Mapping[str, Any], seed: tuple[int, int], scale: float
@@ -131,12 +135,17 @@ class GptStep:
         if self._ranks is not None:
             self._ranks.meet()
             self.scaling.add_up(self._ranks, self._accumulators, self._group_losses)
+            self._agree_on_norm(self._ranks)
         return self._apply()
 
     def share(self, ranks: Ranks) -> None:
         """See `SharedStep.share`: gradients and losses are added up before the update."""
         self._ranks = ranks
         self._allocate_group()
+        num_squares = len(self._parts.all) if self.options.jit else 1
+        self._squares = tf.Variable(tf.zeros([num_squares]), trainable=False)
+        apply = self._chained_apply if self.options.jit else self._traced_apply
+        self._apply = self._trace("apply", apply, [])
 
     def digests(self) -> dict[str, str]:
         """See `SharedStep.digests`."""
@@ -290,6 +299,17 @@ class GptStep:
             for bucket, spec in enumerate(self._signatures)
         ]
 
+    def _agree_on_norm(self, ranks: Ranks) -> None:
+        """Take the first trainer's sums of squares.
+
+        All have the same gradients, but a GPU sums their squares in no fixed order: each trainer's
+        own sum may differ in its last bits, and by the factor of clipping all weights would.
+        """
+        own = self._own_squares()
+        # Sums are all there is between trainers; x + 0 is x.
+        self._squares.assign(own if ranks.rank == 0 else tf.zeros_like(own))
+        ranks.add_up([], self._squares)
+
     # -- one graph ---------------------------------------------------------------------------------
 
     def _gradients(self, batch, seed, scale=None) -> tuple[Scalars, tf.Tensor, list[tf.Tensor]]:
@@ -324,21 +344,32 @@ class GptStep:
         _, losses, gradients = self._gradients(batch, seed)
         return self._updated(gradients, losses, enabled)
 
+    def _traced_squares(self) -> tf.Tensor:
+        gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
+        return sum_of_squares(gradients)[tf.newaxis]
+
     def _traced_evaluate(self, _, batch) -> Scalars:
         return _counted(self.losses(batch, seed=None))
 
     def _traced_apply(self) -> Scalars:
         gradients = [tf.convert_to_tensor(a) for a in self._accumulators]
-        report = self._updated(
-            gradients, tf.convert_to_tensor(self._group_losses), tf.constant(True)
-        )
+        losses = tf.convert_to_tensor(self._group_losses)
+        report = self._updated(gradients, losses, tf.constant(True), self._agreed())
         self._clear()
         return report
 
+    def _agreed(self) -> list[tf.Tensor] | None:
+        """The sums of squares that all trainers have agreed on; None: there is one trainer."""
+        return None if self._squares is None else tf.unstack(self._squares.read_value())
+
     def _updated(
-        self, gradients: list[tf.Tensor], losses: tf.Tensor, enabled: tf.Tensor
+        self,
+        gradients: list[tf.Tensor],
+        losses: tf.Tensor,
+        enabled: tf.Tensor,
+        squares: list[tf.Tensor] | None = None,
     ) -> Scalars:
-        norm = global_norm(gradients)
+        norm = tf.sqrt(sum_of_squares(gradients) if squares is None else squares[0])
         finite = _all_finite(norm, losses)
         if self.options.clip_norm:
             coefficient = clip_coefficient(norm, self.options.clip_norm)
@@ -360,12 +391,16 @@ class GptStep:
         updates = self._updates(grouped=False, bucket=bucket)
         return self._reported(updates(gradients, _summed(out), enabled, largest))
 
+    def _chained_squares(self) -> tf.Tensor:
+        return tf.stack(self._updates(grouped=True).squares([]))
+
     def _chained_evaluate(self, bucket: int, batch) -> Scalars:
         return _counted(self._programs[bucket].evaluate(batch))
 
     def _chained_apply(self) -> Scalars:
         losses = tf.convert_to_tensor(self._group_losses)
-        report = self._updates(grouped=True)([], losses, tf.constant(True), self.scaling.seen())
+        given = ([], losses, tf.constant(True), self.scaling.seen(), self._agreed())
+        report = self._updates(grouped=True)(*given)
         self._group_losses.assign(tf.zeros([3]))
         self.scaling.forget()
         return self._reported(report)

@@ -194,7 +194,12 @@ class AdamW:
 
 def global_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """√ of the sum of squares over all gradients, scalar; not finite if any of them is not."""
-    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
+    return tf.sqrt(sum_of_squares(gradients))
+
+
+def sum_of_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Over all gradients, scalar."""
+    return tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
 
 
 def packed_squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -73,11 +73,12 @@ class UpdatePrograms:
         losses: tf.Tensor,
         enabled: tf.Tensor,
         more: Sequence[tf.Tensor] = (),
+        squares: Sequence[tf.Tensor] | None = None,
     ) -> list[tf.Tensor]:
-        """Update the weights; returns what `decide` reports."""
-        squares = [
-            program(*self._given(i, gradients))[0] for i, program in enumerate(self._squares)
-        ]
+        """Update the weights; returns what `decide` reports. `squares`: what to take for this
+        object's own `squares`.
+        """
+        squares = self.squares(gradients) if squares is None else squares
         given = (*squares, losses, enabled, *more)
         allowed, scalars, *report = self._decision(*given, self._optimizer.t)
         for i, program in enumerate(self._changes):
@@ -85,6 +86,10 @@ class UpdatePrograms:
             tensors, own = (given, []) if self._sums is None else ([], given)
             program(*tensors, allowed, scalars, *self._variables(i), *own)
         return report
+
+    def squares(self, gradients: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """The sum of squares of each part's gradients."""
+        return [program(*self._given(i, gradients))[0] for i, program in enumerate(self._squares)]
 
     @property
     def programs(self) -> list[Program]:
