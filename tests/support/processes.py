@@ -221,6 +221,15 @@ def _busy(stop: Stop, status: StatusFile, value: str) -> None:
     time.sleep(600)
 
 
+def _import(stop: Stop, status: StatusFile, value: str) -> None:
+    """Imports something for ever."""
+    with stop.at_once():
+        pass
+    with stop.at_once():
+        status.update(phase="training")
+        time.sleep(600)
+
+
 def _family(stop: Stop, status: StatusFile, value: str) -> None:
     """Has a grandchild, and does not look at the stop."""
     p = subprocess.Popen(["sleep", "600"])
@@ -230,7 +239,7 @@ def _family(stop: Stop, status: StatusFile, value: str) -> None:
 
 _KINDS = {
     "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf,
-    "busy": _busy, "family": _family,
+    "busy": _busy, "family": _family, "import": _import,
     "late": _late, "until": _until, "make": _make, "anew": _anew,
 }  # fmt: skip
 

@@ -6,14 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
 import launch
+from common.run import settings
+from common.system import status
+from producer.creation.prepare import prepare_run
 from tests.support import page_runs, processes
+from tests.support.corpora import make_corpus
+from tests.support.tiny_runs import tiny_tree
+from trainer.page.facts import warnings
 
 page_run = page_runs.page_run
+LATER_S = 200.0  # longer than anything takes that still happens
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -63,3 +71,40 @@ def test_serve_ends_in_order_when_it_is_told_to(page_run, sig):
     finally:
         p.kill()
     assert (p.returncode, said, errors) == (0, "ended; the run goes on\n", "")
+
+
+@pytest.mark.parametrize("role", ["trainer", "producer"])
+def test_a_stop_while_tensorflow_is_imported_waits_for_nothing_and_warns_of_nothing(tmp_path, role):
+    corpus = make_corpus(tmp_path / "corpus", 12, seconds=lambda i: 1.0 + i / 100)
+    run = prepare_run(
+        settings.parse(tiny_tree(tmp_path, corpus)), on_cpu=True, cores=1, out=lambda line: None
+    )
+    (tmp_path / "tensorflow").mkdir()
+    begun = tmp_path / "begun"
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+    )
+    (run.path / "logs").mkdir()
+    with open(run.path / "logs" / f"{role}.log", "w") as log:
+        p = subprocess.Popen(
+            [sys.executable, "-m", role, "--run", str(run.path)],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{processes.ROOT}"},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + LATER_S
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            assert p.poll() is None, (run.path / "logs" / f"{role}.log").read_text()
+            time.sleep(0.02)
+        p.terminate()
+        assert p.wait(LATER_S) == 143
+    finally:
+        p.kill()
+    said = (run.path / "logs" / f"{role}.log").read_text()
+    assert "stopped by SIGTERM" in said
+    assert warnings(run.path) == []
+    assert "Traceback" not in said
+    (left,) = status.read_all(run.path)
+    assert (left.role, left.exit_code) == (role, 143)
