@@ -84,7 +84,7 @@ def measure(count: int, args: argparse.Namespace) -> dict:
     row = ROWS["ours"] if gpu else with_plain_attention(ROWS["ours"])
     options = StepOptions(
         compute_dtype="mixed_bfloat16",
-        operations=operations(row["operations"]),
+        operations=operations(row),
         attention_dropout=0.0,
         mel_dtype="float16",
         jit=True,

@@ -134,7 +134,7 @@ def trained(args: argparse.Namespace) -> dict:
         compute_dtype=(
             "mixed_bfloat16" if kind == "bf16" or (kind == "fp8" and gpus) else "float32"
         ),
-        operations=operations(chosen),
+        operations=operations({"operations": chosen}),
         fp8=Fp8(wgrad=args.way == "fp8 wgrad") if kind == "fp8" else None,
         attention_dropout=0.0,
         mel_dtype="float16",

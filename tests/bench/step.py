@@ -349,7 +349,7 @@ def build(job: dict, options: dict):
     made = StepOptions(
         compute_dtype=("mixed_bfloat16" if options["precision"] in ("bf16", "fp8") else "float32"),
         fp8=Fp8(**options["fp8"]) if "fp8" in options else None,
-        operations=operations(options["operations"]),
+        operations=operations(options),
         attention_dropout=options.get("attention_dropout"),
         recompute=options.get("recompute", False),
         mel_dtype="float16",

@@ -7,8 +7,8 @@ LEAN = ("layer_norm", "group_norm", "gelu_tanh", "cross_entropy_sum", "class_til
 LONG_SUMS = ("column_sum", "add_bias")
 
 # Options of a row: precision, operations (which set, and the names of those that are of the other
-# set), fp8 (fields of `Fp8`), other StepOptions fields, xla (flags), positions (of a row), torch,
-# coqui (other programs).
+# set), lever (of `step_levers`), fp8 (fields of `Fp8`), other StepOptions fields, xla (flags),
+# switched (flags that XLA reads once it runs), positions (of a row), torch, coqui (other programs).
 PLAIN = ("plain", ())
 _BF16 = {"precision": "bf16", "operations": PLAIN}
 
@@ -21,14 +21,18 @@ def _fp8(**options) -> dict:
     return {**_fast(), "precision": "fp8", "fp8": options}
 
 
-def operations(chosen: tuple[str, tuple[str, ...]]):
+def operations(options: dict):
     """The operations of a row, for `StepOptions`."""
     from common.xtts.fast_operations import FastOperations
     from common.xtts.operations import Operations, mixed
+    from tests.bench.step_levers import LEVERS, switch_flags
 
-    base, swapped = chosen
+    if "switched" in options:
+        switch_flags(options["switched"])
+    base, swapped = options["operations"]
     sets = (FastOperations, Operations) if base == "fast" else (Operations, FastOperations)
-    return mixed(*sets, *swapped)()
+    chosen = mixed(*sets, *swapped)
+    return (LEVERS[options["lever"]](chosen) if "lever" in options else chosen)()
 
 
 def with_plain_attention(options: dict) -> dict:
@@ -41,6 +45,10 @@ def with_plain_attention(options: dict) -> dict:
 _TRITON_FUSIONS = "--xla_gpu_experimental_enable_fusion_block_level_rewriter=true"
 _LT = "--xla_gpu_enable_cublaslt=true"
 _LT_LAUNCHED = f"{_LT} --xla_gpu_enable_command_buffer=-CUBLASLT"
+
+# Without XLA's pass that cuts a product's scratch space to what the chosen algorithm asks for. At
+# run time the algorithm is looked up again (the first one in a list of one), and may ask for more.
+_LT_WHOLE = f"{_LT} --xla_disable_hlo_passes=gemm-workspace-rewriter"
 
 ROWS: dict[str, dict] = {
     "ours": _fast(),
@@ -84,6 +92,27 @@ ROWS: dict[str, dict] = {
         "precision": "tf32",
         "operations": PLAIN,
         "xla": _LT_LAUNCHED,
+    },
+    "ours, cublaslt switched": {**_fast(), "switched": _LT},
+    "ours, cublaslt whole scratch": {**_fast(), "xla": _LT_WHOLE},
+    "fp32 plain, cublaslt whole scratch": {
+        "precision": "fp32",
+        "operations": PLAIN,
+        "xla": _LT_WHOLE,
+    },
+    "tf32 plain, cublaslt whole scratch": {
+        "precision": "tf32",
+        "operations": PLAIN,
+        "xla": _LT_WHOLE,
+    },
+    "ours, cudnn norm": {**_fast(), "lever": "cudnn norm"},
+    "ours, cudnn norm narrow": {**_fast(), "lever": "cudnn norm narrow"},
+    "ours, cudnn norm forward": {**_fast(), "lever": "cudnn norm forward"},
+    "ours, cudnn norm backward": {**_fast(), "lever": "cudnn norm backward"},
+    "ours, plain norm": _fast("layer_norm"),
+    "ours, cudnn norm by flag": {
+        **_fast("layer_norm"),
+        "xla": "--xla_gpu_enable_cudnn_layer_norm=true",
     },
     "ours, wide loads": {**_fast(), "xla": "--xla_gpu_experimental_allow_unroll_factor_eight=true"},
     "ours, triton fusions of several outputs": {

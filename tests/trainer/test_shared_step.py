@@ -11,6 +11,7 @@ import numpy as np
 
 from common.data.buckets import Bucket
 from tests.support.gpt_cases import SMALL, make_batch, model_dims
+from trainer.ranks.collectives import cluster
 from trainer.step.gpt import GptStep, StepOptions
 
 BUCKET = Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8)
@@ -133,3 +134,12 @@ def test_digests_name_the_tensor_that_differs():
     value.reshape(-1)[0] = np.nextafter(value.reshape(-1)[0], np.float32(1))
     changed.variable.assign(value)
     assert {k for k, v in a.digests().items() if b.digests()[k] != v} == {changed.key}
+
+
+def test_sums_between_gpus_are_made_on_the_gpus():
+    """tf.distribute counts the GPUs that it is told of: of none, it would sum on the host, at 0.2
+    GB/s instead of NVLink's speed.
+    """
+    addresses = ["127.0.0.1:7001", "127.0.0.1:7002"]
+    assert cluster(1, addresses, on_gpu=True).num_accelerators() == {"GPU": 1}
+    assert not cluster(1, addresses, on_gpu=False).num_accelerators()

@@ -27,6 +27,20 @@ PACK_BYTES = 64 << 20  # gradients travel in packs of this size
 FIRST_TIMEOUT_S = 300.0  # of the first sum, in which connections are made
 
 
+def cluster(
+    rank: int, addresses: Sequence[str], on_gpu: bool
+) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """What tf.distribute has to know of the trainers."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(addresses)}),
+        task_type="worker",
+        task_id=rank,
+        rpc_layer="grpc",
+        # tf.distribute does not look: without it, sums go through host memory, by rings over TCP.
+        num_accelerators={"GPU": 1} if on_gpu else {},
+    )
+
+
 class Collectives:
     """This process's end of the sums. The constructor waits for all trainers.
 
@@ -44,12 +58,6 @@ class Collectives:
         for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy"):
             os.environ.pop(name, None)  # gRPC would look for 127.0.0.1 behind it
         dist = tf.distribute
-        resolver = dist.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({"worker": list(addresses)}),
-            task_type="worker",
-            task_id=rank,
-            rpc_layer="grpc",
-        )
         kinds = dist.experimental.CommunicationImplementation
         kind = kinds.NCCL if on_gpu else kinds.RING
         self._options = [
@@ -58,7 +66,11 @@ class Collectives:
             )
             for seconds in (FIRST_TIMEOUT_S, timeout_s)
         ]
-        self._strategy = dist.MultiWorkerMirroredStrategy(resolver, self._options[0])
+        self._strategy = dist.MultiWorkerMirroredStrategy(
+            cluster(rank, addresses, on_gpu), self._options[0]
+        )
+        (device,) = self._strategy.extended.worker_devices
+        assert on_gpu == ("GPU" in device), f"sums would be made on {device}"
         self._dtype = tf.as_dtype(dtype)
         self._functions: dict[tuple, object] = {}
 
