@@ -10,15 +10,14 @@ import time
 from dataclasses import replace
 
 import pytest
+import yaml
 
 import launch
-from common.run import settings
 from common.system import status
-from producer.creation.prepare import prepare_run
 from tests.support import page_runs, processes
 from tests.support.corpora import make_corpus
 from tests.support.tiny_runs import tiny_tree
-from trainer.page.facts import warnings
+from trainer.page.facts import stands, warnings
 
 page_run = page_runs.page_run
 LATER_S = 200.0  # longer than anything takes that still happens
@@ -73,38 +72,42 @@ def test_serve_ends_in_order_when_it_is_told_to(page_run, sig):
     assert (p.returncode, said, errors) == (0, "ended; the run goes on\n", "")
 
 
-@pytest.mark.parametrize("role", ["trainer", "producer"])
-def test_a_stop_while_tensorflow_is_imported_waits_for_nothing_and_warns_of_nothing(tmp_path, role):
+def test_a_stop_while_tensorflow_is_imported_waits_for_nothing_and_warns_of_nothing(tmp_path):
     corpus = make_corpus(tmp_path / "corpus", 12, seconds=lambda i: 1.0 + i / 100)
-    run = prepare_run(
-        settings.parse(tiny_tree(tmp_path, corpus)), on_cpu=True, cores=1, out=lambda line: None
-    )
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tiny_tree(tmp_path, corpus)))
     (tmp_path / "tensorflow").mkdir()
-    begun = tmp_path / "begun"
     (tmp_path / "tensorflow/__init__.py").write_text(
-        f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)"
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'importing-{{os.getpid()}}').touch()\n"
+        "time.sleep(600)\n"
     )
-    (run.path / "logs").mkdir()
-    with open(run.path / "logs" / f"{role}.log", "w") as log:
+    with open(tmp_path / "console.txt", "w") as out:
         p = subprocess.Popen(
-            [sys.executable, "-m", role, "--run", str(run.path)],
+            [sys.executable, processes.ROOT / "launch.py", "--config", tmp_path / "run.yaml"],
             env={**os.environ, "PYTHONPATH": f"{tmp_path}:{processes.ROOT}"},
-            stdout=log,
-            stderr=log,
+            stdout=out,
+            stderr=out,
         )
     try:
         deadline = time.monotonic() + LATER_S
-        while not begun.exists():
+        while len(list(tmp_path.glob("importing-*"))) < 2:
             assert time.monotonic() < deadline
-            assert p.poll() is None, (run.path / "logs" / f"{role}.log").read_text()
+            assert p.poll() is None, (tmp_path / "console.txt").read_text()
             time.sleep(0.02)
         p.terminate()
         assert p.wait(LATER_S) == 143
     finally:
         p.kill()
-    said = (run.path / "logs" / f"{role}.log").read_text()
-    assert "stopped by SIGTERM" in said
-    assert warnings(run.path) == []
-    assert "Traceback" not in said
-    (left,) = status.read_all(run.path)
-    assert (left.role, left.exit_code) == (role, 143)
+    said = (tmp_path / "console.txt").read_text()
+    assert said.endswith(
+        f"stopped while starting; the same command goes on; to look at: {run / 'report.html'}\n"
+    )
+    for role in ("trainer", "producer-0"):
+        log = (run / "logs" / f"{role}.log").read_text()
+        assert f"INFO {role}: stopped by SIGTERM" in log
+        assert "Traceback" not in log
+    assert warnings(run) == []
+    assert stands(run) == "stopped while starting"
+    left = {s.name: s.exit_code for s in status.read_all(run)}
+    assert left == {"trainer": 143, "producer-0": 143}
