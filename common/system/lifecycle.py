@@ -296,7 +296,8 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         # While other threads live, they write signals into the pipe; once they are gone, a signal
-        # waits until the new process listens.
+        # waits until the new process listens. Lost is one that a thread takes in the microseconds
+        # before exec ends it; the supervisor then kills, as any process that does not leave.
         hold_signals()
         os.execv(sys.executable, [sys.executable, *argv])
 

@@ -11,6 +11,7 @@ says so. ORPHAN_S and GRACE_S in the environment take the place of the children'
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -202,6 +203,8 @@ def _anew(stop: Stop, status: StatusFile, value: str) -> None:
     def late(*args) -> None:
         if where == "process":
             os.kill(os.getpid(), int(number))
+            # Some thread has taken it, and would lose it if it were ended before it writes it down.
+            assert select.select([stop._signal_fds[0]], [], [], 60)[0]
         else:
             signal.pthread_kill(threading.get_ident(), int(number))
         execv(*args)
