@@ -368,11 +368,13 @@ def _supervise(program: Program, notes: tuple[str, ...], out: TextIO | None = No
         code in (INTERRUPTED, TERMINATED)
         and (s := status.read(program.run_dir, "trainer")) is not None
     ):
-        tell(
-            f"stopped; {s.stage_name or 'nothing'} is saved up to step {s.saved_step}, and the same"
-            f" command resumes there; to look at: {program.run_dir / 'report.html'}",
-            out,
+        how = (
+            f"stopped; {s.stage_name} is saved up to step {s.saved_step}, and the same command"
+            " resumes there"
+            if s.stage_name
+            else "stopped while starting; the same command goes on"
         )
+        tell(f"{how}; to look at: {program.run_dir / 'report.html'}", out)
     return code
 
 

@@ -71,7 +71,8 @@ def main(stop: Stop) -> None:
     trace.begin(run.path, args.name, stop)
     if args.data_root:
         run.manifest = Manifest.open(run.path / "manifest.sqlite", args.data_root)
-    device = open_device(run.config) if run.trains_networks else "none"
+    with stop.at_once():
+        device = open_device(run.config) if run.trains_networks else "none"
     status.update(device=device, phase="connecting")
 
     client = LeaseClient(

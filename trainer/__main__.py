@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from common.run import published, recorded_settings
@@ -65,7 +66,9 @@ def main(stop: Stop) -> int | None:
         early = ReadEarly(stages.files_of(run, _next_stage(run)).checkpoints)
         prove(run)
         lead = Lead.of(run, _next_stage(run), status, stop)
-        set_up_device(run, status, lead.connect if lead else lambda: None)
+        # Several trainers tell each other why they leave.
+        with stop.at_once() if lead is None else nullcontext():
+            set_up_device(run, status, lead.connect if lead else lambda: None)
         server = _bind(run, stop)
         try:
             for name in run.stages:

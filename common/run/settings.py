@@ -52,7 +52,7 @@ class Config(Section):
     parity: Literal["", "coqui"] = ""
     """coqui: all behaviours of Coqui's trainer that are probably unintended, at once."""
     run: Word = "runs/run"
-    """The run folder."""
+    """The run folder: a new one, an empty one, or a run, which then goes on."""
     seed: int = Field(1, ge=0, lt=2**31)
     """Seed of every random choice in the run."""
     deterministic: bool | None = None

@@ -91,6 +91,8 @@ class Stop(threading.Event):
         self._parent = 0
         self._signal_fds = (-1, -1)
         self._hearing = threading.Lock()  # held by whoever takes signals from the pipe
+        self._at_once = False
+        self._leaving = threading.Lock()  # held while `at_once` begins, ends or is acted on
 
     @property
     def orphaned(self) -> bool:
@@ -136,6 +138,22 @@ class Stop(threading.Event):
             self._saving -= 1
             self._saved_at = time.monotonic()
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While inside, a stop ends the process from another thread, after the hooks: for work that
+        cannot be interrupted, before which there is nothing to save or to close, as an import.
+
+        Raises `error()` if the stop is set already.
+        """
+        with self._leaving:
+            self.check()
+            self._at_once = True
+        try:
+            yield
+        finally:
+            with self._leaving:
+                self._at_once = False
+
     def remaining_s(self) -> float | None:
         """Seconds until the process is forced out; None: no stop yet."""
         if not self.is_set() or not self._since:
@@ -176,7 +194,10 @@ def run_main(main: Callable[[Stop], int | None], *, saves: bool = False) -> NoRe
     )  # kill -QUIT: every thread's stack into the log
     stop = Stop(saves)
     watch(stop)
-    code = _outcome(main, stop)
+    _end(stop, _outcome(main, stop))
+
+
+def _end(stop: Stop, code: int) -> NoReturn:
     stop.run_hooks(code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -275,7 +296,8 @@ def begin_anew(stop: Stop, argv: list[str], env: Mapping[str, str]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         # While other threads live, they write signals into the pipe; once they are gone, a signal
-        # waits until the new process listens.
+        # waits until the new process listens. Lost is one that a thread takes in the microseconds
+        # before exec ends it; the supervisor then kills, as any process that does not leave.
         hold_signals()
         os.execv(sys.executable, [sys.executable, *argv])
 
@@ -322,6 +344,16 @@ def _watch(stop: Stop, signal_fd: int, parent_fd: int | None) -> None:
             with stop._hearing:
                 for number in os.read(signal_fd, 64):
                     _on_signal(stop, signal.Signals(number))
+        if remaining is None and stop.is_set():
+            threading.Thread(target=_leave_at_once, args=(stop,), name="leave", daemon=True).start()
+
+
+def _leave_at_once(stop: Stop) -> None:
+    """End the process if the main thread is inside `Stop.at_once`."""
+    with stop._leaving:  # the main thread waits for the end, if its work ends first
+        if stop._at_once:
+            log.info("%s", stop.error())
+            _end(stop, stop.exit_code)
 
 
 def _on_signal(stop: Stop, sig: signal.Signals) -> None:

@@ -31,7 +31,7 @@ from common.run.folder import RunFolder
 from common.run.parity import PARITY
 from common.run.sections import Threads
 from common.run.settings import Config
-from common.run.stages import NETWORKS, family_of, stages_of
+from common.run.stages import family_of, stages_of
 from common.system.counted import counted
 from common.system.errors import BadInput
 from common.system.files import digest, file_digest, fsync_tree
@@ -45,7 +45,7 @@ from producer.batches.rows import layout_of
 from producer.corpus.report import write_rejects
 from producer.corpus.rows import CorpusRows, read_rows
 from producer.corpus.scan import ScanResult, scan
-from producer.creation import begin, mend, plans, room, shares
+from producer.creation import begin, mend, place, plans, room, shares
 from producer.creation.resume import about, changes, compare, moved_schedule, newest, without_effect
 from producer.creation.sample_texts import check_samples
 
@@ -67,7 +67,7 @@ def prepare_run(
 
     Raises:
         BadInput: nothing usable in the corpus, a setting that cannot work, or the folder holds
-            another run (says what differs).
+            another run (says what differs) or other files.
     """
     folder = config.run_dir
     if config.parity:
@@ -77,7 +77,8 @@ def prepare_run(
         )
     existing = RunFolder(folder) if record.is_run(folder) else None
     if existing is None:
-        _check_no_history(folder)
+        with room.needed(folder):
+            place.check(folder)
     named, config = config.model.weights, begin.from_within(config, existing)
     start = None if config.model.weights is None else beginning.locate(config.model.weights)
     _check(config, start)
@@ -145,17 +146,6 @@ def _resume(
     for line in mend.told(existing, mended):
         out(line)
     out(f"resuming {folder} at {newest(existing)} (same corpus, plan, features and sizes)")
-
-
-def _check_no_history(folder: Path) -> None:
-    """BadInput: the folder has been trained in, but is not a run any more."""
-    for stage in {s.folder for s in NETWORKS}:
-        for name in ("checkpoints", "ledger.jsonl"):
-            if (folder / stage / name).exists():
-                raise BadInput(
-                    f"{folder / stage} has {name} but {folder} no identity.json: it is not a whole"
-                    " run; restore the file from a copy, or choose another run= folder"
-                )
 
 
 def resumed(config: Config, existing: RunFolder, on_cpu: bool, cores: int) -> Config:
@@ -450,7 +440,7 @@ def _own_plans(run: RunFolder, to: Path) -> None:
 def _move_in(config: Config, aside: Path, folder: Path, identity: dict) -> None:
     fsync_tree(aside)
     for name in (
-        "manifest.sqlite",
+        place.FIRST,
         "vocab.json",
         "mel_stats.safetensors",
         "rejects.tsv",

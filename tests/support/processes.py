@@ -11,6 +11,7 @@ says so. ORPHAN_S and GRACE_S in the environment take the place of the children'
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -202,6 +203,8 @@ def _anew(stop: Stop, status: StatusFile, value: str) -> None:
     def late(*args) -> None:
         if where == "process":
             os.kill(os.getpid(), int(number))
+            # Some thread has taken it, and would lose it if it were ended before it writes it down.
+            assert select.select([stop._signal_fds[0]], [], [], 60)[0]
         else:
             signal.pthread_kill(threading.get_ident(), int(number))
         execv(*args)
@@ -221,6 +224,15 @@ def _busy(stop: Stop, status: StatusFile, value: str) -> None:
     time.sleep(600)
 
 
+def _import(stop: Stop, status: StatusFile, value: str) -> None:
+    """Imports something for ever."""
+    with stop.at_once():
+        pass
+    with stop.at_once():
+        status.update(phase="training")
+        time.sleep(600)
+
+
 def _family(stop: Stop, status: StatusFile, value: str) -> None:
     """Has a grandchild, and does not look at the stop."""
     p = subprocess.Popen(["sleep", "600"])
@@ -230,7 +242,7 @@ def _family(stop: Stop, status: StatusFile, value: str) -> None:
 
 _KINDS = {
     "wait": _wait, "exit": _exit, "raise": _raise, "die": _die, "advance": _advance, "deaf": _deaf,
-    "busy": _busy, "family": _family,
+    "busy": _busy, "family": _family, "import": _import,
     "late": _late, "until": _until, "make": _make, "anew": _anew,
 }  # fmt: skip
 

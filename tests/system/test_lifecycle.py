@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,6 +170,28 @@ def test_a_busy_child_is_forced_out_with_its_stacks(tmp_path):
     )
     assert "forced out" in out
     assert "_busy" in out
+
+
+@pytest.mark.parametrize(("sig", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 4)])
+def test_an_import_is_not_waited_for(tmp_path, sig, code):
+    p = start(tmp_path, "trainer", "import")
+    wait_for(tmp_path, "trainer", p.pid)
+    p.send_signal(sig)
+    out, _ = p.communicate(timeout=LATER_S)
+    assert p.returncode == code
+    assert re.search(rf"INFO trainer: .*{sig.name}", out)
+    assert "forced out" not in out
+    assert status.read(tmp_path, "trainer").exit_code == code
+
+
+def test_what_would_be_left_at_once_is_not_begun_after_a_stop():
+    stop = Stop()
+    with stop.at_once():
+        pass
+    stop.request("stop", "SIGTERM", 143)
+    lifecycle._leave_at_once(stop)  # would end this process inside
+    with pytest.raises(Stopped), stop.at_once():
+        raise AssertionError("begun")
 
 
 def test_deadlines_follow_the_cause(monkeypatch):

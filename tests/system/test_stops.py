@@ -6,14 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
+import yaml
 
 import launch
+from common.system import status
 from tests.support import page_runs, processes
+from tests.support.corpora import make_corpus
+from tests.support.tiny_runs import tiny_tree
+from trainer.page.facts import stands, warnings
 
 page_run = page_runs.page_run
+LATER_S = 200.0  # longer than anything takes that still happens
 HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -63,3 +70,44 @@ def test_serve_ends_in_order_when_it_is_told_to(page_run, sig):
     finally:
         p.kill()
     assert (p.returncode, said, errors) == (0, "ended; the run goes on\n", "")
+
+
+def test_a_stop_while_tensorflow_is_imported_waits_for_nothing_and_warns_of_nothing(tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", 12, seconds=lambda i: 1.0 + i / 100)
+    run = tmp_path / "run"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tiny_tree(tmp_path, corpus)))
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow/__init__.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'importing-{{os.getpid()}}').touch()\n"
+        "time.sleep(600)\n"
+    )
+    with open(tmp_path / "console.txt", "w") as out:
+        p = subprocess.Popen(
+            [sys.executable, processes.ROOT / "launch.py", "--config", tmp_path / "run.yaml"],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{processes.ROOT}"},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        deadline = time.monotonic() + LATER_S
+        while len(list(tmp_path.glob("importing-*"))) < 2:
+            assert time.monotonic() < deadline
+            assert p.poll() is None, (tmp_path / "console.txt").read_text()
+            time.sleep(0.02)
+        p.terminate()
+        assert p.wait(LATER_S) == 143
+    finally:
+        p.kill()
+    said = (tmp_path / "console.txt").read_text()
+    assert said.endswith(
+        f"stopped while starting; the same command goes on; to look at: {run / 'report.html'}\n"
+    )
+    for role in ("trainer", "producer-0"):
+        log = (run / "logs" / f"{role}.log").read_text()
+        assert f"INFO {role}: stopped by SIGTERM" in log
+        assert "Traceback" not in log
+    assert warnings(run) == []
+    assert stands(run) == "stopped while starting"
+    left = {s.name: s.exit_code for s in status.read_all(run)}
+    assert left == {"trainer": 143, "producer-0": 143}

@@ -49,7 +49,10 @@ def files(run):
 
 def test_page_status_and_metrics(server):
     trainer = StatusFile(server.run_dir, "trainer", "trainer")
-    trainer.update(phase="training", step=7, max_steps=20, stage=2, loss=2.5, eta_s=60.0)
+    trainer.update(phase="opening the device")
+    assert json.loads(ask(server, "/status.json")[1])["stands"] == "opening the device"
+    stage = {"stage": 2, "stage_name": "gpt"}
+    trainer.update(phase="training", step=7, max_steps=20, **stage, loss=2.5, eta_s=60.0)
     StatusFile(server.run_dir, "producer-0", "producer").update(phase="idle", batches=9)
     before = files(server.run_dir)
     code, body = ask(server, "/")
@@ -59,7 +62,7 @@ def test_page_status_and_metrics(server):
     code, body = ask(server, "/status.json")
     found = {p["name"]: p for p in json.loads(body)["processes"]}
     assert (code, found["trainer"]["step"], found["trainer"]["alive"]) == (200, 7, True)
-    assert json.loads(body)["stands"].startswith("training, ")
+    assert json.loads(body)["stands"] == "training, gpt step 7 of 20"
     assert json.loads(body)["stands"].endswith("step 7 of 20")
     code, body = ask(server, "/metrics")
     values = {

@@ -185,6 +185,8 @@ def stands(run_dir: Path) -> str:
     s = status.read(run_dir, "trainer")
     if s is None:
         return "no process has reported yet"
+    if not s.stage_name and s.exit_code != 0:
+        return s.phase if s.alive else "stopped while starting"
     done = f"{s.stage_name} step {s.step}" + (f" of {s.max_steps}" if s.max_steps else "")
     if s.alive:
         return f"{s.phase}, {done}"
