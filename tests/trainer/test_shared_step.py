@@ -9,10 +9,11 @@ import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from common.data.buckets import Bucket
 from tests.support.gpt_cases import SMALL, make_batch, model_dims
-from trainer.ranks.collectives import cluster
+from trainer.ranks import collectives
 from trainer.step.gpt import GptStep, StepOptions
 
 BUCKET = Bucket(batch_size=2, row_len=20, text_len=7, num_codes=8)
@@ -161,5 +162,20 @@ def test_sums_between_gpus_are_made_on_the_gpus():
     GB/s instead of NVLink's speed.
     """
     addresses = ["127.0.0.1:7001", "127.0.0.1:7002"]
-    assert cluster(1, addresses, on_gpu=True).num_accelerators() == {"GPU": 1}
-    assert not cluster(1, addresses, on_gpu=False).num_accelerators()
+    assert collectives.cluster(1, addresses, on_gpu=True).num_accelerators() == {"GPU": 1}
+    assert not collectives.cluster(1, addresses, on_gpu=False).num_accelerators()
+
+
+def test_packs_hold_every_element_once_and_in_order(monkeypatch):
+    """Sizes by hand: 24 bytes a pack at least, of variables of 12, 16, 4, 40, 8 bytes."""
+    monkeypatch.setattr(collectives, "PACK_BYTES", 24)
+    variables = [tf.Variable(tf.zeros(shape)) for shape in ([3], [2, 2], [1], [10], [2])]
+    packs = collectives.packs_of(variables)
+    assert [[v.shape.num_elements() for v in pack] for pack in packs] == [[3, 4], [1, 10], [2]]
+    flat = [tf.range(7.0), tf.range(7.0, 18.0), tf.range(18.0, 20.0)]
+    for values, pack in zip(flat, packs, strict=True):
+        collectives.unpack(values, *pack)
+        assert collectives.packed(tf.float32, *pack).numpy().tolist() == values.numpy().tolist()
+    seen = np.concatenate([v.numpy().ravel() for v in variables])
+    assert seen.tolist() == list(range(20))
+    assert collectives.packed(tf.bfloat16, *packs[0]).dtype == tf.bfloat16

@@ -23,7 +23,7 @@ from trainer.ranks.words import RankLost
 
 log = logging.getLogger(__name__)
 
-PACK_BYTES = 64 << 20  # gradients travel in packs of this size
+PACK_BYTES = 48 << 20  # gradients travel in packs of at least this size: one block's
 FIRST_TIMEOUT_S = 300.0  # of the first sum, in which connections are made
 
 
@@ -62,7 +62,10 @@ class Collectives:
         kind = kinds.NCCL if on_gpu else kinds.RING
         self._options = [
             dist.experimental.CommunicationOptions(
-                bytes_per_pack=PACK_BYTES, timeout_seconds=seconds, implementation=kind
+                # One byte: no packs of its own. They would take an operation or more per tensor.
+                bytes_per_pack=1,
+                timeout_seconds=seconds,
+                implementation=kind,
             )
             for seconds in (FIRST_TIMEOUT_S, timeout_s)
         ]
@@ -73,6 +76,9 @@ class Collectives:
         assert on_gpu == ("GPU" in device), f"sums would be made on {device}"
         self._dtype = tf.as_dtype(dtype)
         self._functions: dict[tuple, object] = {}
+        # As programs of XLA on GPUs: one kernel each, where TensorFlow has some per tensor.
+        self._pack = tf.function(packed, autograph=False, jit_compile=on_gpu)
+        self._unpack = tf.function(unpack, autograph=False, jit_compile=on_gpu)
 
     def add_up(self, gradients: Sequence[tf.Variable], losses: tf.Variable) -> None:
         """See `Ranks.add_up`. RankLost: another trainer did not take part."""
@@ -103,11 +109,12 @@ class Collectives:
 
     def _function(self, gradients: list[tf.Variable], losses: tf.Variable, options):
         device = self._strategy.extended.worker_devices[0]
+        packs = packs_of(gradients)
 
         def summed():
             replica = tf.distribute.get_replica_context()
             with tf.device(device):
-                sent = [tf.identity(tf.cast(g, self._dtype)) for g in gradients]
+                sent = [self._pack(self._dtype, *pack) for pack in packs]
                 loss = tf.identity(losses)  # in float32 always: a pack has one dtype
             total = tf.distribute.ReduceOp.SUM
             sums = replica.all_reduce(total, sent, options) if sent else []
@@ -115,8 +122,35 @@ class Collectives:
 
         def run():
             sums, loss = self._strategy.run(summed)
-            for variable, value in zip(gradients, sums, strict=True):
-                variable.assign(tf.cast(value, variable.dtype))
+            with tf.device(device):
+                for pack, flat in zip(packs, sums, strict=True):
+                    self._unpack(flat, *pack)
             losses.assign(loss)
 
         return tf.function(run, autograph=False)
+
+
+def packed(dtype: tf.DType, *variables: tf.Variable) -> tf.Tensor:
+    """One tensor of all their elements, in `dtype`."""
+    flat = [tf.reshape(v.read_value(), [-1]) for v in variables]
+    return tf.cast(tf.concat(flat, 0), dtype)
+
+
+def unpack(flat: tf.Tensor, *variables: tf.Variable) -> None:
+    """Inverse of `packed`: the variables take the elements."""
+    parts = tf.split(flat, [v.shape.num_elements() for v in variables])
+    for variable, part in zip(variables, parts, strict=True):
+        variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def packs_of(variables: Sequence[tf.Variable]) -> list[list[tf.Variable]]:
+    """The variables in their order, in packs of PACK_BYTES or a little more; the last is less."""
+    packs: list[list[tf.Variable]] = []
+    size = PACK_BYTES
+    for variable in variables:
+        if size >= PACK_BYTES:
+            packs.append([])
+            size = 0
+        packs[-1].append(variable)
+        size += variable.shape.num_elements() * variable.dtype.size
+    return packs
