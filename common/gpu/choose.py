@@ -21,7 +21,7 @@ from common.system.errors import BadInput
 
 DEVICE = "XTTS_DEVICE"  # "gpu" or "cpu", for the child
 MEMORY_LIMIT = "XTTS_GPU_MEMORY_MB"  # the child's share of the card
-# Set by tests/bench/two_trainers.py: trainers on several GPUs have not run on two cards yet.
+# Set by tests/bench/two_trainers.py: trainers on several GPUs have run for minutes alone.
 TRIAL = "XTTS_TRY_SEVERAL_GPUS"
 CPU_ADVICE = "ask for the CPU with --data-gpu cpu --model-gpu cpu"
 
@@ -139,8 +139,8 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         )
     if count > 1 and model[0].kind == "gpu" and env.get(TRIAL) != "1":
         raise BadInput(
-            f"--num-trainers {count} on GPUs has not been tried on {count} cards yet, and may hang"
-            " or be slow: use --num-trainers 1, or --model-gpu cpu. To try it all the same, set"
+            f"--num-trainers {count} on GPUs has run for minutes alone, on two cards of one kind:"
+            " use --num-trainers 1, or --model-gpu cpu. To try it all the same, set"
             f" {TRIAL}=1"
         )
     devices = Devices(data, model[0], tuple(notes))

@@ -224,7 +224,7 @@ def test_an_index_under_another_device_order_is_not_claimed_to_be_a_known_card()
         ({"model_gpu": "0,0", "trainers": 2}, cards(2), TRIAL, ["name 2 different ones"]),
         ({"model_gpu": "0,cpu", "trainers": 2}, cards(2), TRIAL, ["use 2 GPUs, one each"]),
         ({"trainers": 3}, cards(2), TRIAL, ["3 trainers need 3 GPUs", "valid: 0 to 1"]),
-        ({"trainers": 2}, cards(2), {}, ["has not been tried on 2 cards yet", choose.TRIAL]),
+        ({"trainers": 2}, cards(2), {}, ["has run for minutes alone", choose.TRIAL]),
         ({"model_gpu": "GPU-ffff"}, cards(2), {}, ["no such GPU"]),
         ({"model_gpu": "GPU-0000000"}, cards(2), {}, ["several GPUs begin so"]),
     ],
