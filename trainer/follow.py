@@ -90,6 +90,8 @@ class Following:
         self._follower.digests = lambda step: self._digests(stage, step)
         self._doing("ready")
         self.meet()
+        if run.trains_networks:
+            stage.step.time_sum()
         feed = self._feed(run, stage)
         try:
             self._train(stage, share, compiled, position, feed)

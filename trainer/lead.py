@@ -23,6 +23,7 @@ from trainer.opening import Connected
 from trainer.ranks.leader import Leader, free_addresses
 from trainer.ranks.share import Share
 from trainer.stages import Stage
+from trainer.sum_cost import SumCost
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Lead:
 
     def __init__(self, run: RunFolder, stage: str, status: StatusFile, stop: Stop):
         trainers = run.config.trainers
+        self._run = run
         self.count, self._status, self._stop = trainers.count, status, stop
         try:
             address = socket_address(run)
@@ -94,12 +96,20 @@ class Lead:
         )
 
     def wait_ready(self) -> None:
-        """Wait until all have compiled and loaded what they need."""
+        """Wait until all have compiled and loaded what they need; then time a sum."""
 
         def tell(who: str) -> None:
             self._status.update(phase="waiting for the other trainers", message=who)
 
         self._leader.wait_ready(self._stop.is_set, tell)
+        if self._run.trains_networks:
+            self._status.update(phase="adding up gradients, to time it", message="")
+            elements, seconds = self._stage.step.time_sum()
+            dtype = self._run.config.train.reduce_dtype
+            size = {"float32": 4, "bfloat16": 2}[dtype]
+            cost = SumCost(self.count, dtype, elements * size, seconds)
+            cost.write(self._run.path)
+            log.info("%s", cost)
 
     def computes(self, plan: str, g: int) -> bool:
         """Whether this trainer computes a batch. Call `begin` first."""

@@ -96,7 +96,7 @@ def gradients_of(stage, state: dict, way: dict, batches: list[tuple]) -> list[di
 
     def traced(batch, seed):
         with use(step.operations):
-            _, losses, gradients = step._gradients(batch, seed)
+            _, losses, gradients = step.gradients(batch, seed)
         wide = [tf.cast(g, tf.float32) for g in gradients]
         return (
             losses,

@@ -62,7 +62,7 @@ def _gradients(built) -> tuple[dict[str, np.ndarray], float]:
     @tf.function(jit_compile=True, autograph=False)
     def run():
         with use(step.operations):
-            _, losses, gradients = step._gradients(batch, None)
+            _, losses, gradients = step.gradients(batch, None)
         return losses[0], gradients
 
     loss, gradients = run()

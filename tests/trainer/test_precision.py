@@ -56,7 +56,7 @@ def gradients_of(step, batch, seed=None, jit=False):
     @tf.function(jit_compile=jit, autograph=False)
     def run():
         with use(step.operations):
-            _, losses, gradients = step._gradients(
+            _, losses, gradients = step.gradients(
                 {k: tf.constant(v) for k, v in batch.items()}, seed
             )
         return losses, gradients
@@ -83,7 +83,7 @@ def test_update_is_micro_and_apply_to_the_bit():
         assert left == right
     assert bits(one.state_dict()) == bits(other.state_dict())
     assert dict(other.trace_counts) == {"update/0": 1}
-    assert other._accumulators == []  # as large as the weights, and not needed
+    assert other._group.gradients == []  # as large as the weights, and not needed
 
 
 def test_update_skips_what_is_not_finite():

@@ -34,6 +34,7 @@ from common.system.errors import OK, BadInput, RunError
 from common.system.files import file_digest
 from trainer import profile
 from trainer.commands import trace
+from trainer.sum_cost import SumCost
 
 FEWEST_STEPS = 20
 _MANY_EPOCHS = 10**6
@@ -96,6 +97,7 @@ def run(
         raise BadInput(f"--steps {free_steps}: measure at least {FEWEST_STEPS} steps")
     if trace_file is not None:
         trace.check(trace_file)
+    cost = SumCost.read(config.run_dir) if config.trainers.count > 1 else None
     with temporary_folder(config.run_dir) as folder:
         mine = settings(config, folder, free_steps)
         existing = RunFolder(config.run_dir) if changed is not None and fits(changed) else None
@@ -106,6 +108,8 @@ def run(
         code = supervise(made)
         if code == OK:
             document, untold = read(folder), None
+            if config.trainers.count > 1:
+                document["sum"] = sum_in_words(document, cost, config.train.accumulate)
             if trace_file is not None:
                 try:
                     count = trace.write(folder, trace_file)
@@ -231,6 +235,22 @@ def read(folder: Path) -> dict:
     return read_json(path)
 
 
+def sum_in_words(document: dict, cost: SumCost | None, accumulate: int) -> str:
+    """What adding up gradients takes of a step of several trainers, each of which takes as long for
+    a batch as the one that was profiled.
+    """
+    if cost is None:
+        return (
+            "this is the profile of one trainer; what several pay to add up their gradients is"
+            " measured when they start: start the run with them once"
+        )
+    steps, per_step = document["steps"], document["batches_per_step"]
+    batch_s = steps["compute"]["mean"] / per_step
+    return (
+        f"one trainer was profiled; {cost.advice(accumulate, batch_s, steps['optimizer']['mean'])}"
+    )
+
+
 def view(document: dict) -> Group:
     """Print tables of the steps and batches, the cards, and the verdict."""
     per_step = document["batches_per_step"]
@@ -257,6 +277,8 @@ def view(document: dict) -> Group:
             f" {producers['could_make_per_s']:.2f} batches/s; {producers['needed']} needed"
         )
     )
+    if "sum" in document:
+        parts.append(Text(document["sum"]))
     if "trace" in document:
         t = document["trace"]
         parts.append(Text(f"trace: {t['file']} ({t['events']} events; open it in ui.perfetto.dev)"))

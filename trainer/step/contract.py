@@ -161,5 +161,10 @@ class SharedStep(Step, Protocol):
         all make the same update.
         """
 
+    def time_sum(self) -> tuple[int, float]:
+        """Add up gradients that are zeros, at the beginning of a group and by all trainers at
+        once: how many elements, and the seconds that the fastest of some sums took.
+        """
+
     def digests(self) -> dict[str, str]:
         """Name → digest of each tensor of the weights as they are. Waits for the device."""

@@ -66,3 +66,18 @@ def report_of(
 
 # What `packed` makes of a report, in order.
 REPORTED = ("audio_ce", "finite", "grad_norm", "learning_rate", "loss", "packed", "text_ce")
+
+
+def summed(out: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """The losses that a group adds up: loss, text_ce, audio_ce, float32 [3]. Traceable."""
+    return tf.cast(tf.stack([out["loss"], out["text_ce"], out["audio_ce"]]), tf.float32)
+
+
+def counted(out: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """What an evaluation adds up."""
+    return {name: out[name] for name in ("text_sum", "text_count", "audio_sum", "audio_count")}
+
+
+def all_finite(norm: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    """Whether an update may be made of gradients of this norm. Traceable."""
+    return tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(losses))
