@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.system.errors import Stopped
+from common.system.errors import OK, Stopped
 from common.system.lifecycle import SUPERVISOR
 from common.transport.delivery import StopAsked
 from common.transport.messages import WireError
@@ -242,10 +242,10 @@ def test_where_one_is_lost_nothing_is_compared_and_that_is_said(group, caplog):
 def test_the_first_trainer_ends_the_others(group):
     leader, (follower,) = group(2)
     waits, feeds = in_thread(follower.meet), in_thread(lambda: follower.next(FAR_S, never))
-    leader.end("all steps are trained", done=True)
+    leader.end("all steps are trained", OK)
     until(lambda: waits and feeds)
     assert isinstance(waits[0], Ended)
-    assert waits[0].done
+    assert waits[0].code == OK
     assert isinstance(feeds[0], StopAsked)
 
 

@@ -1,0 +1,40 @@
+"""Trainers that are started by a command each, as on several hosts, and meet over tcp."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from common.run.folder import RunFolder
+from tests.support import far_trainers
+from tests.support.arithmetic_runs import assert_exact
+from tests.support.chaos import When, play, resumes
+from tests.support.corpora import make_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(
+        tmp_path_factory.mktemp("far") / "corpus", 41, seconds=lambda i: 0.6 + 0.05 * (i % 9)
+    )
+
+
+@pytest.mark.timeout(300)
+def test_two_commands_make_one_run_whichever_trainer_is_killed(tmp_path, corpus):
+    """The second command comes first, and waits for the run. Both trainers are killed, one after
+    the other: each is started again by its own command, and both commands end with the run.
+    """
+    driver = far_trainers.driver(tmp_path, corpus, 2)
+    try:
+        far_trainers.add(driver, "--rank", "1")
+        play(
+            driver,
+            [(When(9), "trainer-1"), (When(26), "trainer")],
+            act=lambda driver, name: driver.signal(name, signal.SIGKILL),
+        )
+        assert_exact(RunFolder(driver.run))
+        assert [p.returncode for p in driver.extra] == [0]
+        assert len(resumes(driver.run)) >= 2, driver.story("a kill came too late")
+    finally:
+        far_trainers.end(driver)
