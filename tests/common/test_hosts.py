@@ -23,8 +23,8 @@ from common.transport.address import ChannelError, number_towards, numeric
 from tests.support.arithmetic_runs import arithmetic_run
 
 AT = "trainers.bind=tcp://127.0.0.1:5556"
-NONE = Listing((), "no driver", None)
-TWO = Listing(tuple(Gpu(i, f"GPU-0000000{i}", "H200", 140000, 140000) for i in range(2)), "", None)
+NONE = Listing(reason="no NVIDIA driver answers")
+TWO = Listing(tuple(Gpu(i, f"0:{i}", f"GPU-{i}", "Card", 24_000, 24_000) for i in range(2)))
 
 
 # -- addresses -------------------------------------------------------------------------------------
