@@ -20,7 +20,7 @@ from trainer import ahead, stages
 from trainer.feed import FedBatch, Feed, Quarantine
 from trainer.history.checkpoint import load_folder, name_of
 from trainer.history.schedule import Position
-from trainer.joining import Joining
+from trainer.joining import WAITING, Joining
 from trainer.opening import Check, Connected, device_in_words, set_up_device
 from trainer.ranks.follower import Ended, Follower
 from trainer.ranks.leader import COMPILING
@@ -68,7 +68,7 @@ class Following:
 
     def run(self) -> None:
         """Work until the first trainer ends it. Raises Ended, RankLost, Stopped."""
-        self._status.update(phase="waiting for the first trainer")
+        self._status.update(phase=WAITING, message="")
         word = self._follower.wait("set_up", self._leaving)
         run = RunFolder(self._folder)  # the first trainer may have mended it
         self._connected = Connected(run, self.rank, word["addresses"])

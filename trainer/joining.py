@@ -26,6 +26,7 @@ from trainer.ranks.ports import Port
 
 log = logging.getLogger(__name__)
 
+WAITING = "waiting for the first trainer"
 _POLL_S = 0.5
 
 
@@ -69,7 +70,7 @@ class Joining:
         t = run.config.trainers
         if t.bind is None:
             return Follower(meeting_place(run)[0], self._rank, t.count, t.timeout_s)
-        self._status.update(phase="waiting for the first trainer")
+        self._status.update(phase=WAITING)
         while True:
             endpoint = self._endpoint(run)
             if endpoint is not None:
@@ -128,6 +129,7 @@ class Joining:
         status changes while it waits, and while it trains stage 1 alone.
         """
         self._stop.check()
+        self._status.update(phase=WAITING, message=where)
         first, now = status.read(run.path, "trainer"), time.monotonic()
         if first != self._seen:
             self._seen, self._seen_at = first, now

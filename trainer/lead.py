@@ -56,7 +56,9 @@ class Lead:
                 self._leader.join(stop.is_set)
             else:
                 Endpoint(address, keys.pair.public, os.getpid()).write(run.trainers_file)
-                log.info("waiting at %s for %d more trainers", address, self.count - 1)
+                start = f"launch.py trainer --run {run.path} --rank"
+                last = f" to {self.count - 1}" if self.count > 2 else ""
+                log.info("waiting at %s for `%s 1`%s on their hosts", address, start, last)
                 self._leader.join(stop.is_set, trainers.join_s, self._tell_who)
             addresses = self._addresses(host_of(address)) if run.trains_networks else []
             self._connected = Connected(run, 0, addresses)

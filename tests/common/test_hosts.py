@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,10 @@ from common.gpu.listing import Gpu, Listing
 from common.launcher import flags, hosts, ownership
 from common.run import settings
 from common.system import lock
+from common.system.clock import boot
 from common.system.errors import BadInput
+from common.system.lock import identity
+from common.system.status import Status
 from common.transport.address import ChannelError, number_towards, numeric
 from tests.support.arithmetic_runs import arithmetic_run
 
@@ -212,6 +216,21 @@ def test_a_further_trainer_is_started_alone_and_again_where_it_makes_progress(tm
     assert one.argv[-4:] == ("--run", str(run.path), "--rank", "1")
     assert (one.name, one.main, one.by_steps, one.leader) == ("trainer-1", True, True, "")
     assert one.env["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def test_a_process_of_another_host_is_alive_as_long_as_it_writes():
+    """Its pid says nothing here: it may be free, or another process's."""
+    now = time.time()
+
+    def told(seconds_ago: float, **more) -> Status:
+        return Status("trainer-1", "follower", pid=1, time=now - seconds_ago, **more)
+
+    assert told(5, boot="another").alive
+    assert not told(5, boot="another").here
+    assert not told(500, boot="another").alive
+    assert not told(5, boot="another", exit_code=0).alive
+    assert told(5, boot=boot(), create_time=identity(1)[1]).alive
+    assert not told(5, boot=boot(), create_time=12345678.0).alive
 
 
 # -- which device ----------------------------------------------------------------------------------

@@ -249,6 +249,26 @@ def test_the_first_trainer_ends_the_others(group):
     assert isinstance(feeds[0], StopAsked)
 
 
+def test_the_last_word_is_heard_though_the_first_trainer_is_gone_when_it_is_read(group):
+    leader, (follower,) = group(2)
+    held, stands = threading.Event(), threading.Event()
+    speak = follower._speak
+
+    def stand(beat: bool) -> None:
+        stands.set()
+        held.wait(FAR_S)
+        speak(beat)
+
+    follower._speak = stand
+    assert stands.wait(FAR_S)
+    leader.end("all steps are trained", OK)
+    leader.close()
+    time.sleep(0.3)  # for the end of the connection to arrive; sooner, the test would say nothing
+    held.set()
+    with pytest.raises(Ended):
+        follower.wait("go", never)
+
+
 def test_a_follower_sees_that_the_first_trainer_is_gone(group):
     leader, (follower,) = group(2)
     waits = in_thread(follower.meet)

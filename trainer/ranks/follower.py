@@ -92,7 +92,7 @@ class Follower:
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.linger = 500
         self._dealer.setsockopt(zmq.ROUTING_ID, b"\x01" + uuid.uuid4().bytes)
-        self._dealer.setsockopt(zmq.IMMEDIATE, 1)
+        # Not IMMEDIATE: at a disconnect, libzmq would drop what has arrived and was not read yet.
         self._dealer.setsockopt(zmq.RCVHWM, 0)
         self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
