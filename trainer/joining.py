@@ -20,7 +20,7 @@ from common.transport.address import (
     number_towards,
     numeric,
 )
-from common.transport.keys import KeyPair, ServerKeys, run_keys
+from common.transport.keys import KeyFileError, KeyPair, ServerKeys, run_keys
 from trainer.ranks.follower import Far, Follower
 from trainer.ranks.ports import Port
 
@@ -72,14 +72,17 @@ class Joining:
             return Follower(meeting_place(run)[0], self._rank, t.count, t.timeout_s)
         self._status.update(phase=WAITING)
         while True:
-            endpoint = self._endpoint(run)
+            endpoint, trouble = self._endpoint(run), "it has not said yet where it listens"
             if endpoint is not None:
-                follower = self._follower(run, endpoint)
-                if self._has_come(run, follower, endpoint):
-                    self._port.give_up()
-                    return follower
-                follower.close()
-            self._go_on(run, "it has not said yet where it listens")
+                try:
+                    follower = self._follower(run, endpoint, number_towards(endpoint.address))
+                    if self._has_come(run, follower, endpoint):
+                        self._port.give_up()
+                        return follower
+                    follower.close()
+                except ChannelError as e:  # the network between the hosts may come back
+                    trouble = str(e)
+            self._go_on(run, trouble)
             time.sleep(_POLL_S)
 
     def _has_come(self, run: RunFolder, follower: Follower, endpoint: Endpoint) -> bool:
@@ -103,12 +106,11 @@ class Joining:
             raise
         return True
 
-    def _follower(self, run: RunFolder, endpoint: Endpoint) -> Follower:
+    def _follower(self, run: RunFolder, endpoint: Endpoint, number: str) -> Follower:
         t = run.config.trainers
         try:
             keys = KeyPair.load(run.path / "keys" / "client.json")
-            number = number_towards(endpoint.address)
-        except ChannelError as e:
+        except KeyFileError as e:
             raise BadInput(str(e)) from e
         if self._port is not None:
             self._port.give_up()

@@ -38,3 +38,18 @@ def test_two_commands_make_one_run_whichever_trainer_is_killed(tmp_path, corpus)
         assert len(resumes(driver.run)) >= 2, driver.story("a kill came too late")
     finally:
         far_trainers.end(driver)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_command_for_all_tasks_of_slurm(tmp_path, corpus):
+    driver = far_trainers.driver(tmp_path, corpus, 3)
+    try:
+        for rank in (2, 0, 1):
+            slurm = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "3"}
+            far_trainers.add(driver, "--slurm", "--config", str(driver.config), **slurm)
+        codes = [p.wait(280) for p in driver.extra]
+        assert codes == [0, 0, 0], driver.story("a task failed")
+        assert_exact(RunFolder(driver.run))
+    finally:
+        far_trainers.end(driver)

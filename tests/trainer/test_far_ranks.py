@@ -13,7 +13,7 @@ import pytest
 from common.system.errors import HOPELESS, OK, BadInput, Hopeless
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
-from common.transport.address import Endpoint
+from common.transport.address import ChannelError, Endpoint
 from common.transport.keys import KeyPair, run_keys
 from tests.support.far_trainers import free_address
 from trainer import joining
@@ -196,8 +196,19 @@ def test_a_first_trainer_that_is_at_work_is_waited_for(run, way, monkeypatch):
         way._go_on(run, "nobody listens")
 
 
-def test_a_first_trainer_that_has_moved_is_found(run, way):
-    """The file is an earlier run's: nobody listens there, until the next one writes it anew."""
+def test_a_first_trainer_that_has_moved_is_found(run, way, monkeypatch):
+    """The file is an earlier run's: nobody listens there, until the next one writes it anew. At
+    first, no network leads anywhere.
+    """
+    towards, asked = joining.number_towards, []
+
+    def no_way_at_first(address: str) -> str:
+        asked.append(address)
+        if len(asked) < 3:
+            raise ChannelError(f"no way leads to {address} (Network is unreachable)")
+        return towards(address)
+
+    monkeypatch.setattr(joining, "number_towards", no_way_at_first)
     run.config.trainers.count = 2
     server, _ = run_keys(run.path)
     Endpoint(free_address(), server.pair.public).write(run.trainers_file)
