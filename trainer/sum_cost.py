@@ -34,10 +34,11 @@ class SumCost:
     seconds: float
 
     def __str__(self) -> str:
+        gb = self.num_bytes / 1e9
+        size = f"{gb:.2f} GB" if gb >= 0.1 else f"{1e3 * gb:.1f} MB"
         return (
-            f"{self.trainers} trainers add up {self.num_bytes / 1e9:.2f} GB of gradients"
-            f" ({self.dtype}) in {1e3 * self.seconds:.1f} ms:"
-            f" {self.num_bytes / 1e9 / self.seconds:.1f} GB/s"
+            f"{self.trainers} trainers add up {size} of gradients ({self.dtype}) in"
+            f" {1e3 * self.seconds:.1f} ms: {gb / self.seconds:.1f} GB/s"
         )
 
     def share(self, accumulate: int, batch_s: float, update_s: float) -> float:

@@ -20,9 +20,9 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +34,7 @@ from tests.bench.owned import dies_with_me
 
 ROWS, WIDTH = 12960, 1024  # 32 rows of 405 positions
 COPIES, REPEATS = 10, 5  # calls per program, runs of it
+LIMIT_S = 120.0  # of a part
 LT = "--xla_gpu_enable_cublaslt=true"
 FP32_FLAGS = {
     "fp32": LT,
@@ -44,7 +45,7 @@ TOLERANCE = 0.01
 
 
 def main() -> int:
-    """Run each part in a process of its own; those that measure time, alone."""
+    """Run each part in a process of its own."""
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,17 +61,17 @@ def main() -> int:
     wanted = args.only.split(",")
     for part in ("norm", "products"):
         if part in wanted:
-            say(_child(part, args.rows))
+            _child(part, args.rows)
     others = [*(FP32_FLAGS if "fp32" in wanted else ()), *(["call"] if "call" in wanted else ())]
-    with ThreadPoolExecutor(max(1, len(others))) as pool:
-        for text in pool.map(lambda part: _child(part, args.rows), others):
-            say(text)
+    for part in others:
+        _child(part, args.rows)
     return 0
 
 
-def _child(part: str, rows: int, skipped: int = 0) -> str:
-    """What a part says; norm goes on in a new process behind the line that ended one."""
+def _child(part: str, rows: int, skipped: int = 0) -> None:
+    """Pass on what a part says; norm goes on in a new process behind the line that ended one."""
     began = time.monotonic()
+    say(f"== {part}")
     with tempfile.TemporaryDirectory(prefix="xtts-levers-") as folder:
         flags = f"{os.environ.get('XLA_FLAGS', '')} {FP32_FLAGS.get(part, '')}"
         if part in FP32_FLAGS:
@@ -78,25 +79,34 @@ def _child(part: str, rows: int, skipped: int = 0) -> str:
         env = {**os.environ, **xla_env({"XLA_FLAGS": flags}, Device("gpu"))}
         env["TF_CPP_MIN_LOG_LEVEL"] = "2"
         command = [sys.executable, "-m", "tests.bench.lever_check", "--child", part]
-        command += ["--skipped", str(skipped)]
-        try:
-            done = subprocess.run(
-                [*command, "--rows", str(rows)], cwd=ROOT, env=env, capture_output=True, text=True,
-                timeout=120, preexec_fn=dies_with_me()
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as e:
-            return f"== {part}: not done within 120 s\n{_text(e.stdout)[-3000:]}"
-        lines = [f"== {part} ({time.monotonic() - began:.0f} s)", done.stdout.rstrip()]
-        if done.returncode:
-            lines.append(f"  exit {done.returncode}: {_reason(done.stderr)}")
-            said = len(re.findall(r"^  \S", done.stdout, re.MULTILINE))
-            if part == "norm" and said:
-                return "\n".join([*lines, _child(part, rows, skipped + said)])
-        return "\n".join(lines + _calls(Path(folder)))
-
-
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+        command += ["--skipped", str(skipped), "--rows", str(rows)]
+        with open(Path(folder) / "stderr", "w+") as stderr:
+            child = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                preexec_fn=dies_with_me(),
+            )
+            late = threading.Timer(LIMIT_S, child.kill)
+            late.start()
+            said = 0
+            for line in child.stdout:
+                said += bool(re.match(r"  \S", line))
+                say(line.rstrip())
+            late.cancel()
+            code = child.wait()
+            stderr.seek(0)
+            errors = stderr.read()
+        for line in _calls(Path(folder)):
+            say(line)
+    say(f"  ended with {code} after {time.monotonic() - began:.0f} s")
+    if code:
+        say(f"  {_reason(errors)}")
+    if code and part == "norm" and said:
+        _child(part, rows, skipped + said)
 
 
 def _reason(stderr: str) -> str:

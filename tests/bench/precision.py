@@ -36,13 +36,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SMOOTH = 20
 LIMIT = 0.01
 LEARNT = 0.05  # of the first loss; below it the clips are known by heart, and what is left is noise
+FP8: dict[str, dict] = {  # fields of `Fp8`
+    "fp8": {},
+    "fp8 wgrad": {"wgrad": True},
+    "fp8 mlp": {"products": ("up", "down")},
+    "fp8 forward": {"dgrad": False},
+}
 WAYS = {
     "fp32": ("fp32", ("plain", ("dropout",))),
     "tf32": ("tf32", ("plain", ("dropout",))),
     "bf16": ("bf16", ("fast", ())),
     "bf16 plain attention": ("bf16", ("fast", ATTENTION)),
-    "fp8": ("fp8", ("fast", ())),
-    "fp8 wgrad": ("fp8", ("fast", ())),
+    **dict.fromkeys(FP8, ("fp8", ("fast", ()))),
 }
 
 
@@ -135,7 +140,7 @@ def trained(args: argparse.Namespace) -> dict:
             "mixed_bfloat16" if kind == "bf16" or (kind == "fp8" and gpus) else "float32"
         ),
         operations=operations({"operations": chosen}),
-        fp8=Fp8(wgrad=args.way == "fp8 wgrad") if kind == "fp8" else None,
+        fp8=Fp8(**FP8[args.way]) if kind == "fp8" else None,
         attention_dropout=0.0,
         mel_dtype="float16",
         jit=bool(gpus) or kind == "fp8",

@@ -348,13 +348,12 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     run = work / "run"
     corpus = make_corpus(work / "corpus", 40, seconds=lambda i: args.clip_s + 0.05 * (i % 9))
-    trains = launch(
-        *(f"run={run}", f"data.train={corpus}", "model.size=tiny", "devices=auto"),
-        *("batching.batch_size=8", "batching.buckets=1", "dvae.max_steps=5", "train.epochs=100000"),
-        *("train.eval_every=0", "train.eval_at_epoch_end=false", "samples.count=0"),
-        *args.settings,
-        out=work / "train.log",
-    )
+    own = {"model.size": "tiny", "batching.batch_size": "8", "batching.buckets": "1"}
+    own |= {"dvae.max_steps": "5", "train.epochs": "100000", "samples.count": "0"}
+    own |= {"train.eval_every": "0", "train.eval_at_epoch_end": "false"}
+    own |= dict(setting.split("=", 1) for setting in args.settings)
+    words = [f"{key}={value}" for key, value in own.items()]
+    trains = launch(f"run={run}", f"data.train={corpus}", *words, out=work / "train.log")
     wait_for(lambda: len(steps_of(run)) > 30 or trains.poll() is not None, "training")
     assert trains.poll() is None, (work / "train.log").read_text()[-3000:]
     child, address = serve(run, work)

@@ -9,11 +9,12 @@ on with, as a user would who stops it and starts it on other cards:
 and for the last `train.accumulate`
     apart        one trainer on the second card
     apart again  one trainer goes on where two have ended
-Figures are of the second half of a row's steps; `sum ms` is what the meeting and the collective
-take of a step, by the trainer's log. Before each checkpoint the trainers compare digests of their
-weights, and a row ends with one. Exits 1 if a row fails, a process holds memory on a card that is
-not its own, or the ledger has a step missing or twice. With `--data-gpu cpu --cpu --size tiny` it
-rehearses.
+Figures are of the second half of a row's steps; `sum ms` is what the sum takes by itself, measured
+before the row's first step, and its share of a step; `with waiting` is what the first trainer's
+step waits for the sum, and for its own device before it, by the log. Before each checkpoint the
+trainers compare digests of their weights, and a row ends with one. Exits 1 if a row fails, a
+process holds memory on a card that is not its own, or the ledger has a step missing or twice. With
+`--data-gpu cpu --cpu --size tiny` it rehearses.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rich.table import Table
 from common.gpu.choose import TRIAL
 from tests.bench.two_gpus import ROOT, parser, speed, watch
 from trainer.history import ledger
+from trainer.sum_cost import SumCost
 
 SUM = re.compile(r"the sum took ([\d.]+) ms per step")
 
@@ -87,19 +89,25 @@ def measure(
             f.seek(said)
             sums = SUM.findall(f.read())
         ledger.fold(ledger.read(run / "ledger.jsonl"))  # raises if a step is missing or twice
-        figures |= speed(run, steps[0]) | {"sum_ms": float(sums[-1]) if sums else None}
+        figures |= speed(run, steps[0]) | {"waited_ms": float(sums[-1]) if sums else None}
+        if sums and (cost := SumCost.read(run)) is not None:
+            figures["sum_ms"] = 1e3 * cost.seconds
+            figures["sum_gb_per_s"] = cost.num_bytes / 1e9 / cost.seconds
+            figures["sum_percent"] = 100 * figures["sum_ms"] / figures["ms_per_step_by_clock"]
         figures["busy_percent"] = [round(statistics.mean(b), 1) if b else None for b in busy]
     return figures
 
 
 def shown(found: dict[str, dict]) -> Table:
     """The rows, each beside its own run's `shared`."""
-    table = Table("row", "exit", "utterances/s", "x shared", "ms/step", "sum ms", "cards busy, %")
+    columns = ("row", "exit", "utterances/s", "x shared", "ms/step", "sum ms", "% of a step")
+    table = Table(*columns, "with waiting", "cards busy, %")
     for name, f in found.items():
         base = found.get(name.split(":")[0] + ": shared", {}).get("utterances_per_s")
         mine = f.get("utterances_per_s")
         known = [mine, mine / base if mine and base else None]
-        known += [f.get("ms_per_step_by_clock"), f.get("sum_ms")]
+        known += [f.get("ms_per_step_by_clock"), f.get("sum_ms"), f.get("sum_percent")]
+        known.append(f.get("waited_ms"))
         cells = ["-" if x is None else f"{x:.2f}" for x in known]
         table.add_row(name, str(f["exit"]), *cells, str(f.get("busy_percent", "-")))
     return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from common.system.errors import BadInput
@@ -30,6 +32,7 @@ def test_what_is_written_is_read(tmp_path):
     COST.write(tmp_path)
     assert SumCost.read(tmp_path) == COST
     assert str(COST) == "2 trainers add up 1.00 GB of gradients (float32) in 10.0 ms: 100.0 GB/s"
+    assert "add up 4.4 MB of gradients" in str(dataclasses.replace(COST, num_bytes=4_360_000))
 
 
 @pytest.mark.parametrize(
