@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from common.run.folder import RunFolder
@@ -124,7 +125,9 @@ class Joining:
             found = Endpoint.read(run.trainers_file)
         except ChannelError as e:
             raise BadInput(str(e)) from e
-        return found if found is not None and found.public_key is not None else None
+        if found is None or found.public_key is None:
+            return None
+        return replace(found, pid=None)  # one that is started again has moved nowhere
 
     def _go_on(self, run: RunFolder, where: str) -> None:
         """Raises Stopped, and Hopeless once the first trainer has shown no sign for too long: its

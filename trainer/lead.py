@@ -60,6 +60,7 @@ class Lead:
                 last = f" to {self.count - 1}" if self.count > 2 else ""
                 log.info("waiting at %s for `%s 1`%s on their hosts", address, start, last)
                 self._leader.join(stop.is_set, trainers.join_s, self._tell_who)
+                status.update(message="")
             addresses = self._addresses(host_of(address)) if run.trains_networks else []
             self._connected = Connected(run, 0, addresses)
             self._leader.set_up(stage, addresses)

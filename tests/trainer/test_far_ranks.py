@@ -196,6 +196,28 @@ def test_a_first_trainer_that_is_at_work_is_waited_for(run, way, monkeypatch):
         way._go_on(run, "nobody listens")
 
 
+def test_a_first_trainer_that_is_started_again_at_the_same_place_has_not_moved(run, way):
+    """A follower that has joined it stays: going and coming back, it would count as lost."""
+    run.config.trainers.count = 2
+    leader, looked, found = run.leader(), [], []
+    read = Endpoint.read(run.trainers_file)
+    go_on = way._go_on
+    way._go_on = lambda *args: (looked.append(1), go_on(*args))
+    thread = threading.Thread(target=lambda: found.append(way.join()))
+    thread.start()
+    leader.join(never, FAR_S)
+    Endpoint(read.address, read.public_key, pid=7).write(run.trainers_file)
+    seen = len(looked)
+    until(lambda: len(looked) > seen + 3)
+    leader.set_up("gpt", [])
+    thread.join(FAR_S)
+    try:
+        leader.check()
+        found[0].wait("set_up", never)
+    finally:
+        found[0].close()
+
+
 def test_a_first_trainer_that_has_moved_is_found(run, way, monkeypatch):
     """The file is an earlier run's: nobody listens there, until the next one writes it anew. At
     first, no network leads anywhere.
