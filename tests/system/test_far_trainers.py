@@ -53,3 +53,40 @@ def test_one_command_for_all_tasks_of_slurm(tmp_path, corpus):
         assert_exact(RunFolder(driver.run))
     finally:
         far_trainers.end(driver)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stop_on_the_first_host_ends_all_and_the_same_commands_go_on(tmp_path, corpus):
+    driver = far_trainers.driver(tmp_path, corpus, 2)
+    try:
+        driver.gate.limit(2, 12)
+        driver.launch()
+        far_trainers.add(driver, "--rank", "1")
+        driver.wait_for(lambda: driver.trained(2) >= 8, "step 8")
+        driver.launchers[-1].send_signal(signal.SIGINT)
+        assert driver.launchers[-1].wait(120) == 130
+        assert driver.extra.pop().wait(120) in (130, 143)
+        driver.launch()
+        far_trainers.add(driver, "--rank", "1")
+        driver.finish()
+        assert_exact(RunFolder(driver.run))
+        assert len(resumes(driver.run)) == 1
+    finally:
+        far_trainers.end(driver)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_trainer_that_nobody_starts_is_named_and_the_run_ends(tmp_path, corpus):
+    driver = far_trainers.driver(tmp_path, corpus, 3, trainers__join_s=20.0)
+    try:
+        driver.launch()
+        far_trainers.add(driver, "--rank", "2")
+        codes = [p.wait(200) for p in (*driver.launchers, *driver.extra)]
+    finally:
+        far_trainers.end(driver)
+    said = (tmp_path / "console.log").read_text()
+    assert codes == [1, 1], said
+    assert "trainer-1 did not come within 20 s: start it on its host" in said
+    assert "Traceback" not in said
