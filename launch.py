@@ -27,6 +27,7 @@ from common.launcher import (
     config_command,
     finetune,
     flags,
+    hosts,
     ownership,
     remote,
     resolve,
@@ -77,7 +78,7 @@ def train(config: Config, out: TextIO | None = None) -> int:
             if at_work:
                 program = make_program(config, config.run_dir, devices)
                 return _supervise(program, devices.notes, out)
-        ownership.check_bind(config.transport.bind)
+        ownership.check_binds(config)
         run = _prepare(config, devices, out)
         program = make_program(run.config, config.run_dir, devices)
         return _supervise(program, devices.notes, out)
@@ -112,11 +113,15 @@ def train_command(args: argparse.Namespace) -> int:
 
 
 def trainer_command(args: argparse.Namespace) -> int:
-    """Start a run's trainer alone, while its producers stay up."""
+    """Start a run's trainer alone, while its producers stay up; or a further one on its host."""
+    if (rank := hosts.rank_of(args, os.environ)) == 0:
+        return train_command(args)
+    if rank is not None:
+        return hosts.further_trainer(args, rank, list_gpus, tell, _supervise)
     config, changed = resolve.existing_run(args)
     devices = choose.choose_gpus(config, choose.without_use(list_gpus()), os.environ)
     ownership.make_room(config.run_dir, args.replace, tell)
-    ownership.check_bind(config.transport.bind)
+    ownership.check_binds(config)
     if changed:
         _prepare(config, devices)
     program = make_program(config, config.run_dir, devices)
@@ -276,11 +281,7 @@ def finetune_command(args: argparse.Namespace) -> int:
 COMMANDS = {
     "train": Command(train_command, None),
     "finetune": Command(finetune_command, finetune.TABLE, finetune.FLAGS, finetune.WORDS),
-    "trainer": Command(
-        trainer_command,
-        ("--run", "--model-gpu"),
-        {"--replace": switch("take over from the running trainer, which saves first")},
-    ),
+    "trainer": Command(trainer_command, ("--run", "--model-gpu"), hosts.TRAINER_FLAGS),
     "producer": Command(producer_command, ("--run",), remote.PRODUCER_FLAGS),
     "bundle": Command(bundle_command, ("--run",), remote.BUNDLE_FLAGS),
     "scan": Command(

@@ -85,7 +85,7 @@ def main(stop: Stop) -> int | None:
                         leave_summary(run, status, stop)
                     raise
                 if lead is not None:
-                    lead = lead.end("all steps are trained", done=True)
+                    lead = lead.end("all steps are trained")
                 if name != run.stages[-1] and run.trains_networks:
                     server.close(drain_s=0.0, stop_producers=False)
                     _begin_next_stage(args.run, held, stop)
@@ -93,7 +93,7 @@ def main(stop: Stop) -> int | None:
                 finish(run, stage, status, stop)
         except BaseException as e:
             if lead is not None:
-                lead.end(str(e), done=False)
+                lead.end(str(e), e)
             server.close(drain_s=0.0, stop_producers=False)  # they stay warm for the next trainer
             raise
         status.update(phase="done")

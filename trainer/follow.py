@@ -13,14 +13,14 @@ from pathlib import Path
 
 from common.run.folder import RunFolder
 from common.system import logs
-from common.system.errors import OK, Stopped
+from common.system.errors import FAILED, OK, REPLACED, Stopped
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from trainer import ahead, stages
 from trainer.feed import FedBatch, Feed, Quarantine
 from trainer.history.checkpoint import load_folder, name_of
 from trainer.history.schedule import Position
-from trainer.lead import socket_address
+from trainer.joining import WAITING, Joining
 from trainer.opening import Check, Connected, device_in_words, set_up_device
 from trainer.ranks.follower import Ended, Follower
 from trainer.ranks.leader import COMPILING
@@ -40,18 +40,20 @@ def main(folder: Path, rank: int, stop: Stop) -> int | None:
     """Every step of a follower's life."""
     name = f"trainer-{rank}"
     logs.setup(name)
-    run = RunFolder(folder)
     status = StatusFile(folder, name, "follower")
     stop.at_exit(status.finish)
-    config = run.config.trainers
-    follower = Follower(socket_address(run), rank, config.count, config.timeout_s)
+    follower = None
     try:
+        follower = Joining(folder, rank, status, stop).join()
         Following(folder, follower, status, stop).run()
     except Ended as e:
         log.info("the first trainer ends: %s", e)
-        return OK
+        if RunFolder(folder).config.trainers.bind is None:
+            return OK  # the launcher of both knows how the first one ended
+        return FAILED if e.code == REPLACED else e.code  # FAILED: to be started again
     finally:
-        follower.close()
+        if follower is not None:
+            follower.close()
     return None
 
 
@@ -66,7 +68,7 @@ class Following:
 
     def run(self) -> None:
         """Work until the first trainer ends it. Raises Ended, RankLost, Stopped."""
-        self._status.update(phase="waiting for the first trainer")
+        self._status.update(phase=WAITING, message="")
         word = self._follower.wait("set_up", self._leaving)
         run = RunFolder(self._folder)  # the first trainer may have mended it
         self._connected = Connected(run, self.rank, word["addresses"])

@@ -8,29 +8,27 @@ with one trainer.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
 import numpy as np
 
 from common.data.plan import PlannedBatch
 from common.run.folder import RunFolder
-from common.system.errors import BadInput
+from common.system.errors import FAILED, OK, BadInput
 from common.system.lifecycle import Stop
 from common.system.status import StatusFile
 from common.system.stopwatch import Stopwatch
-from common.transport.address import ChannelError, ipc_address
+from common.transport.address import ChannelError, Endpoint
+from trainer.joining import host_of, meeting_place
 from trainer.opening import Connected
-from trainer.ranks.leader import Leader, free_addresses
+from trainer.ranks.leader import Leader
+from trainer.ranks.ports import free_addresses
 from trainer.ranks.share import Share
 from trainer.stages import Stage
 from trainer.sum_cost import SumCost
 
 log = logging.getLogger(__name__)
-
-
-def socket_address(run: RunFolder) -> str:
-    """Where the trainers of a run on this host meet. ChannelError: as for `ipc_address`."""
-    return ipc_address(run.path.resolve() / "trainers")
 
 
 class Lead:
@@ -42,10 +40,10 @@ class Lead:
         trainers = run.config.trainers
         self._run = run
         self.count, self._status, self._stop = trainers.count, status, stop
+        address, keys = meeting_place(run)
         try:
-            address = socket_address(run)
             limits_s = trainers.timeout_s, trainers.compiling_s
-            self._leader = Leader(address, run.run_id, self.count, *limits_s)
+            self._leader = Leader(address, run.run_id, self.count, *limits_s, keys)
         except ChannelError as e:
             raise BadInput(str(e)) from e
         self._spent, self._log_every = Stopwatch(), run.config.train.log_every
@@ -54,11 +52,20 @@ class Lead:
         self._stage: Stage | None = None
         try:
             status.update(phase="waiting for the other trainers")
-            self._leader.join(stop.is_set)
-            addresses = free_addresses(self.count) if run.trains_networks else []
+            if keys is None:
+                self._leader.join(stop.is_set)
+            else:
+                Endpoint(address, keys.pair.public, os.getpid()).write(run.trainers_file)
+                start = f"launch.py trainer --run {run.path} --rank"
+                last = f" to {self.count - 1}" if self.count > 2 else ""
+                log.info("waiting at %s for `%s 1`%s on their hosts", address, start, last)
+                self._leader.join(stop.is_set, trainers.join_s, self._tell_who)
+                status.update(message="")
+            addresses = self._addresses(host_of(address)) if run.trains_networks else []
             self._connected = Connected(run, 0, addresses)
             self._leader.set_up(stage, addresses)
-        except BaseException:
+        except BaseException as e:
+            self._leader.end(str(e), code_of(e))
             self._leader.close()
             raise
         self._leader.on_lost = self._connected.abort
@@ -98,10 +105,7 @@ class Lead:
     def wait_ready(self) -> None:
         """Wait until all have compiled and loaded what they need; then time a sum."""
 
-        def tell(who: str) -> None:
-            self._status.update(phase="waiting for the other trainers", message=who)
-
-        self._leader.wait_ready(self._stop.is_set, tell)
+        self._leader.wait_ready(self._stop.is_set, self._tell_who)
         if self._run.trains_networks:
             self._status.update(phase="adding up gradients, to time it", message="")
             elements, seconds = self._stage.step.time_sum()
@@ -110,6 +114,15 @@ class Lead:
             cost = SumCost(self.count, dtype, elements * size, seconds)
             cost.write(self._run.path)
             log.info("%s", cost)
+
+    def _tell_who(self, who: str) -> None:
+        self._status.update(phase="waiting for the other trainers", message=who)
+
+    def _addresses(self, host: str) -> list[str]:
+        """Of every trainer's collective server, by rank. Those of other hosts chose theirs."""
+        own, *free = free_addresses(self.count, host)
+        told = self._leader.addresses()
+        return [own, *(a or b for a, b in zip(told, free, strict=True))]
 
     def computes(self, plan: str, g: int) -> bool:
         """Whether this trainer computes a batch. Call `begin` first."""
@@ -157,9 +170,14 @@ class Lead:
         """Raise RanksDiffer if the trainers' weights after `step` differ."""
         self._leader.agree(step, self._stage.step.digests())
 
-    def end(self, why: str, done: bool) -> None:
+    def end(self, why: str, error: BaseException | None = None) -> None:
         """Tell the others to leave; this object is of no more use."""
         if self._steps:
             self._tell_time()
-        self._leader.end(why, done)
+        self._leader.end(why, OK if error is None else code_of(error))
         self._leader.close()
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code with which an error ends this process."""
+    return getattr(error, "exit_code", FAILED)

@@ -4,6 +4,7 @@ several trainers.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from trainer.ranks.words import RankLost
 log = logging.getLogger(__name__)
 
 CONNECT_S = 300.0  # for the collectives of all trainers to find each other
+LEAVE_S = 15.0  # to leave when they do not
 
 
 def set_up_device(
@@ -77,7 +79,8 @@ class Connected:
     def connect(self, check: Callable[[], None], stop: Stop) -> None:
         """Wait for all trainers. `check` is called meanwhile, and raises to end the wait.
 
-        RankLost: they are not connected within CONNECT_S.
+        RankLost: they are not connected within CONNECT_S. Where TensorFlow keeps the interpreter
+        from raising that, the process ends with 1 and every thread's stack.
         """
         import tensorflow as tf
 
@@ -108,11 +111,21 @@ class Connected:
                     f" {', '.join(self._addresses)}: a firewall may hold these ports"
                 )
 
+        # TensorFlow's server holds the interpreter's lock while it waits for those of the others:
+        # no thread of Python runs then, and nothing else ends a wait for one that is lost.
+        log.info("connecting the collectives of %s", ", ".join(self._addresses))
+        faulthandler.dump_traceback_later(CONNECT_S + LEAVE_S, exit=True)
+        left_s = LEAVE_S
         try:
             run_aside(make, Check(check_in_time, stop))
+            left_s = 0.0
         except (tf.errors.OpError, RuntimeError) as e:
             said = str(e).splitlines()[0][:200]
             raise RankLost(f"the trainers could not be connected: {said}") from e
+        finally:  # whoever leaves, leaves TensorFlow's thread behind
+            faulthandler.cancel_dump_traceback_later()
+            if left_s:
+                faulthandler.dump_traceback_later(left_s, exit=True)
         self._collectives = made[0]
         hear()
 

@@ -271,7 +271,7 @@ def _watch(run: RunFolder, stage: Stage, status: StatusFile) -> Watch:
         return [
             ("trainer" if s.role == "follower" else s.role, s.device)
             for s in read_all(run.path)
-            if s.alive and s.role in ("trainer", "follower", "producer")
+            if s.here and s.alive and s.role in ("trainer", "follower", "producer")
         ]
 
     return Watch(

@@ -34,7 +34,7 @@ class Wanted(Protocol):
     model_gpu: str | None
     gpu_memory_mb: int
     producers: Any  # .count
-    trainers: Any  # .count
+    trainers: Any  # .count, .here (how many are on this host)
     samples: Any  # .device
 
     def model_copy(self, *, update: dict[str, Any]) -> Wanted:
@@ -114,11 +114,11 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
         )
     data = _asked("data_gpu", config.data_gpu, visible, listing, env)
     model = _asked("model_gpu", config.model_gpu, visible, listing, env)
-    count = config.trainers.count
+    count = config.trainers.here
     if model is not None and len(model) == 1 and model[0].kind == "cpu":
         model *= count
     if model is not None:
-        _check_trainers(config.model_gpu, model, count)
+        _check_trainers(config.model_gpu, model, count, config.trainers.count)
     if data is None:
         data = (CPU,) if cpu_only else (_default("data_gpu", visible, model or (), listing, env),)
     if model is None and cpu_only:
@@ -137,11 +137,11 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
             f"data_gpu={config.data_gpu} names {len(data)} devices for {config.producers.count}"
             f" producer(s): {idle} stays idle; --num-producers {len(data)} uses all"
         )
-    if count > 1 and model[0].kind == "gpu" and env.get(TRIAL) != "1":
+    if config.trainers.count > 1 and model[0].kind == "gpu" and env.get(TRIAL) != "1":
         raise BadInput(
-            f"--num-trainers {count} on GPUs has run for minutes alone, on two cards of one kind:"
-            " use --num-trainers 1, or --model-gpu cpu. To try it all the same, set"
-            f" {TRIAL}=1"
+            f"--num-trainers {config.trainers.count} on GPUs has run for minutes alone, on two"
+            " cards of one kind: use --num-trainers 1, or --model-gpu cpu. To try it all the same,"
+            f" set {TRIAL}=1"
         )
     devices = Devices(data, model[0], tuple(notes))
     shares = []
@@ -159,8 +159,13 @@ def choose_gpus(config: Wanted, listing: Listing, env: Mapping[str, str]) -> Dev
     return replace(devices, sampler=_for_samples(config, devices, visible, listing, env))
 
 
-def _check_trainers(asked: str | None, model: tuple[Device, ...], count: int) -> None:
-    """BadInput: not one device for each trainer."""
+def _check_trainers(asked: str | None, model: tuple[Device, ...], count: int, total: int) -> None:
+    """BadInput: not one device for each trainer of this host, `count` of `total`."""
+    if len(model) > 1 and count < total:
+        raise BadInput(
+            f"model_gpu={asked}: with trainers.bind, this command starts one trainer, on one"
+            " device; name one, and start the others by `launch.py trainer --rank N --model-gpu X`"
+        )
     if len(model) > 1 and count == 1:
         raise BadInput(
             f"model_gpu={asked}: the trainer uses one device; name one, or set --num-trainers"

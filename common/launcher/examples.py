@@ -9,7 +9,10 @@ EXAMPLES = {
         "finetune recordings/ --weights pretrained/ --language fa --out my_voice/",
         "finetune recordings/ --language fa --recogniser whisper-large-v3/ --out my_voice/",
     ),
-    "trainer": ("trainer --run runs/fa", "trainer --run runs/fa --replace"),
+    "trainer": (
+        "trainer --run runs/fa --replace",
+        "trainer --run runs/fa --rank 1 --model-gpu 0",
+    ),
     "producer": (
         "producer --run runs/fa --gpu 2",
         "producer --bundle fa.bundle --connect tcp://host:5555 --data-root /data/persian",

@@ -13,10 +13,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from common.run.bundle import refuse_unpacked
+from common.run.settings import Config
 from common.system import lock, status
 from common.system.errors import BadInput, RunError
 from common.system.lock import Lock
-from common.transport.address import ChannelError, check_address, check_ipc_free, explain_bind
+from common.transport.address import (
+    ChannelError,
+    check_address,
+    check_ipc_free,
+    explain_bind,
+    numeric,
+)
 
 REPLACE_WAIT_S = 60.0
 STOP_WAIT_S = 45.0
@@ -143,8 +150,22 @@ def _not_leaving(run_dir: Path) -> lock.Holder | None:
     )
 
 
-def check_bind(address: str) -> None:
-    """Check that the trainer can listen at `transport.bind`, before it loads TensorFlow.
+def check_binds(config: Config) -> None:
+    """Check that the trainer can listen at `transport.bind` and `trainers.bind`.
+
+    BadInput: as of `check_bind`.
+    """
+    check_bind(config.transport.bind)
+    if config.trainers.bind is not None and config.trainers.count > 1:
+        try:
+            address = numeric(config.trainers.bind)
+        except ChannelError as e:
+            raise BadInput(f"trainers.bind: {e}") from e
+        check_bind(address, "trainers.bind")
+
+
+def check_bind(address: str, setting: str = "transport.bind") -> None:
+    """Check that the trainer can listen at the address, before it loads TensorFlow.
 
     Raises:
         BadInput: not an address, an address of another host, or a port in use (the message names
@@ -157,7 +178,7 @@ def check_bind(address: str) -> None:
         if address.startswith("ipc://"):
             check_ipc_free(address)
     except ChannelError as e:
-        raise BadInput(f"transport.bind: {e}") from e
+        raise BadInput(f"{setting}: {e}") from e
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or port == "*":
         return
@@ -174,7 +195,7 @@ def check_bind(address: str) -> None:
             probe.listen(1)
         except OSError as e:
             raise BadInput(
-                f"transport.bind: {explain_bind(address, e.errno or 0, e.strerror or str(e))}"
+                f"{setting}: {explain_bind(address, e.errno or 0, e.strerror or str(e))}"
             ) from e
 
 

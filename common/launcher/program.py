@@ -45,18 +45,21 @@ def make_program(config: Config, run_dir: Path, devices: Devices) -> Program:
     )
     speaks = sampler_specs(config, run_dir, devices.sampler)
     followers = (
-        follower_spec(f"trainer-{rank}", trainer, rank, device)
+        follower_spec(trainer, rank, device)
         for rank, device in enumerate(devices.followers[: config.trainers.count - 1], 1)
     )
     besides = (*producers, *speaks, *logger_specs(config, run_dir))
     return Program(run_dir, (trainer, *followers, *besides))
 
 
-def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) -> ProcessSpec:
-    """One more trainer: takes its part of each step's batches from the first over a local
-    socket, and sums gradients with all others.
+def follower_spec(
+    trainer: ProcessSpec, rank: int, device: Device, alone: bool = False
+) -> ProcessSpec:
+    """One more trainer: takes its part of each step's batches from the first, and sums gradients
+    with all others. `alone`: the first one is another launcher's, so this one is started again by
+    itself.
     """
-    run_dir = trainer.log.parent.parent
+    run_dir, name = trainer.log.parent.parent, f"trainer-{rank}"
     return ProcessSpec(
         name=name,
         role="follower",
@@ -65,7 +68,9 @@ def follower_spec(name: str, trainer: ProcessSpec, rank: int, device: Device) ->
         device=str(device),
         log=trainer.log.with_name(f"{name}.log"),
         grace_s=trainer.grace_s,
-        leader=trainer.name,
+        main=alone,
+        by_steps=alone,
+        leader="" if alone else trainer.name,
     )
 
 

@@ -247,3 +247,8 @@ class RunFolder:
     def endpoint_file(self) -> Path:
         """Where the trainer says how to reach it (common/transport/address.py)."""
         return self.path / "endpoint.json"
+
+    @property
+    def trainers_file(self) -> Path:
+        """Where the first trainer says how trainers of other hosts reach it, likewise."""
+        return self.path / "trainers.json"

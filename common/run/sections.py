@@ -288,6 +288,17 @@ class Trainers(Section):
     """Seconds that one may be silent, or late for a step; then all start again."""
     compiling_s: float = Field(1800.0, ge=60)
     """Seconds that one may compile the same program, or get ready, without getting on."""
+    bind: str | None = None
+    """Where the first trainer listens for those of other hosts: tcp://HOST:PORT, where HOST is its
+    host's name or number there. Then each further one is started by `launch.py trainer --rank N`.
+    null: all are on this host."""
+    join_s: float = Field(600.0, ge=5)
+    """With trainers.bind: seconds that the first trainer and the others look for each other."""
+
+    @property
+    def here(self) -> int:
+        """How many of them one launcher starts."""
+        return self.count if self.bind is None else 1
 
 
 class Producers(Section):

@@ -27,6 +27,7 @@ SPEAKING_LAST = "speaking samples"  # at the run's end; the checkpoint `step` is
 SUMMING_UP = "the summary"  # what was judged later is not in it
 DONE = "done"  # nothing left to do but to report it
 LEFT = "left"
+ELSEWHERE_S = 120.0  # a trainer of another host that compiles may write nothing for as long
 
 log = logging.getLogger("status")
 
@@ -74,9 +75,20 @@ class Status:
         return max(0.0, time.time() - self.time)
 
     @property
+    def here(self) -> bool:
+        """Whether it was written on this machine, since its start."""
+        return self.boot in ("", boot())
+
+    @property
     def alive(self) -> bool:
-        """Whether the process that wrote this still runs."""
-        return self.exit_code is None and self.pid > 0 and is_alive(self.pid, self.create_time)
+        """Whether the process that wrote this still runs: on another machine, as far as it has
+        written lately.
+        """
+        if self.exit_code is not None or self.pid <= 0:
+            return False
+        if not self.here:
+            return self.age_s < ELSEWHERE_S
+        return is_alive(self.pid, self.create_time)
 
     @property
     def doing(self) -> str:

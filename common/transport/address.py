@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -160,6 +161,60 @@ def connectable(bound: str) -> str:
     return bound.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace(
         "tcp://[::]:", "tcp://[::1]:"
     )
+
+
+def numeric(address: str) -> str:
+    """A tcp address to listen at, with this host's number in place of its name: what libzmq binds,
+    and what others connect to.
+
+    ChannelError: it is none that others can connect to.
+    """
+    check_address(address, curve=True)
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or port == "*":
+        raise ChannelError(f"{address}: expected tcp://HOST:PORT with a port of your choice")
+    if host in ("*", "0.0.0.0", "[::]"):
+        raise ChannelError(
+            f"{address}: names no host, and others connect to what stands here: write the name or"
+            " number by which they reach this one"
+        )
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as e:
+        raise ChannelError(
+            f"{address}: {host} is not known here ({e.strerror}); write the host's number"
+        ) from None
+    number = min(found, key=lambda f: f[0] != socket.AF_INET)[4][0]
+    if ipaddress.ip_address(number.split("%")[0]).is_loopback and not _says_loopback(host):
+        raise ChannelError(
+            f"{address}: {host} is {number} here (see /etc/hosts), which no other host reaches:"
+            " write the number by which they reach it"
+        )
+    return f"tcp://[{number}]:{port}" if ":" in number else f"tcp://{number}:{port}"
+
+
+def _says_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "[::1]"
+
+
+def number_of(address: str) -> str:
+    """The host of an address that `numeric` returned, without brackets."""
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def number_towards(address: str) -> str:
+    """This host's number in the network through which it reaches `address`, one of `numeric`.
+
+    ChannelError: no way leads there.
+    """
+    host = number_of(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(address.rpartition(":")[2])))  # sends nothing
+        except OSError as e:
+            raise ChannelError(f"no way leads to {address} ({e.strerror})") from None
+        return probe.getsockname()[0]
 
 
 def check_ipc_free(address: str) -> None:

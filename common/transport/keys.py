@@ -10,9 +10,11 @@ keeps strangers out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from common.system.documents import read_open
 from common.system.files import fsync, open_plain, open_private
 from common.transport.address import ChannelError, check_key
 
-ZAP_ADDRESS = "inproc://zeromq.zap.01"
+_ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _MOST_BYTES = 4096
 
 
@@ -120,3 +122,30 @@ def zap_reply(frames: list[bytes], allowed: frozenset[str]) -> list[bytes]:
     if key in allowed:
         return [b"1.0", request_id, b"200", b"OK", key.encode(), b""]
     return [b"1.0", request_id, b"400", b"not on the allow-list", b"", b""]
+
+
+def guard(context: zmq.Context, server: zmq.Socket, keys: ServerKeys) -> zmq.Socket:
+    """Let only those connect to `server`, a socket that is not bound yet, who hold a key on the
+    list. Returns the socket of requests, for `answer`: without it every key is accepted.
+    """
+    zap = context.socket(zmq.REP)
+    zap.linger = 0
+    zap.bind(_ZAP_ADDRESS)
+    server.zap_domain = b"xtts"
+    server.curve_server = 1
+    server.curve_publickey = keys.pair.public.encode()
+    server.curve_secretkey = keys.pair.secret.encode()
+    return zap
+
+
+def answer(
+    zap: zmq.Socket, keys: ServerKeys, refused: Callable[[str], object] = lambda address: None
+) -> None:
+    """Answer all requests that wait at `zap`. `refused` is given the address of a stranger."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            request = zap.recv_multipart(zmq.NOBLOCK)
+            reply = zap_reply(request, keys.allowed)
+            zap.send_multipart(reply)
+            if reply[2] != b"200":
+                refused(request[3].decode(errors="replace") if len(request) > 3 else "")

@@ -29,7 +29,7 @@ from common.transport.address import (
     explain_bind,
 )
 from common.transport.doorkeeper import HANDSHAKE_S, Doorkeeper
-from common.transport.keys import ZAP_ADDRESS, KeyPair, ServerKeys, zap_reply
+from common.transport.keys import KeyPair, ServerKeys, answer, guard
 from common.transport.messages import FROM_PRODUCER, FROM_TRAINER, Data, Message, WireError
 
 CURVE_BYTES = 64  # bytes that CURVE adds to a frame: a name, a number, a signature
@@ -156,15 +156,7 @@ class RouterLink:
         router.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         router.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         if self._keys is not None:
-            self._zap = self._context.socket(
-                zmq.REP
-            )  # before the first connection: without it every key is accepted
-            self._zap.linger = 0
-            self._zap.bind(ZAP_ADDRESS)
-            router.zap_domain = b"xtts"
-            router.curve_server = 1
-            router.curve_publickey = self._keys.pair.public.encode()
-            router.curve_secretkey = self._keys.pair.secret.encode()
+            self._zap = guard(self._context, router, self._keys)
         self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         if bind.startswith("ipc://"):
             check_ipc_free(bind)
@@ -188,11 +180,7 @@ class RouterLink:
         if self._wake.fileno() in ready:
             self._wake.clear()
         if self._zap in ready:
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    self._zap.send_multipart(
-                        zap_reply(self._zap.recv_multipart(zmq.NOBLOCK), self._keys.allowed)
-                    )
+            answer(self._zap, self._keys)
         changed = self._monitor in ready
         disconnected = self._follow_connections() if changed else False
         messages: list[Received] = []
@@ -214,7 +202,7 @@ class RouterLink:
         for _ in range(EVENTS_AT_ONCE):
             if not self._monitor.poll(0):
                 break
-            event, descriptor = _monitored(self._monitor)
+            event, descriptor = monitored(self._monitor)
             ended = event == zmq.EVENT_DISCONNECTED
             disconnected = disconnected or ended
             if self._door is not None:
@@ -311,7 +299,7 @@ class DealerLink:
             self._wake.clear()
         changes = []
         while self._monitor in ready and self._monitor.poll(0):
-            event, _ = _monitored(self._monitor)
+            event, _ = monitored(self._monitor)
             was_connected, self.connected = self.connected, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             unfinished = (
                 event == zmq.EVENT_DISCONNECTED and not was_connected
@@ -357,7 +345,7 @@ class DealerLink:
         self._wake.close()
 
 
-def _monitored(monitor: zmq.Socket) -> tuple[int, int]:
+def monitored(monitor: zmq.Socket) -> tuple[int, int]:
     """(event, value) of the next message from a socket's monitor. zmq.Again: there is none.
 
     `zmq.utils.monitor` would read it as well, but loads asyncio and ssl: a fifth of what a producer

@@ -69,6 +69,11 @@ def test_only_faults_of_others_are_faults_of_others(text, error):
 
 def test_trainers_that_do_not_find_each_other_are_not_waited_for(tmp_path, monkeypatch):
     held = threading.Event()
+    deadlines = []  # of the watchdog, which would end this process
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        monkeypatch.setattr(
+            opening.faulthandler, name, lambda *a, name=name, **k: deadlines.append((name[:6], *a))
+        )
     monkeypatch.setattr(collectives, "Collectives", lambda *_, **__: held.wait(60))
     monkeypatch.setattr(opening, "CONNECT_S", 0.2)
     try:
@@ -76,3 +81,4 @@ def test_trainers_that_do_not_find_each_other_are_not_waited_for(tmp_path, monke
             Connected(a_run(tmp_path), 1, ["a:1", "b:2"]).connect(lambda: None, Stop())
     finally:
         held.set()
+    assert deadlines == [("dump_t", 15.2), ("cancel",), ("dump_t", 15.0)]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.system.errors import Stopped
+from common.system.errors import OK, Stopped
 from common.system.lifecycle import SUPERVISOR
 from common.transport.delivery import StopAsked
 from common.transport.messages import WireError
@@ -242,11 +242,31 @@ def test_where_one_is_lost_nothing_is_compared_and_that_is_said(group, caplog):
 def test_the_first_trainer_ends_the_others(group):
     leader, (follower,) = group(2)
     waits, feeds = in_thread(follower.meet), in_thread(lambda: follower.next(FAR_S, never))
-    leader.end("all steps are trained", done=True)
+    leader.end("all steps are trained", OK)
     until(lambda: waits and feeds)
     assert isinstance(waits[0], Ended)
-    assert waits[0].done
+    assert waits[0].code == OK
     assert isinstance(feeds[0], StopAsked)
+
+
+def test_the_last_word_is_heard_though_the_first_trainer_is_gone_when_it_is_read(group):
+    leader, (follower,) = group(2)
+    held, stands = threading.Event(), threading.Event()
+    speak = follower._speak
+
+    def stand(beat: bool) -> None:
+        stands.set()
+        held.wait(FAR_S)
+        speak(beat)
+
+    follower._speak = stand
+    assert stands.wait(FAR_S)
+    leader.end("all steps are trained", OK)
+    leader.close()
+    time.sleep(0.3)  # for the end of the connection to arrive; sooner, the test would say nothing
+    held.set()
+    with pytest.raises(Ended):
+        follower.wait("go", never)
 
 
 def test_a_follower_sees_that_the_first_trainer_is_gone(group):

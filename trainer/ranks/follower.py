@@ -14,13 +14,15 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import zmq
 
-from common.system.errors import RunError, Stopped
+from common.system.errors import BadInput, RunError, Stopped
 from common.transport import wire
 from common.transport.delivery import Delivery, StopAsked
-from common.transport.links import Wake
+from common.transport.keys import KeyPair
+from common.transport.links import CHANGES, Wake, monitored
 from common.transport.messages import Data, Notes, WireError
 from trainer.ranks.leader import PATIENCE, STALL_S, TICK_S
 from trainer.ranks.words import FROM_LEADER, RankLost, Word, decode, encode, family
@@ -32,11 +34,23 @@ _POLL_S = 0.1
 
 
 class Ended(RunError):
-    """The first trainer has ended this one's work."""
+    """The first trainer has ended this one's work, and leaves with `code`."""
 
-    def __init__(self, why: str, done: bool):
+    def __init__(self, why: str, code: int):
         super().__init__(why)
-        self.done = done
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Far:
+    """What a follower needs that meets the first trainer over tcp: that one's public key, its own
+    keys, this host's name, and where its collective server will listen (host:port).
+    """
+
+    first_key: str
+    keys: KeyPair
+    host: str
+    collective: str
 
 
 class Follower:
@@ -45,6 +59,7 @@ class Follower:
     Args:
         count: trainers in all.
         timeout_s: how long the first trainer may be silent.
+        far: where `address` is of tcp.
 
     `digests(step)` is called in a thread of its own, and gives name → digest of the weights after a
     step; `on_lost` is called once, when the first trainer is lost.
@@ -56,9 +71,13 @@ class Follower:
         rank: int,
         count: int,
         timeout_s: float,
+        far: Far | None = None,
     ):
         self.rank, self.count, self._timeout_s = rank, count, timeout_s
-        self._me = {"rank": rank, "count": count, "pid": os.getpid(), "family": family()}
+        of = ("", far.host, far.collective) if far else (family(), "", "")
+        of = dict(zip(("family", "host", "address"), of, strict=True))
+        self._me = {"rank": rank, "count": count, "pid": os.getpid(), **of}
+        self._address, self.trouble = address, ""  # what keeps it from connecting, in words
         self.digests: Callable[[int], Mapping[str, str]] = lambda step: {}
         self.on_lost: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
@@ -73,11 +92,16 @@ class Follower:
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.linger = 500
         self._dealer.setsockopt(zmq.ROUTING_ID, b"\x01" + uuid.uuid4().bytes)
-        self._dealer.setsockopt(zmq.IMMEDIATE, 1)
+        # Not IMMEDIATE: at a disconnect, libzmq would drop what has arrived and was not read yet.
         self._dealer.setsockopt(zmq.RCVHWM, 0)
         self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self._monitor = self._dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if far is not None:
+            self._dealer.setsockopt(zmq.IPV6, int("[" in address))
+            self._dealer.curve_serverkey = far.first_key.encode()
+            self._dealer.curve_publickey = far.keys.public.encode()
+            self._dealer.curve_secretkey = far.keys.secret.encode()
+        self._monitor = self._dealer.get_monitor_socket(sum(CHANGES))
         self._dealer.connect(address)
         self._threads = [
             threading.Thread(target=self._run_thread, name="ranks", daemon=True),
@@ -91,12 +115,17 @@ class Follower:
     def wait(self, kind: str, stopping: Callable[[], bool]) -> Word:
         """Wait for the first trainer's word `kind`. Raises like `check`, and Stopped."""
         with self._changed:
+            self.await_word(kind, stopping)
+            return self._words.pop(kind)
+
+    def await_word(self, kind: str, stopping: Callable[[], bool]) -> None:
+        """Until the word `kind` is there for `wait`. Raises like it, and what `stopping` does."""
+        with self._changed:
             while kind not in self._words:
                 self._raise_if_ended()
                 if stopping():
                     raise Stopped("stop was asked for")
                 self._changed.wait(_POLL_S)
-            return self._words.pop(kind)
 
     def meet(
         self, payload: bytes = b"", stopping: Callable[[], bool] = lambda: False
@@ -211,16 +240,31 @@ class Follower:
             last = now
             self._hear_all(now)
             while self._monitor.poll(0):
-                self._monitor.recv_multipart(zmq.NOBLOCK)  # it tells of nothing but the end
-                self._hear_all(now)  # its last word came before it was gone
-                if self._session:
-                    self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))
+                self._follow_connection(CHANGES[monitored(self._monitor)[0]], now)
             self._speak(now >= beat_at)
             beat_at = now + BEAT_S if now >= beat_at else beat_at
             limit_s = self._timeout_s if self._number > 1 else PATIENCE * self._timeout_s
             if self._session and now - self._heard_at > limit_s:
                 silent_s = now - self._heard_at
                 self._end(RankLost(f"the first trainer has said nothing for {silent_s:.0f} s"))
+
+    def _follow_connection(self, change: str, now: float) -> None:
+        if change == "disconnected":
+            self._hear_all(now)  # its last word came before it was gone
+            if self._session:
+                self._end(RankLost("the first trainer is gone: see RUN/logs/trainer.log"))
+        elif change == "refused" and not self._session:
+            self._end(
+                BadInput(
+                    f"the first trainer at {self._address} does not know the key in"
+                    " RUN/keys/client.json: all trainers need one and the same run folder, on a"
+                    " file system that the hosts share"
+                )
+            )
+        elif change == "misunderstood":
+            self.trouble = f"what listens at {self._address} is no trainer of this run"
+        else:
+            self.trouble = ""
 
     def _hear_all(self, now: float) -> None:
         with contextlib.suppress(zmq.Again):
@@ -249,6 +293,8 @@ class Follower:
             self._session = word.session
         if word.kind == "refused" and not self._session:
             self._end(RankLost(f"refused by the first trainer: {word['why']}"))
+        if word.kind == "end" and not self._session:  # it ends while it waits for another one
+            self._session = word.session
         if word.session != self._session:
             return
         self._heard_at = now
@@ -257,7 +303,7 @@ class Follower:
         elif word.kind == "ask":
             self._asked.put(word["step"])
         elif word.kind == "end":
-            self._end(Ended(word["why"], word["done"]))
+            self._end(Ended(word["why"], word["code"]))
         elif word.kind != "beat":
             with self._changed:
                 self._words[word.kind] = word

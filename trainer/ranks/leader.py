@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 import time
 import uuid
@@ -20,11 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 import zmq
 
-from common.system.errors import Stopped
+from common.system.errors import Hopeless, Stopped
 from common.transport import wire
 from common.transport.address import ChannelError, check_ipc_free
+from common.transport.keys import ServerKeys
 from common.transport.links import Wake
 from common.transport.messages import Data, Notes, WireError
+from trainer.ranks.door import Door
 from trainer.ranks.words import (
     FROM_FOLLOWER,
     MAX_PAYLOAD,
@@ -50,18 +51,20 @@ class _Peer:
     """A follower that has joined."""
 
     id: bytes
-    pid: int
+    who: str
     heard: float
+    address: str  # of its collective server; "": the first trainer chooses
     doing: str = ""
 
 
 class Leader:
-    """Rank 0's end, bound at `address` (ipc).
+    """Rank 0's end, bound at `address`.
 
     Args:
         count: trainers in all.
         timeout_s: how long one may say nothing, or be late for a meeting.
         compiling_s: how long one that compiles, or gets ready, may say the same.
+        keys: of the run, where `address` is of tcp: then each trainer has a launcher of its own.
 
     `on_used` is called, in the thread, for each batch that a follower has used; `on_lost` once,
     when one is lost.
@@ -76,12 +79,14 @@ class Leader:
         count: int,
         timeout_s: float,
         compiling_s: float,
+        keys: ServerKeys | None = None,
     ):
         self.count, self._run, self._timeout_s = count, run_id, timeout_s
+        self._far = keys is not None
         self._compiling_s = compiling_s
         self.on_used: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], object] = lambda: None
-        self._session, self._family = uuid.uuid4().hex, family()
+        self._session, self._family = uuid.uuid4().hex, "" if self._far else family()
         self._changed = threading.Condition()
         self._peers: dict[int, _Peer] = {}
         self._outbox: deque[tuple[int, list]] = deque()
@@ -91,24 +96,46 @@ class Leader:
         self._lost: str | None = None
         self._closing = False
         self._wake, self._context = Wake(), zmq.Context()
-        self._router = self._bind(address)
+        self._door: Door | None = None
+        self._router = self._bind(address, keys)
         self._thread = threading.Thread(target=self._run_thread, name="ranks", daemon=True)
         self._thread.start()
 
     # -- for the trainer ---------------------------------------------------------------------------
 
-    def join(self, stopping: Callable[[], bool]) -> None:
-        """Until every follower has connected. RankLost: one has not in time. Stopped."""
-        deadline = time.monotonic() + self._timeout_s
+    def join(
+        self,
+        stopping: Callable[[], bool],
+        join_s: float | None = None,
+        tell: Callable[[str], None] = lambda missing: None,
+    ) -> None:
+        """Until every follower has connected; `tell` is given who is missing.
+
+        Raises:
+            RankLost: one has not come in time.
+            Hopeless: one that is to be started elsewhere has not come within `join_s`.
+            Stopped.
+        """
+        within_s = self._timeout_s if join_s is None else join_s
+        deadline = time.monotonic() + within_s
         with self._changed:
             while missing := self._missing(self._peers):
                 self._go_on(stopping)
+                tell(_names(missing))
                 if time.monotonic() > deadline:
-                    raise RankLost(
-                        f"{_names(missing)} did not come within {self._timeout_s:.0f} s: see"
-                        f" RUN/logs/trainer-{missing[0]}.log; all trainers start again"
+                    late = f"{_names(missing)} did not come within {within_s:.0f} s:"
+                    log_file = f"RUN/logs/trainer-{missing[0]}.log"
+                    if join_s is None:
+                        raise RankLost(f"{late} see {log_file}; all trainers start again")
+                    raise Hopeless(
+                        f"{late} start it on its host with `launch.py trainer --run RUN --rank"
+                        f" {missing[0]}`, or see {log_file}; trainers.join_s allows more"
                     )
                 self._changed.wait(TICK_S)
+
+    def addresses(self) -> list[str]:
+        """Of the followers' collective servers, by rank, as they have told them."""
+        return [self._peers[rank].address for rank in range(1, self.count)]
 
     def set_up(self, stage: str, addresses: list[str]) -> None:
         """Followers may load what computes now; `addresses` are those of the collectives."""
@@ -170,9 +197,9 @@ class Leader:
                     " again, test the memory of both cards"
                 )
 
-    def end(self, why: str, done: bool) -> None:
-        """Followers leave. Returns when that is sent."""
-        self._tell("end", why=why, done=done)
+    def end(self, why: str, code: int) -> None:
+        """Followers leave, as the first trainer does, whose exit code will be `code`."""
+        self._tell("end", why=why, code=code)
 
     def close(self) -> None:
         """Send what waits, and close; bounded."""
@@ -257,16 +284,21 @@ class Leader:
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _bind(self, address: str) -> zmq.Socket:
+    def _bind(self, address: str, keys: ServerKeys | None) -> zmq.Socket:
         try:
-            check_ipc_free(address)
+            if not self._far:
+                check_ipc_free(address)
             router = self._context.socket(zmq.ROUTER)
             router.linger = 0
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.SNDHWM, 0)  # the window of batches bounds what may wait here
             router.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD + wire.MAX_HEADER_BYTES)
+            if keys is not None:
+                self._door = Door(self._context, router, address, keys)
             router.bind(address)
         except (zmq.ZMQError, ChannelError) as e:
+            if self._door is not None:
+                self._door.close()
             self._context.destroy(linger=0)
             self._wake.close()
             raise ChannelError(f"trainers cannot meet at {address}: {e}") from None
@@ -278,13 +310,16 @@ class Leader:
         except Exception as e:  # noqa: BLE001 - the edge of a thread: whoever waits raises it
             self._lose(f"the thread between trainers ended: {type(e).__name__}: {e}")
         finally:
-            self._context.destroy(linger=200)
+            if self._door is not None:
+                self._door.close()
+            self._context.destroy(linger=2000 if self._far else 200)
             self._wake.close()
 
     def _loop(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wake.fileno(), zmq.POLLIN)
+        door = self._door
+        for end in (self._router, self._wake.fileno(), *(door.ends if door else ())):
+            poller.register(end, zmq.POLLIN)
         beat_at, last = 0.0, time.monotonic()
         while True:
             if self._wake.fileno() in dict(poller.poll(TICK_S * 1000)):
@@ -294,9 +329,11 @@ class Leader:
                 for peer in self._peers.values():
                     peer.heard += now - last
             last = now
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    self._heard(*self._router.recv_multipart(zmq.NOBLOCK), now=now)
+            if door is not None:
+                door.serve()
+            self._hear_all(now)
+            if door is not None:
+                door.keep_order()
             with self._changed:
                 waiting, closing = list(self._outbox), self._closing
                 self._outbox.clear()
@@ -309,6 +346,14 @@ class Leader:
                 for rank in list(self._peers):
                     self._send(rank, [encode("beat", self._session)])
                 self._look_for_silence(now)
+
+    def _hear_all(self, now: float) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                if self._door is not None:
+                    self._door.heard(peer)
+                self._heard(peer.bytes, *(frame.bytes for frame in frames), now=now)
 
     def _heard(self, peer: bytes, *frames: bytes, now: float) -> None:
         try:
@@ -340,15 +385,19 @@ class Leader:
         known = self._peers.get(rank)
         if known is not None and known.id == peer:
             known.heard = now
+        elif known is not None and self._far:
+            pass  # one that was lost is back before this trainer has left: it waits for the next
         elif not 0 < rank < self.count or word["count"] != self.count or known is not None:
             why = f"there are {self.count} trainers, and trainer-{rank} is none of those missing"
             with contextlib.suppress(zmq.ZMQError):
                 self._router.send_multipart([peer, encode("refused", self._session, why=why)])
         else:
+            on = f" on {word['host']}" if word["host"] else ""
+            who = f"trainer-{rank} (pid {word['pid']}{on})"
             with self._changed:
-                self._peers[rank] = _Peer(peer, word["pid"], now)
+                self._peers[rank] = _Peer(peer, who, now, word["address"])
                 self._changed.notify_all()
-            log.info("trainer-%d (pid %d) has joined", rank, word["pid"])
+            log.info("%s has joined", who)
 
     def _send(self, rank: int, frames: list) -> None:
         peer = self._peers.get(rank)
@@ -359,16 +408,16 @@ class Leader:
         except zmq.ZMQError as e:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
-            self._lose(f"trainer-{rank} (pid {peer.pid}) is gone: see RUN/logs/trainer-{rank}.log")
+            self._lose(f"{peer.who} is gone: see RUN/logs/trainer-{rank}.log")
 
     def _look_for_silence(self, now: float) -> None:
         # Importing and tracing keep a process from its threads at times.
         limit_s = self._timeout_s if self._begun else PATIENCE * self._timeout_s
-        for rank, peer in self._peers.items():
+        for peer in self._peers.values():
             if now - peer.heard > limit_s:
                 self._lose(
-                    f"trainer-{rank} (pid {peer.pid}) has said nothing for"
-                    f" {now - peer.heard:.0f} s: it is stopped, or hangs"
+                    f"{peer.who} has said nothing for {now - peer.heard:.0f} s: it is stopped, or"
+                    " hangs" + (", or the network between the hosts is down" if self._far else "")
                 )
 
     def _lose(self, why: str) -> None:
@@ -377,15 +426,6 @@ class Leader:
             self._changed.notify_all()
         if first and not self._closing:
             self.on_lost()
-
-
-def free_addresses(count: int) -> list[str]:
-    """host:port for each of `count` trainers of this host, free when it was looked."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for s in sockets:
-        s.close()
-    return addresses
 
 
 def _names(ranks: list[int]) -> str:

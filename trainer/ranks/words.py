@@ -22,7 +22,8 @@ MAX_PAYLOAD = 1 << 24  # bytes of digests, or of a part of a step: some per tens
 
 # Kind → its fields. `number` counts meetings from 1.
 FROM_FOLLOWER: dict[str, dict[str, type]] = {
-    "hello": {"rank": int, "count": int, "pid": int, "family": str},
+    # `host`, `address` (of its collective server): of a follower that meets over tcp, else ""
+    "hello": {"rank": int, "count": int, "pid": int, "family": str, "host": str, "address": str},
     "beat": {"doing": str},
     "used": {"g": int},
     "meet": {"number": int, "payload": bytes},
@@ -35,7 +36,7 @@ FROM_LEADER: dict[str, dict[str, type]] = {
     "batch": {"g": int},
     "go": {"number": int, "payloads": list},
     "ask": {"step": int},
-    "end": {"why": str, "done": bool},
+    "end": {"why": str, "code": int},  # the first trainer's exit code
     "refused": {"why": str},
 }
 
