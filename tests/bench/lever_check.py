@@ -1,7 +1,7 @@
 """Does each lever of the step run on this card, are its numbers right, and what does a call cost?
 
     python -m tests.bench.lever_check
-        all of them, about 40 s
+        all of them
     python -m tests.bench.lever_check --only norm,products
         some: norm, products, fp32, call
 

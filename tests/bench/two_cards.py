@@ -27,6 +27,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.bench.owned import dies_with_me
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("trainers", "lengths", "restart", "check")
 LEAVE_S = 30.0  # for a part that is told to end
@@ -78,24 +80,26 @@ def run(words: list[str], env: dict[str, str], limit_s: float) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "document.json"
         whole = words if "launch.py" in words else [*words, "--json", str(file)]
-        process = subprocess.Popen(
-            whole,
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        try:
-            said, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
+        said_to = Path(folder) / "said.txt"  # a pipe would be held open by what a part started
+        with open(said_to, "wb") as out:
+            process = subprocess.Popen(
+                whole,
+                cwd=ROOT,
+                env={**os.environ, **env},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=dies_with_me(),
+            )
             try:
-                said, _ = process.communicate(timeout=LEAVE_S)
+                process.wait(limit_s)
             except subprocess.TimeoutExpired:
-                process.kill()
-                said, _ = process.communicate()
+                process.terminate()
+                try:
+                    process.wait(LEAVE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        said = said_to.read_text(errors="replace")
         found = {"command": " ".join(words[1:]), "exit": process.returncode}
         found |= {"took_s": round(time.monotonic() - began, 1), "said": said[-6000:]}
         if env:

@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.gpu.choose import TRIAL
+from tests.bench.owned import dies_with_me
 from tests.bench.two_gpus import ROOT, parser, speed, watch
 from trainer.history import ledger
 from trainer.sum_cost import SumCost
@@ -75,7 +76,8 @@ def measure(
     said = log.stat().st_size if log.exists() else 0
     began = time.monotonic()
     words = command(args, run, steps[1], more)
-    process = subprocess.Popen(words, env={**os.environ, TRIAL: "1"})
+    env = {**os.environ, TRIAL: "1"}
+    process = subprocess.Popen(words, env=env, preexec_fn=dies_with_me())
     held, busy = watch(process, run, cards)
     figures = {
         "command": " ".join(words[1:]),
